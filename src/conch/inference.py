@@ -1,0 +1,168 @@
+"""Requests, responses and what a model accepts: the vocabulary between front ends, schedulers and workers.
+
+Lives on the server's event loop; nothing here does I/O.  A request may have any number of
+responses; the one marked ``final`` ends it, and it ends exactly once, whoever tries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from time import monotonic_ns
+from typing import Final
+
+from conch.errors import Code, ConchError
+from conch.tensors import Tensor
+
+ParameterValue = bool | int | float | str
+
+#: ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``…_END``.
+SEQUENCE_START: Final = 1
+SEQUENCE_END: Final = 2
+
+_serial = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model, without the batch dimension; ``-1`` is a variable dimension."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
+    optional: bool = False
+    ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSignature:
+    """What requests to a model version are checked against.  ``max_batch_size`` 0 means no batch dimension."""
+
+    name: str
+    version: int
+    max_batch_size: int
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    decoupled: bool = False
+
+
+@dataclass(slots=True)
+class Timings:
+    """When a request reached each stage (``monotonic_ns``), and what the worker measured (durations, ns)."""
+
+    arrived: int = field(default_factory=monotonic_ns)
+    queued: int = 0
+    started: int = 0
+    compute_input: int = 0
+    compute_infer: int = 0
+    compute_output: int = 0
+
+
+class InferResponse:
+    """One response of a request: output tensors in the backend's order, or an error; ``final`` ends the request.
+
+    A response without outputs and error is the *empty final* of a decoupled model.
+    """
+
+    __slots__ = ("error", "final", "model_name", "model_version", "outputs", "parameters")
+
+    def __init__(
+        self,
+        outputs: Sequence[Tensor] = (),
+        *,
+        error: ConchError | None = None,
+        final: bool = True,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        model_name: str = "",
+        model_version: int = -1,
+    ) -> None:
+        self.outputs = outputs
+        self.error = error
+        self.final = final
+        self.parameters = parameters or {}
+        self.model_name = model_name
+        self.model_version = model_version
+
+    @property
+    def empty(self) -> bool:
+        """Whether this carries nothing but the end."""
+        return not self.outputs and self.error is None
+
+
+class InferRequest:
+    """A request on its way through the server.
+
+    Front ends build it and give ``on_response``, called on the event loop once for every
+    response.  Whoever holds the request while it waits or runs sets ``on_cancel``; whoever
+    accounts for it sets ``on_final``, which is called before the last ``on_response``.
+    ``outputs`` names the outputs wanted; empty means all.  ``timeout`` is in microseconds.
+    """
+
+    __slots__ = (
+        "batch_size", "cancelled", "correlation_id", "finished", "flags", "id", "inputs", "model_name",
+        "model_version", "on_cancel", "on_final", "on_response", "outputs", "parameters", "priority", "serial",
+        "timeout", "times",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        model_name: str,
+        inputs: dict[str, Tensor],
+        on_response: Callable[[InferResponse], None],
+        *,
+        model_version: int = -1,
+        id: str = "",
+        outputs: tuple[str, ...] = (),
+        parameters: Mapping[str, ParameterValue] | None = None,
+        correlation_id: int | str = 0,
+        flags: int = 0,
+        priority: int = 0,
+        timeout: int = 0,
+    ) -> None:
+        self.serial = next(_serial)
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.inputs = inputs
+        self.outputs = outputs
+        self.parameters: Mapping[str, ParameterValue] = parameters or {}
+        self.correlation_id = correlation_id
+        self.flags = flags
+        self.priority = priority
+        self.timeout = timeout
+        self.batch_size = 1
+        self.times = Timings()
+        self.on_response = on_response
+        self.on_cancel: Callable[[InferRequest], None] | None = None
+        self.on_final: Callable[[InferRequest, InferResponse], None] | None = None
+        self.cancelled = False
+        self.finished = False
+
+    def respond(self, response: InferResponse) -> None:
+        """Pass a response on; what comes after the final one is dropped."""
+        if self.finished:
+            return
+        if response.final:
+            self.finished = True
+            self.on_cancel = None
+            if self.on_final is not None:
+                self.on_final(self, response)
+        self.on_response(response)
+
+    def fail(self, error: ConchError) -> None:
+        """End the request with an error."""
+        self.respond(InferResponse(error=error))
+
+    def cancel(self) -> None:
+        """Give the request up: whoever holds it is told once, and ends it."""
+        if self.cancelled or self.finished:
+            return
+        self.cancelled = True
+        if self.on_cancel is not None:
+            self.on_cancel(self)
+
+    def error(self, message: str, code: Code = Code.INVALID_ARG) -> ConchError:
+        """An error about this request, with the prefix that Triton puts before such messages."""
+        return ConchError(f"[request id: {self.id or '<id_unknown>'}] {message}", code)

@@ -1,0 +1,99 @@
+"""Datatypes and tensors as they travel: a datatype name, a shape and the raw bytes.
+
+Used by the server and by workers (standard library only).  Data is little-endian and row-major;
+BYTES elements are each preceded by their length as 4 little-endian bytes.  Source: the KServe v2
+protocol's tensor representation and its binary data extension.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+from typing import Dict, Iterable, List, Sequence, Tuple, Union
+
+from conch.errors import invalid
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+#: Bytes per element by protocol name; BYTES has no fixed size.
+ELEMENT_SIZE: Dict[str, int] = {
+    "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8,
+    "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8,
+}  # fmt: skip
+
+#: Names of the configuration's enum ``DataType`` by protocol name.
+CONFIG_NAME: Dict[str, str] = {name: f"TYPE_{name}" for name in ELEMENT_SIZE}
+CONFIG_NAME["BYTES"] = "TYPE_STRING"
+PROTOCOL_NAME: Dict[str, str] = {config: name for name, config in CONFIG_NAME.items()}
+
+#: What ``struct``, ``array`` and ``memoryview.cast`` call the datatypes that they know.
+NATIVE_FORMAT: Dict[str, str] = {
+    "BOOL": "?", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
+    "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "FP32": "f", "FP64": "d",
+}  # fmt: skip
+
+MAX_ELEMENTS = 2**63 - 1
+_LENGTH = struct.Struct("<I")
+
+
+class Tensor:
+    """A named tensor whose bytes are kept as they came.
+
+    ``datatype`` is the protocol's name (``FP32``, ``BYTES`` …), ``shape`` includes the batch
+    dimension where the model has one, ``data`` is any contiguous buffer of bytes.
+    """
+
+    __slots__ = ("data", "datatype", "name", "shape")
+
+    def __init__(self, name: str, datatype: str, shape: Tuple[int, ...], data: Buffer) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)}, {len(self.data)} bytes)"
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """Elements of a fully specified shape; 1 for the empty shape."""
+    return prod(shape)
+
+
+def byte_size(datatype: str, shape: Sequence[int]) -> int:
+    """Bytes that a tensor of a fixed-size datatype takes; ``KeyError`` for BYTES and unknown names."""
+    return ELEMENT_SIZE[datatype] * prod(shape)
+
+
+def pack_bytes(elements: Iterable[bytes]) -> bytes:
+    """Serialise BYTES elements: each one's length, then the element."""
+    parts: List[bytes] = []
+    for element in elements:
+        parts.append(_LENGTH.pack(len(element)))
+        parts.append(element)
+    return b"".join(parts)
+
+
+def split_bytes(data: Buffer) -> List[bytes]:
+    """The elements of serialised BYTES.
+
+    Raises INVALID_ARG when a length is cut short or reaches beyond the end.
+    """
+    view = memoryview(data)
+    end = len(view)
+    elements: List[bytes] = []
+    at = 0
+    while at < end:
+        start = at + 4
+        if start > end:
+            raise invalid(f"incomplete string length indicator: expecting 4 bytes but only {end - at} bytes available")
+        at = start + _LENGTH.unpack_from(view, start - 4)[0]
+        if at > end:
+            raise invalid(f"incomplete string: expecting {at - start} bytes but only {end - start} bytes available")
+        elements.append(bytes(view[start:at]))
+    return elements
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """A shape as Triton's messages print it: ``[-1,16]``."""
+    return "[" + ",".join(map(str, shape)) + "]"

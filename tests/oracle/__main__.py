@@ -1,0 +1,3 @@
+from tests.oracle import install
+
+print(install().server)

@@ -1,0 +1,113 @@
+"""Run the oracle's programs; every process started here is ended here, by its own id."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+from tests.oracle.install import Oracle, install, library_path
+
+
+class TritonServer:
+    """The real server over ``repository``, as a context manager.
+
+    ``flags`` are passed on; ``python`` is the interpreter of another environment for its models
+    (with a numpy older than 2).  ``http``, ``grpc`` and ``metrics`` are ``127.0.0.1:port``.  With
+    ``wait=False`` the context is entered at once, for servers that are expected to fail.
+    """
+
+    def __init__(
+        self,
+        repository: Path | str,
+        *flags: str,
+        oracle: Oracle | None = None,
+        log: Path | None = None,
+        wait: bool = True,
+        env: dict[str, str] | None = None,
+        python: Path | None = None,
+    ) -> None:
+        self.oracle = oracle or install()
+        self.wait = wait
+        ports = free_ports(3)
+        self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in ports)
+        self.command = [
+            str(self.oracle.server),
+            f"--model-repository={repository}",
+            f"--backend-directory={self.oracle.backends}",
+            f"--cache-directory={self.oracle.caches}",
+            "--http-address=127.0.0.1",
+            f"--http-port={ports[0]}",
+            "--grpc-address=127.0.0.1",
+            f"--grpc-port={ports[1]}",
+            f"--metrics-port={ports[2]}",
+            "--exit-timeout-secs=3",
+            *flags,
+        ]
+        self.env = {
+            **os.environ,
+            "LD_LIBRARY_PATH": library_path(self.oracle),
+            # The stub runs an isolated interpreter (PYTHONPATH is ignored): it finds its packages
+            # through the first ``python3`` on the path.
+            "PATH": f"{(python or self.oracle.python).parent}:{os.environ['PATH']}",
+            **(env or {}),
+        }
+        self.log = log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> TritonServer:
+        output = self.log.open("wb") if self.log else subprocess.DEVNULL
+        self.process = subprocess.Popen(self.command, env=self.env, stdout=output, stderr=subprocess.STDOUT)
+        if self.wait:
+            wait_until_ready(self.http, self.process)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def perf_analyzer(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run the real perf_analyzer to its end."""
+    oracle = install()
+    env = {**os.environ, "LD_LIBRARY_PATH": library_path(oracle)}
+    return subprocess.run(
+        [str(oracle.perf_analyzer), *arguments], env=env, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nothing listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports: list[int] = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def wait_until_ready(address: str, process: subprocess.Popen[bytes], timeout: float = 120) -> None:
+    """Return when ``/v2/health/ready`` says 200; raise when the process ends or time runs out first."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server exited with status {process.returncode} before it was ready")
+        try:
+            with urllib.request.urlopen(f"http://{address}/v2/health/ready", timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.05)
+    raise TimeoutError(f"the server at {address} was not ready within {timeout:g} s")
