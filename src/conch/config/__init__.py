@@ -1,0 +1,1 @@
+"""The model configuration: reading, completing, checking and printing ``config.pbtxt``."""

@@ -1,0 +1,190 @@
+"""From the configuration in a file to the effective one: backend, file name, version policy, batching and instances.
+
+Pure: what lies in the model's directory is passed in.  The server calls :func:`complete` when it
+reads a model, and :func:`merge_completion` when a backend has completed the rest by looking at the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from conch.config.problem import Problem
+from conch.config.schema import InstanceGroup, ModelConfig, is_ensemble, scheduler
+from conch.errors import invalid
+
+DEFAULT_SEQUENCE_IDLE_MICROSECONDS: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class InstancePreference:
+    """What a backend wants where the configuration names no instances; count 0 means its default."""
+
+    kind: str = "KIND_AUTO"
+    count: int = 0
+
+
+#: No preference: a GPU where there is one.
+ANY: Final = InstancePreference()
+#: The Python backend's: one process, and no GPU unless asked for.
+PYTHON: Final = InstancePreference("KIND_CPU", 1)
+
+
+@dataclass(frozen=True)
+class _Recognised:
+    """A file in a version directory that says which backend runs the model."""
+
+    filename: str
+    backend: str
+    platform: str
+
+
+#: In the order in which they are looked for.
+_RECOGNISED: Final = (
+    _Recognised("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
+    _Recognised("model.graphdef", "tensorflow", "tensorflow_graphdef"),
+    _Recognised("model.plan", "tensorrt", "tensorrt_plan"),
+    _Recognised("model.onnx", "onnxruntime", "onnxruntime_onnx"),
+    _Recognised("model.xml", "openvino", ""),
+    _Recognised("model.pt", "pytorch", "pytorch_libtorch"),
+    _Recognised("model.pt2", "pytorch", "torch_aoti"),
+    _Recognised("model.py", "python", ""),
+)
+
+
+def complete(
+    config: ModelConfig,
+    name: str,
+    artefacts: Collection[str],
+    *,
+    gpus: Sequence[int] = (),
+    preference: InstancePreference = ANY,
+) -> ModelConfig:
+    """A completed copy of ``config`` for the model in directory ``name``.
+
+    ``artefacts`` are the names of what lies in the first version directory, ``gpus`` the usable
+    devices' ids.  Raises INVALID_ARG when no backend can be told.
+    """
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    complete_backend(completed, name, artefacts)
+    normalise(completed)
+    complete_instances(completed, gpus, preference)
+    return completed
+
+
+def complete_backend(config: ModelConfig, name: str, artefacts: Collection[str]) -> None:
+    """Fill in place ``name``, ``backend``, ``platform`` and ``default_model_filename``."""
+    config.name = config.name or name
+    if is_ensemble(config) or scheduler(config) == "ensemble_scheduling":
+        return
+    if not config.backend:
+        config.backend = _backend_of(config, artefacts)
+    if config.backend:
+        _fill_backend_fields(config, artefacts)
+    elif not config.platform and not config.default_model_filename:
+        _, dot, backend = config.name.rpartition(".")
+        if not dot:
+            raise Problem(
+                f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
+                "configuration. Expected model name of the form 'model.<backend_name>'.",
+                hint="put a model file into the version directory, or set 'backend'",
+            )
+        config.backend = backend
+        config.default_model_filename = f"model.{backend}"
+
+
+def _backend_of(config: ModelConfig, artefacts: Collection[str]) -> str:
+    for known in _RECOGNISED:
+        if config.platform:
+            fits = config.platform == known.platform
+        elif config.default_model_filename:
+            fits = config.default_model_filename == known.filename
+        else:
+            fits = known.filename in artefacts
+        if fits:
+            return known.backend
+    return ""
+
+
+def _fill_backend_fields(config: ModelConfig, artefacts: Collection[str]) -> None:
+    candidates = [known for known in _RECOGNISED if known.backend == config.backend]
+    if not candidates:
+        return
+    chosen = next(
+        (
+            known
+            for known in candidates
+            if (config.platform and known.platform == config.platform)
+            or (not config.platform and (config.default_model_filename or known.filename) == known.filename
+                and (config.default_model_filename or known.filename in artefacts))
+        ),
+        candidates[0],
+    )  # fmt: skip
+    config.platform = config.platform or chosen.platform
+    config.default_model_filename = config.default_model_filename or chosen.filename
+
+
+def normalise(config: ModelConfig) -> None:
+    """Fill in place what has a default that depends on nothing but the configuration itself."""
+    if not config.HasField("version_policy"):
+        config.version_policy.latest.num_versions = 1
+    chosen = scheduler(config)
+    if chosen == "dynamic_batching":
+        _prefer_full_batches(config.dynamic_batching.preferred_batch_size, config.max_batch_size)
+    elif chosen == "sequence_batching":
+        sequences = config.sequence_batching
+        if not sequences.max_sequence_idle_microseconds:
+            sequences.max_sequence_idle_microseconds = DEFAULT_SEQUENCE_IDLE_MICROSECONDS
+        if sequences.HasField("oldest"):
+            _prefer_full_batches(sequences.oldest.preferred_batch_size, config.max_batch_size)
+    if chosen != "ensemble_scheduling":
+        for memory in ("input_pinned_memory", "output_pinned_memory"):
+            if not config.optimization.HasField(memory):
+                getattr(config.optimization, memory).enable = True
+
+
+def _prefer_full_batches(sizes: list[int], max_batch_size: int) -> None:
+    if not sizes and max_batch_size > 0:
+        sizes.append(max_batch_size)
+
+
+def complete_instances(config: ModelConfig, gpus: Sequence[int] = (), preference: InstancePreference = ANY) -> None:
+    """Fill the instance groups in place: names, kinds, counts and devices.  ``gpus`` are the usable devices' ids."""
+    if scheduler(config) == "ensemble_scheduling":
+        return
+    if not config.instance_group:
+        group = config.instance_group.add(name=config.name)
+        if preference.kind != "KIND_GPU" or gpus:
+            group.kind = InstanceGroup.Kind.Value(preference.kind)
+            group.count = preference.count
+    for index, group in enumerate(config.instance_group):
+        group.name = group.name or f"{config.name}_{index}"
+        if group.kind == InstanceGroup.KIND_AUTO:
+            on_gpu = gpus and all(gpu in gpus for gpu in group.gpus)
+            group.kind = InstanceGroup.KIND_GPU if on_gpu else InstanceGroup.KIND_CPU
+        if group.count < 1:
+            two = group.kind == InstanceGroup.KIND_CPU and config.backend in ("onnxruntime", "tensorflow")
+            group.count = 2 if two else 1
+        if group.kind == InstanceGroup.KIND_GPU and not group.gpus:
+            group.gpus.extend(gpus)
+
+
+def merge_completion(config: ModelConfig, completion: ModelConfig) -> None:
+    """Take over in place what a backend completed: batch size, tensors, a scheduler, the transaction policy.
+
+    Raises INVALID_ARG when the backend changes a scheduler that the configuration chose.
+    """
+    before, after = scheduler(config), scheduler(completion)
+    if before and after and before != after:
+        raise invalid(f"Cannot update scheduling choice from {before} to {after} when auto-completing.")
+    config.max_batch_size = completion.max_batch_size
+    for tensors in ("input", "output"):
+        config.ClearField(tensors)
+        getattr(config, tensors).extend(getattr(completion, tensors))
+    if after and not before:
+        getattr(config, after).CopyFrom(getattr(completion, after))
+    if completion.HasField("model_transaction_policy"):
+        config.model_transaction_policy.CopyFrom(completion.model_transaction_policy)
+    normalise(config)

@@ -1,0 +1,136 @@
+"""Read ``config.pbtxt``: protobuf text format, with errors that say where and what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from google.protobuf import text_format
+
+from conch.config.problem import ConfigError, FieldPath
+from conch.config.schema import ModelConfig
+
+_UNKNOWN_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>[^"]+)"')
+_UNKNOWN_VALUE = re.compile(r'Enum type "(?P<enum>[\w.]+)" has no value named (?P<value>\w+)')
+_TOKEN = re.compile(
+    r"""
+    (?P<blank> \s+ | \#[^\n]* )
+    | (?P<word> [-+]?[\w.]+ )
+    | (?P<string> (?: "(?:\\.|[^"\\\n])*" \s* | '(?:\\.|[^'\\\n])*' \s* )+ )
+    | (?P<mark> \S )
+    """,
+    re.VERBOSE,
+)
+
+
+def parse(text: str, source: str) -> ModelConfig:
+    """The configuration that ``text`` describes; ``source`` is the file's path, for messages.
+
+    Raises :class:`ConfigError` with line, column and, for a misspelt name, the nearest known one.
+    """
+    config = ModelConfig()
+    try:
+        text_format.Parse(text, config)
+    except text_format.ParseError as error:
+        raise _unreadable(error, source) from error
+    return config
+
+
+def _unreadable(error: text_format.ParseError, source: str) -> ConfigError:
+    line, column = error.GetLine() or 0, error.GetColumn() or 0
+    detail = re.sub(r"^\d+:\d+ ?: ", "", str(error)).strip()
+    return ConfigError(
+        f"failed to read text proto from {source}: {line}:{column}: {detail}",
+        path=source,
+        line=line,
+        column=column,
+        hint=_suggestion(detail),
+    )
+
+
+def _suggestion(detail: str) -> str:
+    pool = ModelConfig.DESCRIPTOR.file.pool
+    if found := _UNKNOWN_FIELD.search(detail):
+        wrong, known = found["field"], list(pool.FindMessageTypeByName(found["message"]).fields_by_name)
+    elif found := _UNKNOWN_VALUE.search(detail):
+        wrong, known = found["value"], list(pool.FindEnumTypeByName(found["enum"]).values_by_name)
+    else:
+        return ""
+    nearest = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
+    return f"did you mean '{nearest[0]}'?" if nearest else f"known here: {', '.join(known)}"
+
+
+def locate(text: str, path: FieldPath) -> int:
+    """The line (from 1) of the field at ``path`` in a readable text, or of its nearest parent that is there.
+
+    A path that names nothing in the text gives 1.
+    """
+    at = _outline(text)
+    line = 1
+    steps = list(path)
+    while steps:
+        name = str(steps.pop(0))
+        index = steps.pop(0) if steps and isinstance(steps[0], int) else 0
+        found = at.fields.get(name, [])
+        if index not in range(len(found)):
+            break
+        at = found[int(index)]
+        line = at.line
+    return line
+
+
+@dataclass
+class _Block:
+    """A message in the text: its line, and its fields' values in the order in which they come."""
+
+    line: int
+    fields: dict[str, list[_Block]] = field(default_factory=dict)
+
+
+def _outline(text: str) -> _Block:
+    tokens = list(_tokens(text))
+    root = _Block(1)
+    _read_fields(tokens, 0, root)
+    return root
+
+
+def _tokens(text: str) -> Iterator[tuple[str, int]]:
+    line = 1
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup != "blank":
+            yield match[0], line
+        line += match[0].count("\n")
+
+
+def _read_fields(tokens: list[tuple[str, int]], at: int, into: _Block) -> int:
+    """Read ``name: value`` and ``name { … }`` up to the closing mark; return the place after it."""
+    while at < len(tokens):
+        name, line = tokens[at]
+        at += 1
+        if name in "}>":
+            return at
+        if name in ",;":
+            continue
+        if at < len(tokens) and tokens[at][0] == ":":
+            at += 1
+        values = into.fields.setdefault(name, [])
+        if at < len(tokens) and tokens[at][0] == "[":
+            at += 1
+            while at < len(tokens) and tokens[at][0] != "]":
+                at = _read_value(tokens, at, tokens[at][1], values)
+            at += 1
+        else:
+            at = _read_value(tokens, at, line, values)
+    return at
+
+
+def _read_value(tokens: list[tuple[str, int]], at: int, line: int, into: list[_Block]) -> int:
+    if at >= len(tokens) or tokens[at][0] == ",":
+        return at + 1
+    block = _Block(line)
+    into.append(block)
+    if tokens[at][0] in "{<":
+        return _read_fields(tokens, at + 1, block)
+    return at + 1

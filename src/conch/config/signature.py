@@ -1,0 +1,49 @@
+"""What requests to a model are checked against, and the settings that the server reads from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype
+from conch.inference import ModelSignature, TensorSpec
+
+
+def signature(config: ModelConfig, version: int) -> ModelSignature:
+    """The inputs and outputs of ``version`` of an effective configuration, in the configuration's order."""
+    return ModelSignature(
+        name=config.name,
+        version=version,
+        max_batch_size=config.max_batch_size,
+        inputs={
+            tensor.name: _spec(tensor, optional=tensor.optional, ragged=tensor.allow_ragged_batch)
+            for tensor in config.input
+        },
+        outputs={tensor.name: _spec(tensor) for tensor in config.output},
+        decoupled=config.model_transaction_policy.decoupled,
+    )
+
+
+def _spec(tensor: ModelInput | ModelOutput, *, optional: bool = False, ragged: bool = False) -> TensorSpec:
+    return TensorSpec(
+        name=tensor.name,
+        datatype=datatype(tensor.data_type),
+        dims=tuple(tensor.dims),
+        reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        optional=optional,
+        ragged=ragged,
+    )
+
+
+def full_shape(config: ModelConfig, dims: Sequence[int]) -> list[int]:
+    """``dims`` with the batch dimension before them where the model batches, as metadata shows them."""
+    return [-1, *dims] if config.max_batch_size > 0 else list(dims)
+
+
+def parameters(config: ModelConfig) -> dict[str, str]:
+    """The ``parameters`` map; its values are always strings."""
+    return {key: config.parameters[key].string_value for key in sorted(config.parameters)}
+
+
+def platform(config: ModelConfig) -> str:
+    """What metadata calls the model's platform: ``platform``, or else the backend."""
+    return str(config.platform or config.backend)

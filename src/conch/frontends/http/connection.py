@@ -1,0 +1,206 @@
+"""HTTP/1.1 on a connection: parsing by httptools, keep-alive, pipelining, limits.
+
+Runs on the event loop as an ``asyncio.Protocol``.  A request is handed to the application once
+it is there in full; the next one of the same connection follows after the answer.  Everything
+that a client can make the server keep is bounded: header bytes, body bytes, chunks, pipelined
+requests, time.  Why not an ASGI server: docs/decisions/0002-http-over-httptools.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+import httptools
+
+from conch.errors import ConchError
+from conch.frontends.http.exchange import Exchange
+
+JSON_TYPE = (b"content-type", b"application/json")
+MAX_HEADER_BYTES = 64 * 1024
+MAX_CHUNKS = 65536
+MAX_PIPELINED = 64
+#: The largest body at all: tensors beyond 2 GiB do not fit gRPC either.
+MAX_BODY_BYTES = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What connections serve: ``handle`` answers a complete exchange, ``admit`` may refuse it by its head.
+
+    ``admit(exchange, content_length)`` returns the largest body to read (bytes) and the error for
+    a larger one; it is called when the headers are complete.
+    """
+
+    handle: Callable[[Exchange], None]
+    admit: Callable[[Exchange], tuple[int, ConchError]]
+    error_body: Callable[[ConchError], bytes]
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client's connection.  ``connections`` is the listener's set of the open ones."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, application: Application, connections: set[HttpConnection]) -> None:
+        self._application = application
+        self._connections = connections
+        self._parser = httptools.HttpRequestParser(self)
+        self._current: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()
+        self._closing = False
+        self.active = monotonic()
+        self._begin()
+
+    # The transport's calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self.transport = transport  # type: ignore[assignment]
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._closing = True
+        self._waiting.clear()
+        if self._current is not None:
+            current, self._current = self._current, None
+            current.disconnected()
+
+    def data_received(self, data: bytes) -> None:
+        self.active = monotonic()
+        try:
+            self._parser.feed_data(data)
+        except _Refused as refused:
+            self._refuse(refused.status, refused.message)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "upgrading the connection to another protocol is not supported")
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            if isinstance(cause, _Refused):
+                self._refuse(cause.status, cause.message)
+            else:
+                self._refuse(400, "invalid HTTP request")
+
+    # The parser's calls.
+
+    def on_message_begin(self) -> None:
+        self._begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+        self._count_header_bytes(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+        self._count_header_bytes(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        path = self._target.partition(b"?")[0]
+        if not path.startswith(b"/"):
+            try:
+                path = httptools.parse_url(path).path or b"/"
+            except httptools.HttpParserInvalidURLError:
+                raise _Refused(400, "invalid request target") from None
+        self._exchange = Exchange(
+            self, self._parser.get_method(), path, self._headers, self._parser.should_keep_alive()
+        )
+        self._body_limit, self._too_large = self._application.admit(self._exchange)
+        length = self._headers.get(b"content-length")
+        if length is not None and int(length) > self._body_limit:
+            raise _Refused(400, self._too_large.message)
+        if self._headers.get(b"expect", b"").lower() == b"100-continue" and self._current is None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        if self._chunks > MAX_CHUNKS:
+            raise _Refused(
+                400,
+                f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks.",
+            )
+
+    def on_body(self, body: bytes) -> None:
+        self._body_size += len(body)
+        if self._body_size > self._body_limit:
+            raise _Refused(400, self._too_large.message)
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        exchange = self._exchange
+        exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        if self._current is None and not self._waiting:
+            self._current = exchange
+            self._application.handle(exchange)
+        else:
+            self._waiting.append(exchange)
+            if len(self._waiting) >= MAX_PIPELINED:
+                self.transport.pause_reading()
+
+    # The exchange's and the listener's calls.
+
+    def exchange_ended(self, exchange: Exchange) -> None:
+        """The current exchange has been answered: go on with the next, or close where that was announced."""
+        self._current = None
+        self.active = monotonic()
+        if not exchange.keep_alive or self._closing:
+            self.transport.close()
+        elif self._waiting:
+            if len(self._waiting) == MAX_PIPELINED:
+                self.transport.resume_reading()
+            # Not from here: an answer given at once would answer the next one from within itself.
+            asyncio.get_running_loop().call_soon(self._next)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self._current is None and not self._waiting
+
+    def shut_down(self) -> None:
+        """Close now if idle, else after the answer that is due."""
+        self._closing = True
+        if self.idle:
+            self.transport.close()
+        elif self._current is not None and not self._current.started:
+            self._current.keep_alive = False
+
+    def _next(self) -> None:
+        if self._waiting and self._current is None and not self.transport.is_closing():
+            self._current = self._waiting.popleft()
+            self._application.handle(self._current)
+
+    def _begin(self) -> None:
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._header_bytes = 0
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._chunks = 0
+
+    def _count_header_bytes(self, count: int) -> None:
+        self._header_bytes += count
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise _Refused(431, f"request header exceeds the maximum of {MAX_HEADER_BYTES} bytes")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what cannot be understood, and close; answers that are still due are given up."""
+        if self.transport.is_closing():
+            return
+        if self._current is None:
+            refused = Exchange(self, b"", b"", {}, keep_alive=False)
+            refused.respond(status, [JSON_TYPE], self._application.error_body(ConchError(message)))
+        else:
+            self.transport.close()
+
+
+class _Refused(Exception):
+    """Raised out of the parser's callbacks to stop reading this connection."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message

@@ -1,0 +1,160 @@
+"""Log lines and tables in Triton's formats, on top of the standard ``logging`` module.
+
+Modules log with ``logging.getLogger("conch")`` as usual.  ``setup`` is called by the server's entry point; it puts one
+handler on the root logger, so that warnings of libraries come out in the same format.  The settings may change while
+the server runs (``update``, for the logging extension).  Any thread may log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from conch.errors import internal
+
+FORMATS: Final = ("default", "ISO8601")
+LOGGER: Final = logging.getLogger("conch")
+
+#: Severity letters of the levels; what Triton calls verbose is an I line.
+_LETTER: Final = {
+    logging.DEBUG: "I",
+    logging.INFO: "I",
+    logging.WARNING: "W",
+    logging.ERROR: "E",
+    logging.CRITICAL: "E",
+}
+_WORKER_LEVEL: Final = {
+    "VERBOSE": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is logged, and how; the fields are those of the logging extension, in its order.
+
+    ``log_file`` is a path, empty for standard error; ``log_verbose_level`` 0 means no verbose lines.
+    """
+
+    log_file: str = ""
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
+    log_verbose_level: int = 0
+    log_format: str = "default"
+
+    def allows(self, level: int) -> bool:
+        """Whether lines of this level of the ``logging`` module are written."""
+        if level >= logging.ERROR:
+            return self.log_error
+        if level >= logging.WARNING:
+            return self.log_warning
+        if level >= logging.INFO:
+            return self.log_info
+        return self.log_verbose_level > 0
+
+
+class _Handler(logging.StreamHandler[Any]):
+    """Writes what the current settings allow."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        super().__init__(sys.stderr)
+        self.settings = settings
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.settings.allows(record.levelno):
+            super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        place = f"{os.getpid()} {record.filename}:{record.lineno}]"
+        head = f"{_stamp(record, self.settings.log_format)} {place} "
+        table: str | None = getattr(record, "table", None)
+        text = record.getMessage()
+        if table is not None:
+            return f"{head}{_quote(text) if text else ''}\n{table}\n"
+        if record.exc_info:
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+        return head + _quote(text)
+
+
+_handler = _Handler(LogSettings())
+
+
+def setup(settings: LogSettings) -> None:
+    """Send all log lines where ``settings`` says; raises INTERNAL when the log file cannot be opened."""
+    if settings.log_file:
+        try:
+            _handler.setStream(open(settings.log_file, "a", encoding="utf-8"))
+        except OSError as error:
+            raise internal(f"failed to open log file '{settings.log_file}': {error.strerror}") from error
+    else:
+        _handler.setStream(sys.stderr)
+    _handler.settings = settings
+    LOGGER.setLevel(logging.DEBUG)
+    root = logging.getLogger()
+    if _handler not in root.handlers:
+        root.addHandler(_handler)
+
+
+def current() -> LogSettings:
+    """The settings in force."""
+    return _handler.settings
+
+
+def update(**changes: Any) -> LogSettings:
+    """Change some of the settings, except the file, and return the new ones.
+
+    Names and values must be right; the front ends, which know the type of a wrong value, refuse it.
+    """
+    _handler.settings = dataclasses.replace(_handler.settings, **changes)
+    return _handler.settings
+
+
+def verbose(level: int, message: str, *arguments: object) -> None:
+    """Log when the verbose level is at least ``level`` (1 or more)."""
+    if level <= _handler.settings.log_verbose_level:
+        LOGGER.debug(message, *arguments, stacklevel=2)
+
+
+def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Log a table at INFO, raw after the heading, which may be empty."""
+    LOGGER.info("%s", heading, stacklevel=2, extra={"table": format_table(columns, rows)})
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """The table with rules and left-aligned cells, ending in a line break."""
+    cells = [[str(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    head, *body = ("| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells)
+    return "\n".join([rule, head, rule, *body, rule])
+
+
+def emit_from_worker(level: str, file: str, line: int, message: str) -> None:
+    """Pass on what a model logged in its worker, with the model's file and line.
+
+    ``level`` is ``INFO``, ``WARNING``, ``ERROR`` or ``VERBOSE``; anything else counts as INFO.
+    """
+    number = _WORKER_LEVEL.get(level, logging.INFO)
+    if _handler.settings.allows(number):
+        LOGGER.handle(LOGGER.makeRecord(LOGGER.name, number, file, line, message, (), None))
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _stamp(record: logging.LogRecord, form: str) -> str:
+    letter = _LETTER.get(record.levelno, "I")
+    now = time.gmtime(record.created)
+    if form == "ISO8601":
+        return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', now)} {letter}"
+    return f"{letter}{time.strftime('%m%d %H:%M:%S', now)}.{int(record.created % 1 * 1_000_000):06d}"

@@ -1,0 +1,42 @@
+"""Why a model could not be taken from its repository."""
+
+from __future__ import annotations
+
+from conch.errors import Code, ConchError
+
+
+class PollError(ConchError):
+    """A model that cannot be read: not there, not unique, or with a broken configuration.
+
+    The client sees a fixed text; ``log`` is the line for the server's log and ``index_reason``
+    what the repository index says about the model (empty: nothing).
+    """
+
+    def __init__(self, name: str, log: str, *, index_reason: str = "") -> None:
+        super().__init__(f"failed to load '{name}', failed to poll from model repository", Code.INTERNAL)
+        self.name = name
+        self.log = log
+        self.index_reason = index_reason
+
+    @classmethod
+    def of(cls, name: str, cause: ConchError) -> PollError:
+        """The error for a model whose files or configuration are refused because of ``cause``."""
+        return cls(name, f"Poll failed for model directory '{name}': {cause.message}")
+
+
+class NotFoundError(PollError):
+    """No repository has a directory of that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, f"failed to poll model '{name}': not found in any model repository")
+
+
+class NotUniqueError(PollError):
+    """Two or more repositories have a directory of that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            name,
+            f"failed to poll model '{name}': not unique across all model repositories",
+            index_reason="model appears in two or more repositories",
+        )

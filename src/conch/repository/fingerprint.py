@@ -1,0 +1,75 @@
+"""Whether a model's files changed since they were read: times and sizes, never contents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from conch.repository.versions import read_versions
+
+#: What running a model writes beside it.
+_IGNORED = frozenset({"__pycache__"})
+
+#: One file: its path within the model directory, modification time (ns) and size (bytes).
+Stamp = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The stamps of a model directory's files: the configuration, each version, and everything else."""
+
+    config: frozenset[Stamp]
+    versions: Mapping[int, frozenset[Stamp]]
+    rest: frozenset[Stamp]
+
+    def same_version(self, other: Fingerprint, version: int) -> bool:
+        """Whether ``version`` runs from the same files, whatever became of the configuration."""
+        return self.rest == other.rest and self.versions.get(version) == other.versions.get(version)
+
+
+def take_fingerprint(directory: Path, config_name: str | None = None) -> Fingerprint:
+    """The fingerprint of what is there now.  Links are followed; hidden files and ``__pycache__`` do not count.
+
+    Without ``config_name`` the directory ``configs`` has no meaning and does not count either.
+    """
+    configs = "configs" + os.sep
+    config: set[Stamp] = set()
+    rest: set[Stamp] = set()
+    versions: dict[int, set[Stamp]] = {
+        version: set() for version in read_versions(_names_of_directories(directory)).found
+    }
+    for stamp in _stamps(directory):
+        top, inside, _ = stamp[0].partition(os.sep)
+        if stamp[0] == "config.pbtxt" or (config_name and stamp[0] == f"{configs}{config_name}.pbtxt"):
+            config.add(stamp)
+        elif inside and top.isdigit() and str(int(top)) == top and int(top) in versions:
+            versions[int(top)].add(stamp)
+        elif not stamp[0].startswith(configs):
+            rest.add(stamp)
+    return Fingerprint(frozenset(config), {key: frozenset(stamps) for key, stamps in versions.items()}, frozenset(rest))
+
+
+def _names_of_directories(directory: Path) -> list[str]:
+    with os.scandir(directory) as entries:
+        return [entry.name for entry in entries if entry.is_dir()]
+
+
+def _stamps(directory: Path) -> Iterator[Stamp]:
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, files in os.walk(directory, followlinks=True):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if name not in _IGNORED and not name.startswith(".")]
+        for name in files:
+            path = os.path.join(folder, name)
+            try:
+                status = os.stat(path)
+            except OSError:
+                continue
+            if not name.startswith("."):
+                yield os.path.relpath(path, directory), status.st_mtime_ns, status.st_size

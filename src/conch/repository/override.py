@@ -1,0 +1,118 @@
+"""Loads that bring their own configuration or files instead of using the repository's.
+
+Uploaded files are written into a temporary directory that looks like a model directory; the
+server removes it when the load is replaced or undone.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from conch.config import render
+from conch.config.schema import ModelConfig
+from conch.errors import ConchError, internal, invalid
+from conch.repository.errors import PollError
+from conch.repository.scan import ModelFiles, describe
+
+_FILE = "file:"
+
+
+@dataclass(frozen=True)
+class Override:
+    """The parameters of a load: a configuration as JSON text, and files by their path in the model directory."""
+
+    config: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self.config is not None or bool(self.files)
+
+
+def read_parameters(parameters: Mapping[str, object]) -> Override:
+    """The override that a load's parameters ask for; the contents of files are bytes.
+
+    Raises INVALID_ARG for an unknown parameter, a wrong type, a file path that leads out of the
+    model directory, and files without ``config``.
+    """
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in parameters.items():
+        if key == "config" and isinstance(value, str):
+            config = value
+        elif key.startswith(_FILE) and isinstance(value, bytes):
+            files[_inside(key.removeprefix(_FILE))] = value
+        else:
+            raise invalid(f"Unrecognized load parameter '{key}' with type '{_type_name(value)}'")
+    if files and config is None:
+        raise invalid("Load parameter 'config' must be specified for model file override")
+    return Override(config, files)
+
+
+def _inside(path: str) -> str:
+    normalized = posixpath.normpath(path)
+    if not path or "\0" in path or "\\" in path or posixpath.isabs(path) or normalized.split("/")[0] in ("..", "."):
+        raise invalid(
+            f"Invalid file parameter '{_FILE}{path}' with normalized path '{normalized}' "
+            "must stay within model directory."
+        )
+    return normalized
+
+
+def _type_name(value: object) -> str:
+    match value:
+        case bool():
+            return "BOOL"
+        case int():
+            return "INT"
+        case float():
+            return "DOUBLE"
+        case str():
+            return "STRING"
+        case bytes():
+            return "BYTES"
+        case _:
+            return "<invalid>"
+
+
+class UploadedModel:
+    """The temporary model directory of a load that brought files; :meth:`close` removes it."""
+
+    def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Write the files.  Raises :class:`PollError` where the file system refuses one."""
+        self._home = TemporaryDirectory(prefix="conch-model-", ignore_cleanup_errors=True)
+        self.directory = Path(self._home.name) / "model"
+        try:
+            self.directory.mkdir()
+            for path, content in files.items():
+                target = self.directory / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+        except (OSError, ValueError) as error:
+            self.close()
+            raise PollError(name, f"Poll failed for model directory '{name}': {_reason(error)}") from error
+
+    def close(self) -> None:
+        self._home.cleanup()
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+
+
+def describe_override(name: str, directory: Path, config: str | None) -> ModelFiles:
+    """What ``directory`` holds for ``name`` under the overriding configuration.
+
+    Raises :class:`PollError`, for JSON that is no configuration as well.
+    """
+    override: ModelConfig | None = None
+    if config is not None:
+        try:
+            override = render.from_json(config)
+        except ConchError as error:
+            raise PollError.of(name, internal(error.message)) from error
+    return describe(name, directory, override=override)

@@ -1,0 +1,69 @@
+"""Version directories, and which of them a version policy selects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from conch.config.schema import ModelConfig
+
+#: Directories of a model that hold something else than a version.
+RESERVED = frozenset({"configs", "initial_state", "warmup"})
+MAX_VERSION = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The versions found, ascending, and a warning for every directory that looks like none."""
+
+    found: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+
+def read_versions(directories: Iterable[str]) -> Versions:
+    """The versions that a model's sub-directories stand for."""
+    found: list[int] = []
+    warnings: list[str] = []
+    for name in sorted(directories):
+        if name in RESERVED or name.startswith("."):
+            continue
+        if not (name.isascii() and name.isdigit()) or int(name) > MAX_VERSION:
+            warnings.append(f"ignore version directory '{name}' which fails to convert to integral number")
+        elif len(name) > 1 and name.startswith("0"):
+            warnings.append(f"ignore version directory '{name}' which contains leading zeros in its directory name")
+        else:
+            found.append(int(name))
+    return Versions(tuple(sorted(found)), tuple(warnings))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The versions to load, ascending, and those that the policy names and that are not there."""
+
+    versions: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+
+
+def select_versions(config: ModelConfig, available: Sequence[int]) -> Selection:
+    """What the version policy of ``config`` selects; without a policy, the latest version."""
+    ascending = sorted(available)
+    policy = config.version_policy
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return Selection(tuple(ascending))
+        case "specific":
+            wanted = set(policy.specific.versions)
+            return Selection(
+                tuple(version for version in ascending if version in wanted),
+                tuple(sorted(wanted.difference(ascending))),
+            )
+        case "latest":
+            count = policy.latest.num_versions
+            return Selection(tuple(ascending[-count:]) if count else ())
+        case _:
+            return Selection(tuple(ascending[-1:]))
+
+
+def missing_version_warning(name: str, version: int) -> str:
+    """The log line for a version that the policy names and that is not there."""
+    return f"version {version} is specified for model '{name}', but the version directory is not present"

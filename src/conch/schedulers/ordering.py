@@ -1,0 +1,42 @@
+"""Releases responses in the order in which their requests arrived (``preserve_ordering``)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from conch.inference import InferRequest, InferResponse
+
+
+class InOrder:
+    """Stands between requests and their receivers: a request's responses wait until all earlier requests ended."""
+
+    def __init__(self) -> None:
+        self._held: deque[_Held] = deque()
+
+    def admit(self, request: InferRequest) -> None:
+        """Put the request at the end of the line; call it in arrival order."""
+        held = _Held(request)
+        self._held.append(held)
+        request.on_response = lambda response: self._arrived(held, response)
+
+    def _arrived(self, held: _Held, response: InferResponse) -> None:
+        held.responses.append(response)
+        while self._held:
+            first = self._held[0]
+            while first.responses:
+                response = first.responses.popleft()
+                if response.final:
+                    self._held.popleft()
+                first.deliver(response)
+                if response.final:
+                    break
+            else:
+                return
+
+
+class _Held:
+    __slots__ = ("deliver", "responses")
+
+    def __init__(self, request: InferRequest) -> None:
+        self.deliver = request.on_response
+        self.responses: deque[InferResponse] = deque()

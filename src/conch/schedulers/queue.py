@@ -1,0 +1,169 @@
+"""Requests that wait for an instance: priority levels, queue policies, timeouts.
+
+A pure state machine: times are passed in (``monotonic_ns``), nothing sleeps, nothing is sent
+except the refusal of a request whose time is up.  One queue belongs to one loaded model version
+and lives on the event loop.  Source: Triton's ``ModelQueuePolicy`` and dynamic batcher.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from conch.errors import Code, cancelled, unavailable
+from conch.inference import InferRequest
+
+NS_PER_US = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """What a priority level does with late requests and with too many; ``max_queue_size`` 0 is unlimited."""
+
+    max_queue_size: int = 0
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = False
+    delay_when_late: bool = False
+
+    def deadline(self, request: InferRequest, now: int) -> int:
+        """When the request is late (ns), or 0 for never; it may shorten the default where that is allowed."""
+        timeout = self.default_timeout_us
+        if self.allow_timeout_override and request.timeout and (not timeout or request.timeout < timeout):
+            timeout = request.timeout
+        return now + timeout * NS_PER_US if timeout else 0
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request in the queue; ``deadline`` 0 means that it may wait for ever."""
+
+    request: InferRequest
+    queued: int
+    deadline: int
+
+
+class _Level:
+    """One priority level: those in time first, then those that were late and are served all the same."""
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        self.timely: deque[Waiting] = deque()
+        self.late: deque[Waiting] = deque()
+        self.size = 0
+        self.earliest = 0  # no deadline of ``timely`` is before this; 0 when none has one
+        self.stale = False  # whether some in the deques have ended while they waited
+
+    def append(self, waiting: Waiting) -> None:
+        self.timely.append(waiting)
+        self.size += 1
+        if waiting.deadline and (not self.earliest or waiting.deadline < self.earliest):
+            self.earliest = waiting.deadline
+
+    def sort_out(self, now: int) -> list[InferRequest]:
+        """Forget those that ended while waiting, set back or remove and return those that are late."""
+        late_now = bool(self.earliest) and now >= self.earliest
+        if not (self.stale or late_now):
+            return []
+        refused: list[InferRequest] = []
+        timely: deque[Waiting] = deque()
+        for one in self.timely:
+            if one.request.finished:
+                continue
+            if not one.deadline or now < one.deadline:
+                timely.append(one)
+            elif self.policy.delay_when_late:
+                self.late.append(one)
+            else:
+                refused.append(one.request)
+        self.timely = timely
+        self.late = deque(one for one in self.late if not one.request.finished)
+        self.size -= len(refused)
+        self.earliest = min((one.deadline for one in timely if one.deadline), default=0)
+        self.stale = False
+        return refused
+
+
+class RequestQueue:
+    """FIFO within each level, level 1 first.
+
+    ``limit`` bounds the whole queue whatever the policies say, so that overload is answered at
+    once and memory stays bounded.  A request that is cancelled while it waits ends here.
+    """
+
+    def __init__(
+        self,
+        policy: QueuePolicy | None = None,
+        *,
+        levels: int = 0,
+        default_level: int = 0,
+        level_policies: Mapping[int, QueuePolicy] | None = None,
+        limit: int = 0,
+    ) -> None:
+        policy = policy or QueuePolicy()
+        policies = level_policies or {}
+        self._levels = [_Level(policies.get(level, policy)) for level in range(1, max(levels, 1) + 1)]
+        self._default = max(default_level, 1) - 1
+        self._limit = limit
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, request: InferRequest, now: int) -> None:
+        """Append a request to its level; raises UNAVAILABLE when the level or the queue is full."""
+        level = self._level_of(request)
+        full = level.policy.max_queue_size and level.size >= level.policy.max_queue_size
+        if full or (self._limit and self._size >= self._limit):
+            raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
+        request.times.queued = now
+        request.on_cancel = self._cancelled
+        level.append(Waiting(request, now, level.policy.deadline(request, now)))
+        self._size += 1
+
+    def in_order(self, now: int) -> Iterator[Waiting]:
+        """Those that may run, in the order in which they should; refuses or sets back the late ones on its way."""
+        for level in self._levels:
+            if level.size:
+                refused = level.sort_out(now)
+                self._size -= len(refused)
+                for request in refused:
+                    request.fail(unavailable("Request timeout expired"))
+                yield from level.timely
+                yield from level.late
+
+    def take(self, chosen: list[Waiting]) -> list[InferRequest]:
+        """Remove what :meth:`in_order` yielded first, and hand it over to run."""
+        for waiting in chosen:
+            level = self._level_of(waiting.request)
+            (level.timely if level.timely and level.timely[0] is waiting else level.late).popleft()
+            level.size -= 1
+            waiting.request.on_cancel = None
+        self._size -= len(chosen)
+        return [waiting.request for waiting in chosen]
+
+    def next_deadline(self) -> int:
+        """The first moment at which a waiting request becomes late, or 0."""
+        return min((level.earliest for level in self._levels if level.earliest), default=0)
+
+    def drain(self) -> list[InferRequest]:
+        """Remove and return everything, for a model that can run nothing any more."""
+        requests = []
+        for level in self._levels:
+            requests += [one.request for one in (*level.timely, *level.late) if not one.request.finished]
+            level.timely.clear()
+            level.late.clear()
+            level.size = 0
+        self._size = 0
+        return requests
+
+    def _level_of(self, request: InferRequest) -> _Level:
+        priority = request.priority
+        return self._levels[priority - 1 if 0 < priority <= len(self._levels) else self._default]
+
+    def _cancelled(self, request: InferRequest) -> None:
+        level = self._level_of(request)
+        level.stale = True
+        level.size -= 1
+        self._size -= 1
+        request.fail(cancelled())

@@ -1,0 +1,276 @@
+"""Every option of the server, declared once: name, type, default, help.
+
+The command line, the documentation and the server read these declarations.  ``Settings`` is what the server is started
+with; it is checked when it is made, so that a contradictory one cannot exist.
+"""
+# ruff: noqa: RUF009 (``option`` is ``dataclasses.field``, with names for its metadata)
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import combinations
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
+
+from conch.errors import invalid
+from conch.logs import LogSettings
+
+#: The version of Triton whose behaviour the server keeps, as the server's metadata says it.
+SERVER_VERSION: Final = "2.51.0"
+
+
+class Setting(NamedTuple):
+    """``<scope>,<key>=<value>``: a setting of a backend, a cache or a trace mode; an empty scope is all of them."""
+
+    scope: str
+    key: str
+    value: str
+
+
+class Restriction(NamedTuple):
+    """Groups of endpoints that need the request's ``header`` to be ``value``."""
+
+    apis: tuple[str, ...]
+    header: str
+    value: str
+
+
+class Resource(NamedTuple):
+    """How much of a rate limiter's resource a device has; device -1 is every device."""
+
+    name: str
+    amount: int
+    device: int
+
+
+class Range(NamedTuple):
+    """The values that an option of an integer type takes, both ends included."""
+
+    low: int
+    high: int
+
+
+Number = Annotated[int, Range(0, 2**63 - 1)]
+Count = Annotated[int, Range(1, 2**31 - 1)]
+Port = Annotated[int, Range(0, 65535)]
+ControlMode = Literal["none", "poll", "explicit"]
+RateLimit = Literal["off", "execution_count"]
+LogFormat = Literal["default", "ISO8601"]
+Compression = Literal["none", "low", "medium", "high"]
+
+
+def option(default: Any, group: str, help: str, *, common: bool = False, ignored: bool = False) -> Any:
+    """Declare an option; one whose default is a tuple may be given several times.
+
+    ``common`` ones head the help; ``ignored`` ones are checked and have no effect here.
+    """
+    return field(default=default, metadata={"group": group, "help": help, "common": common, "ignored": ignored})
+
+
+def _ignored(default: Any = "") -> Any:
+    return option(default, "Ignored", "Accepted for tritonserver's sake; has no effect.", ignored=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The server's options; those that are not given have their defaults.  Raises INVALID_ARG for a contradiction."""
+
+    # fmt: off
+    id: str = option("triton", "Server", "Name of this server in its metadata.")
+    exit_timeout_secs: Number = option(30, "Server", "Seconds that requests in flight get when the server stops.", common=True)
+    exit_on_error: bool = option(True, "Server", "Exit when a model fails to load at startup.", common=True)
+    strict_readiness: bool = option(True, "Server", "Be ready only while every model is.")
+    allow_client_shm: bool = option(False, "Server", "Let clients register shared memory regions.")
+    max_pending_requests: Count = option(10_000, "Server", "Requests that may wait for a model without a max_queue_size.")
+
+    model_repository: tuple[str, ...] = option((), "Models", "Directory of models; repeatable.", common=True)
+    model_control_mode: ControlMode = option(
+        "none", "Models", "Load all (none), as files change (poll), or on request (explicit).", common=True
+    )
+    load_model: tuple[str, ...] = option((), "Models", "Model to load in explicit mode, * for all; repeatable.", common=True)
+    repository_poll_secs: Count = option(15, "Models", "Seconds between two looks at the repository in poll mode.")
+    model_config_name: str = option("", "Models", "Take configs/<name>.pbtxt of a model where it has one.")
+    disable_auto_complete_config: bool = option(False, "Models", "Take configurations as written, complete nothing.")
+    model_load_thread_count: Count = option(4, "Models", "Models that load at the same time.")
+    model_load_retry_count: Number = option(0, "Models", "Further attempts to load a model that failed.")
+    model_namespacing: bool = option(False, "Models", "Allow one model name in several repositories.")
+    backend_directory: str = option("", "Models", "Directory of further backends, searched first.")
+    backend_config: tuple[Setting, ...] = option((), "Models", "[<backend>,]<setting>=<value>; repeatable.")
+    cache_config: tuple[Setting, ...] = option((), "Models", "<cache>,<setting>=<value>, as local,size=1048576; repeatable.")
+    rate_limit: RateLimit = option("off", "Models", "Let resources and priorities decide which instance runs next.")
+    rate_limit_resource: tuple[Resource, ...] = option((), "Models", "<name>:<count>[:<device>]; repeatable.")
+
+    allow_http: bool = option(True, "HTTP", "Serve HTTP.")
+    http_address: str = option("127.0.0.1", "HTTP", "Address to listen on; 0.0.0.0 for other machines too.", common=True)
+    http_port: Port = option(8000, "HTTP", "Port to listen on; 0 takes a free one.", common=True)
+    reuse_http_port: bool = option(False, "HTTP", "Share the port with other servers that set this too.")
+    http_header_forward_pattern: str = option("", "HTTP", "Regular expression of headers to pass on as parameters.")
+    http_restricted_api: tuple[Restriction, ...] = option((), "HTTP", "<api>,...:<header>=<value> demands a header; repeatable.")
+    http_max_input_size: Count = option(64 << 20, "HTTP", "Largest JSON body or decompressed body, in bytes.")
+
+    allow_grpc: bool = option(True, "gRPC", "Serve gRPC.")
+    grpc_address: str = option("127.0.0.1", "gRPC", "Address to listen on.", common=True)
+    grpc_port: Port = option(8001, "gRPC", "Port to listen on; 0 takes a free one.", common=True)
+    reuse_grpc_port: bool = option(False, "gRPC", "Share the port with other servers that set this too.")
+    grpc_header_forward_pattern: str = option("", "gRPC", "Regular expression of metadata to pass on as parameters.")
+    grpc_restricted_protocol: tuple[Restriction, ...] = option(
+        (), "gRPC", "<protocol>,...:<key>=<value> demands metadata; repeatable."
+    )
+    grpc_use_ssl: bool = option(False, "gRPC", "Encrypt with the server's certificate and key.")
+    grpc_use_ssl_mutual: bool = option(False, "gRPC", "Ask clients for a certificate too.")
+    grpc_server_cert: str = option("", "gRPC", "PEM file of the server's certificate.")
+    grpc_server_key: str = option("", "gRPC", "PEM file of the server's key.")
+    grpc_root_cert: str = option("", "gRPC", "PEM file of the root certificate that clients are checked with.")
+    grpc_infer_response_compression_level: Compression = option("none", "gRPC", "Compression of inference responses.")
+    grpc_keepalive_time: Number = option(7_200_000, "gRPC", "Milliseconds of silence before a keepalive ping.")
+    grpc_keepalive_timeout: Number = option(20_000, "gRPC", "Milliseconds that a ping's answer may take.")
+    grpc_keepalive_permit_without_calls: bool = option(False, "gRPC", "Ping when no call is open, too.")
+    grpc_http2_max_pings_without_data: Number = option(2, "gRPC", "Pings sent without data in between; 0 for any number.")
+    grpc_http2_min_recv_ping_interval_without_data: Number = option(
+        300_000, "gRPC", "Milliseconds that a client without data must leave between two pings."
+    )
+    grpc_http2_max_ping_strikes: Number = option(2, "gRPC", "Too early pings that a connection survives; 0 for any number.")
+    grpc_max_connection_age: Number = option(0, "gRPC", "Milliseconds that a connection may last; 0 for ever.")
+    grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds that its calls then have; 0 for ever.")
+
+    allow_metrics: bool = option(True, "Metrics", "Serve metrics.")
+    metrics_address: str = option("", "Metrics", "Address to listen on; that of HTTP by default.")
+    metrics_port: Port = option(8002, "Metrics", "Port to listen on; 0 takes a free one.", common=True)
+    metrics_interval_ms: float = option(2000.0, "Metrics", "Milliseconds between two readings of CPU and GPU.")
+    metrics_config: tuple[Setting, ...] = option(
+        (), "Metrics", "<setting>=<value>: {counter,summary,histogram}_latencies, summary_quantiles; repeatable."
+    )
+    allow_gpu_metrics: bool = option(True, "Metrics", "Report the GPUs.")
+    allow_cpu_metrics: bool = option(True, "Metrics", "Report the CPU.")
+
+    log_verbose: Number = option(0, "Logging", "Verbose level; 0 for none.", common=True)
+    log_info: bool = option(True, "Logging", "Log information.")
+    log_warning: bool = option(True, "Logging", "Log warnings.")
+    log_error: bool = option(True, "Logging", "Log errors.")
+    log_format: LogFormat = option("default", "Logging", "How a line starts.")
+    log_file: str = option("", "Logging", "File to append to, in place of standard error.")
+    trace_config: tuple[Setting, ...] = option(
+        (), "Logging", "[triton|opentelemetry,]<setting>=<value>, as level=TIMESTAMPS; repeatable."
+    )
+
+    http_thread_count: Count = _ignored(8)
+    grpc_infer_thread_count: Annotated[int, Range(2, 128)] = _ignored(2)
+    grpc_infer_allocation_pool_size: Number = _ignored(8)
+    grpc_max_response_pool_size: Number = _ignored(2**31 - 1)
+    pinned_memory_pool_byte_size: Number = _ignored(256 << 20)
+    cuda_memory_pool_byte_size: tuple[tuple[int, int], ...] = _ignored(())
+    cuda_virtual_address_size: tuple[tuple[int, int], ...] = _ignored(())
+    min_supported_compute_capability: float = _ignored(6.0)
+    buffer_manager_thread_count: Number = _ignored(0)
+    host_policy: tuple[Setting, ...] = _ignored(())
+    model_load_gpu_limit: tuple[tuple[int, float], ...] = _ignored(())
+    enable_peer_access: bool = _ignored(True)
+    repoagent_directory: str = _ignored()
+    cache_directory: str = _ignored()
+    allow_sagemaker: bool = _ignored(False)
+    sagemaker_port: Port = _ignored(8080)
+    sagemaker_safe_port_range: str = _ignored()
+    sagemaker_thread_count: Count = _ignored(8)
+    allow_vertex_ai: bool = _ignored(False)
+    vertex_ai_port: Port = _ignored(8080)
+    vertex_ai_thread_count: Count = _ignored(8)
+    vertex_ai_default_model: str = _ignored()
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        fill = object.__setattr__  # the dataclass is frozen for everybody else
+        fill(self, "metrics_address", self.metrics_address or self.http_address)
+        fill(self, "model_repository", tuple(dict.fromkeys(self.model_repository)))
+        self._check_models()
+        self._check_ports()
+        _check_restrictions("api", self.http_restricted_api)
+        _check_restrictions("protocol", self.grpc_restricted_protocol)
+
+    def _check_models(self) -> None:
+        if self.load_model and self.model_control_mode != "explicit":
+            raise invalid("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+        if "*" in self.load_model and len(self.load_model) > 1:
+            raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+
+    def _check_ports(self) -> None:
+        listeners = [
+            ("HTTP", self.allow_http, self.http_address, self.http_port),
+            ("GRPC", self.allow_grpc, self.grpc_address, self.grpc_port),
+            ("metrics", self.allow_metrics, self.metrics_address, self.metrics_port),
+        ]
+        used = [listener for listener in listeners if listener[1] and listener[3]]
+        for (first, _, address, port), (second, _, *other) in combinations(used, 2):
+            if [address, port] == other:
+                raise invalid(
+                    f"The server cannot listen to {first} requests and {second} requests"
+                    f" at the same address and port {address}:{port}"
+                )
+
+    @property
+    def log_settings(self) -> LogSettings:
+        return LogSettings(
+            log_file=self.log_file,
+            log_info=self.log_info,
+            log_warning=self.log_warning,
+            log_error=self.log_error,
+            log_verbose_level=self.log_verbose,
+            log_format=self.log_format,
+        )
+
+
+def _check_restrictions(kind: str, restrictions: Iterable[Restriction]) -> None:
+    seen: set[str] = set()
+    for api in (api for restriction in restrictions for api in restriction.apis):
+        if api in seen:
+            raise invalid(f"restricted {kind} '{api}' can not be specified in multiple config groups")
+        seen.add(api)
+
+
+def by_scope(settings: Iterable[Setting]) -> dict[str, dict[str, str]]:
+    """The keys and values of each scope; of a key given twice, the last."""
+    scopes: dict[str, dict[str, str]] = {}
+    for setting in settings:
+        scopes.setdefault(setting.scope, {})[setting.key] = setting.value
+    return scopes
+
+
+class Option(NamedTuple):
+    """The declaration of one option.  ``name`` is the field, ``flag`` the same with dashes; ``type`` its annotation."""
+
+    name: str
+    flag: str
+    type: Any
+    default: Any
+    group: str
+    help: str
+    common: bool
+    ignored: bool
+
+    @property
+    def repeatable(self) -> bool:
+        return isinstance(self.default, tuple)
+
+
+def _declared() -> dict[str, Option]:
+    types = get_type_hints(Settings, include_extras=True)
+    options = (
+        Option(one.name, one.name.replace("_", "-"), types[one.name], one.default, **one.metadata)
+        for one in fields(Settings)
+    )
+    return {one.flag: one for one in options}
+
+
+#: Every option by its flag (without the leading dashes), in the order of the help.
+OPTIONS: Final[Mapping[str, Option]] = _declared()
+
+#: Flags that say the same as another: the other one, and what to give it.
+RENAMED: Final[Mapping[str, tuple[str, str]]] = {
+    "model-store": ("model-repository", "{}"),
+    "strict-model-config": ("disable-auto-complete-config", "{}"),
+    "response-cache-byte-size": ("cache-config", "local,size={}"),
+    "trace-file": ("trace-config", "triton,file={}"),
+    "trace-level": ("trace-config", "level={}"),
+    "trace-rate": ("trace-config", "rate={}"),
+    "trace-count": ("trace-config", "count={}"),
+    "trace-log-frequency": ("trace-config", "triton,log-frequency={}"),
+}

@@ -1,0 +1,63 @@
+"""Durations kept as distributions: a histogram with fixed buckets, and a summary over the recent past.
+
+``ModelStatistics`` observes into them on the event loop; the metrics page reads them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, nan
+from time import monotonic
+
+#: A summary's quantiles speak of this many seconds, and of this many observations at most, whichever is less.
+SUMMARY_SECONDS = 60.0
+SUMMARY_OBSERVATIONS = 8192
+
+
+class Histogram:
+    """Counts per bucket; ``bounds`` are the buckets' inclusive upper limits, ascending, without infinity."""
+
+    __slots__ = ("_counts", "bounds", "count", "sum")
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(bounds)
+        self._counts = [0] * (len(self.bounds) + 1)
+        self.count = 0
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self.count += 1
+        self.sum += value
+
+    def cumulative(self) -> list[int]:
+        """Observations at or below each bound, then all of them."""
+        total = 0
+        return [total := total + count for count in self._counts]
+
+
+class Summary:
+    """Count and sum of all observations, and the exact quantiles of the recent ones.  ``clock`` returns seconds."""
+
+    __slots__ = ("_clock", "_recent", "count", "sum")
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._recent: deque[tuple[float, int]] = deque(maxlen=SUMMARY_OBSERVATIONS)
+        self.count = 0
+        self.sum = 0
+
+    def observe(self, value: int) -> None:
+        self._recent.append((self._clock(), value))
+        self.count += 1
+        self.sum += value
+
+    def quantiles(self, ranks: Sequence[float]) -> list[float]:
+        """The value at each rank (0 to 1, nearest rank); not a number when nothing happened recently."""
+        oldest = self._clock() - SUMMARY_SECONDS
+        values = sorted(value for when, value in self._recent if when >= oldest)
+        if not values:
+            return [nan] * len(ranks)
+        return [values[max(ceil(rank * len(values)), 1) - 1] for rank in ranks]

@@ -1,0 +1,273 @@
+"""What one version of a model has done so far, as the statistics extension and the metrics page report it.
+
+The model's owner in the server makes one ``ModelStatistics`` per loaded version and calls it on the event loop, once or
+more for every request; front ends read ``snapshot()``, the metrics page reads the numbers.  Recording is plain integer
+arithmetic without locks.  All durations are nanoseconds.
+
+Who counts what (as Triton 2.51 does, observed):
+- a request that the backend answered, even with an error response of its own, is a success;
+- a request whose whole execution failed, or that was refused after it was accepted, is a failure with a reason;
+- a request refused at validation is not counted at all;
+- an execution is counted once per batch, failed or not, and dates ``last_inference``; a cache hit is no execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from time import time_ns
+from typing import Any
+
+from conch.telemetry.distributions import Histogram, Summary
+
+
+class FailureReason(Enum):
+    """Why a request failed: the values of the metric label ``reason``."""
+
+    REJECTED = "REJECTED"  # by the scheduler: queue full, timeout, stopping
+    CANCELED = "CANCELED"  # given up by the client before it ran
+    BACKEND = "BACKEND"  # the execution failed
+    OTHER = "OTHER"  # everything else, such as a failed step of an ensemble
+
+
+class Duration:
+    """How often something happened and how long it took in all."""
+
+    __slots__ = ("count", "ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ns = 0
+
+    def add(self, ns: int) -> None:
+        self.count += 1
+        self.ns += ns
+
+    def snapshot(self) -> dict[str, int]:
+        return {"count": self.count, "ns": self.ns}
+
+
+class BatchStatistics:
+    """Executions of one batch size."""
+
+    __slots__ = ("compute_infer", "compute_input", "compute_output", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.compute_input = 0
+        self.compute_infer = 0
+        self.compute_output = 0
+
+
+class ResponseStatistics:
+    """The responses with one index (0 is a request's first)."""
+
+    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
+
+    def __init__(self) -> None:
+        self.compute_infer = Duration()
+        self.compute_output = Duration()
+        self.success = Duration()
+        self.fail = Duration()
+        self.empty_response = Duration()
+        self.cancel = Duration()
+
+    def snapshot(self) -> dict[str, dict[str, int]]:
+        order = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+        return {name: getattr(self, name).snapshot() for name in order}
+
+
+class Summaries:
+    """Recent durations in microseconds, kept only where ``--metrics-config summary_latencies=true`` asks for them."""
+
+    __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, Summary())
+
+    request: Summary
+    queue: Summary
+    compute_input: Summary
+    compute_infer: Summary
+    compute_output: Summary
+    cache_hit: Summary
+    cache_miss: Summary
+
+
+class ModelStatistics:
+    """The counters of one model version; they start at zero with every load.
+
+    ``summaries`` and ``first_response`` are given only where the server's configuration asks for
+    them; ``clock`` returns the time of day in nanoseconds since the epoch.
+    """
+
+    __slots__ = (
+        "_clock", "batches", "cache_hit_count", "cache_hit_ns", "cache_miss_count", "cache_miss_ns",
+        "compute_infer_ns", "compute_input_ns", "compute_output_ns", "execution_count", "fail_count", "fail_ns",
+        "failures", "first_response", "inference_count", "last_inference_ms", "load_ns", "name", "pending", "queue_ns",
+        "responses", "success_count", "success_ns", "summaries", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        *,
+        summaries: Summaries | None = None,
+        first_response: Histogram | None = None,
+        clock: Callable[[], int] = time_ns,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.summaries = summaries
+        self.first_response = first_response
+        self._clock = clock
+        self.last_inference_ms = 0
+        self.inference_count = 0
+        self.execution_count = 0
+        self.success_count = 0
+        self.success_ns = 0
+        self.fail_count = 0
+        self.fail_ns = 0
+        self.queue_ns = 0
+        self.compute_input_ns = 0
+        self.compute_infer_ns = 0
+        self.compute_output_ns = 0
+        self.cache_hit_count = 0
+        self.cache_hit_ns = 0
+        self.cache_miss_count = 0
+        self.cache_miss_ns = 0
+        self.pending = 0
+        self.load_ns = 0
+        self.failures = dict.fromkeys(FailureReason, 0)
+        self.batches: dict[int, BatchStatistics] = {}
+        self.responses: dict[int, ResponseStatistics] = {}
+
+    def enqueued(self) -> None:
+        """A request began to wait."""
+        self.pending += 1
+
+    def dequeued(self, count: int = 1) -> None:
+        """Requests stopped waiting: they run, or failed before that."""
+        self.pending -= count
+
+    def record_success(
+        self, batch_size: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int, total_ns: int
+    ) -> None:
+        """A request ended; ``batch_size`` is its own (0 or 1 without a batch dimension), the compute times its batch's."""
+        self.success_count += 1
+        self.success_ns += total_ns
+        self.inference_count += batch_size or 1
+        self.queue_ns += queue_ns
+        self.compute_input_ns += input_ns
+        self.compute_infer_ns += infer_ns
+        self.compute_output_ns += output_ns
+        if self.summaries is not None:
+            self.summaries.request.observe(total_ns // 1000)
+            self.summaries.queue.observe(queue_ns // 1000)
+            self.summaries.compute_input.observe(input_ns // 1000)
+            self.summaries.compute_infer.observe(infer_ns // 1000)
+            self.summaries.compute_output.observe(output_ns // 1000)
+
+    def record_cache_hit(self, queue_ns: int, lookup_ns: int, total_ns: int) -> None:
+        """A request was answered from the response cache: a success that computed nothing."""
+        self.success_count += 1
+        self.success_ns += total_ns
+        self.queue_ns += queue_ns
+        self.cache_hit_count += 1
+        self.cache_hit_ns += lookup_ns
+        if self.summaries is not None:
+            self.summaries.queue.observe(queue_ns // 1000)
+            self.summaries.cache_hit.observe(lookup_ns // 1000)
+
+    def record_cache_miss(self, lookup_and_insert_ns: int) -> None:
+        """A request was not in the response cache; its success or failure is recorded besides."""
+        self.cache_miss_count += 1
+        self.cache_miss_ns += lookup_and_insert_ns
+        if self.summaries is not None:
+            self.summaries.cache_miss.observe(lookup_and_insert_ns // 1000)
+
+    def record_failure(self, reason: FailureReason, total_ns: int) -> None:
+        """A request ended with an error of the server's, or of a whole execution."""
+        self.fail_count += 1
+        self.fail_ns += total_ns
+        self.failures[reason] += 1
+
+    def record_execution(self, batch_size: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """A batch ran, whether or not it succeeded; ``batch_size`` is the sum of its requests' (0 counts as 1)."""
+        self.execution_count += 1
+        self.last_inference_ms = self._clock() // 1_000_000
+        batch = self.batches.get(batch_size or 1)
+        if batch is None:
+            batch = self.batches[batch_size or 1] = BatchStatistics()
+        batch.count += 1
+        batch.compute_input += input_ns
+        batch.compute_infer += infer_ns
+        batch.compute_output += output_ns
+
+    def record_first_response(self, elapsed_ns: int) -> None:
+        """A request of a decoupled model got its first response this long after it arrived."""
+        if self.first_response is not None:
+            self.first_response.observe(elapsed_ns / 1_000_000)
+
+    def record_response(self, index: int, infer_ns: int, output_ns: int, *, failed: bool = False) -> None:
+        """Response number ``index`` of a request, with outputs or with an error."""
+        response = self._response(index)
+        response.compute_infer.add(infer_ns)
+        response.compute_output.add(output_ns)
+        (response.fail if failed else response.success).add(infer_ns + output_ns)
+
+    def record_empty_response(self, index: int, infer_ns: int) -> None:
+        """A request ended with the final flag alone, after ``index`` responses."""
+        response = self._response(index)
+        response.compute_infer.add(infer_ns)
+        response.empty_response.add(infer_ns)
+
+    def record_cancelled_response(self, index: int, infer_ns: int) -> None:
+        """A request was cancelled after ``index`` responses."""
+        response = self._response(index)
+        response.compute_infer.add(infer_ns)
+        response.cancel.add(infer_ns)
+
+    def _response(self, index: int) -> ResponseStatistics:
+        response = self.responses.get(index)
+        if response is None:
+            response = self.responses[index] = ResponseStatistics()
+        return response
+
+    def snapshot(self) -> dict[str, Any]:
+        """One entry of ``model_stats`` as the statistics extension lays it out."""
+        computed = self.success_count - self.cache_hit_count
+        return {
+            "name": self.name,
+            "version": str(self.version),
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.inference_count,
+            "execution_count": self.execution_count,
+            "inference_stats": {
+                "success": _duration(self.success_count, self.success_ns),
+                "fail": _duration(self.fail_count, self.fail_ns),
+                "queue": _duration(self.success_count, self.queue_ns),
+                "compute_input": _duration(computed, self.compute_input_ns),
+                "compute_infer": _duration(computed, self.compute_infer_ns),
+                "compute_output": _duration(computed, self.compute_output_ns),
+                "cache_hit": _duration(self.cache_hit_count, self.cache_hit_ns),
+                "cache_miss": _duration(self.cache_miss_count, self.cache_miss_ns),
+            },
+            "response_stats": {str(index): self.responses[index].snapshot() for index in sorted(self.responses)},
+            "batch_stats": [
+                {
+                    "batch_size": size,
+                    "compute_input": _duration(batch.count, batch.compute_input),
+                    "compute_infer": _duration(batch.count, batch.compute_infer),
+                    "compute_output": _duration(batch.count, batch.compute_output),
+                }
+                for size, batch in sorted(self.batches.items())
+            ],
+            "memory_usage": [],
+        }
+
+
+def _duration(count: int, ns: int) -> dict[str, int]:
+    return {"count": count, "ns": ns}

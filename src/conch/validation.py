@@ -1,0 +1,149 @@
+"""Checks a request against the model it is for, before any scheduler sees it.
+
+Called by the server for every request of every front end.  The order of the checks and their
+words are Triton's, so that a client sees the error that it would see there.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from struct import Struct
+from typing import Final
+
+from conch.errors import invalid
+from conch.inference import InferRequest, ModelSignature, TensorSpec
+from conch.tensors import ELEMENT_SIZE, Tensor, format_shape
+
+_LENGTH: Final = Struct("<I")
+_BATCH_NOTE: Final = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each"
+    " input shape. If you want to specify the full shape including the batch dim in your input dims config, try"
+    " setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+
+def validate_request(signature: ModelSignature, request: InferRequest) -> None:
+    """Raise INVALID_ARG unless ``request`` is one that the model accepts.
+
+    Sets ``request.batch_size`` (1 for a model without batching) and gives inputs with a
+    ``reshape`` the shape that the model sees.
+    """
+    for name in request.outputs:
+        if name not in signature.outputs:
+            raise invalid(f"unexpected inference output '{name}' for model '{signature.name}'")
+    specs, inputs = signature.inputs, request.inputs
+    if inputs.keys() != specs.keys():
+        _check_names(signature, request)
+    if signature.max_batch_size > 0:
+        request.batch_size = _batch_size(signature, request)
+    for name, tensor in inputs.items():
+        _check_tensor(signature, request, specs[name], tensor)
+
+
+def _check_names(signature: ModelSignature, request: InferRequest) -> None:
+    """All required inputs are there and nothing else; messages list names in alphabetical order."""
+    specs, inputs = signature.inputs, request.inputs
+    required = sum(not spec.optional for spec in specs.values())
+    if not required <= len(inputs) <= len(specs):
+        if required == len(specs):
+            text = f"expected {len(specs)} inputs but got {len(inputs)} inputs"
+        else:
+            text = f"expected number of inputs between {required} and {len(specs)} but got {len(inputs)} inputs"
+        got = ",".join(f"'{name}'" for name in sorted(inputs))
+        missing = [f"'{name}'" for name, spec in specs.items() if not spec.optional and name not in inputs]
+        raise request.error(
+            f"{text} for model '{signature.name}'. Got input(s) [{got}], but missing required input(s)"
+            f" [{','.join(missing)}]. Please provide all required input(s)."
+        )
+    for name in inputs:
+        if name not in specs:
+            raise invalid(f"unexpected inference input '{name}' for model '{signature.name}'")
+
+
+def _batch_size(signature: ModelSignature, request: InferRequest) -> int:
+    batch = -1
+    for name, tensor in request.inputs.items():
+        if not tensor.shape:
+            raise request.error(f"input '{name}' has no shape but model requires batch dimension for '{signature.name}'")
+        if batch == -1:
+            batch = tensor.shape[0]
+        elif tensor.shape[0] != batch:
+            raise request.error(f"input '{name}' batch size does not match other inputs for '{signature.name}'")
+    if batch > signature.max_batch_size:
+        raise request.error(
+            f"inference request batch-size must be <= {signature.max_batch_size} for '{signature.name}'"
+        )
+    return max(batch, 1)
+
+
+def _check_tensor(signature: ModelSignature, request: InferRequest, spec: TensorSpec, tensor: Tensor) -> None:
+    model, name = signature.name, spec.name
+    if tensor.datatype != spec.datatype:
+        raise request.error(
+            f"inference input '{name}' data-type is '{tensor.datatype}', but model '{model}' expects '{spec.datatype}'"
+        )
+    shape = tensor.shape
+    dims = shape[1:] if signature.max_batch_size > 0 else shape
+    if dims != spec.dims and not _fits(dims, spec.dims):
+        raise _wrong_shape(signature, request, spec, shape)
+    count = prod(shape)
+    if spec.datatype == "BYTES":
+        _check_strings(signature, request, tensor, count)
+    elif len(tensor.data) != count * ELEMENT_SIZE[spec.datatype]:
+        raise request.error(
+            f"input byte size mismatch for input '{name}' for model '{model}'."
+            f" Expected {count * ELEMENT_SIZE[spec.datatype]}, got {len(tensor.data)}"
+        )
+    if spec.reshape is not None:
+        variable = iter([given for given, dim in zip(dims, spec.dims, strict=True) if dim == -1])
+        batch = shape[:1] if signature.max_batch_size > 0 else ()
+        tensor.shape = (*batch, *(next(variable) if dim == -1 else dim for dim in spec.reshape))
+
+
+def _fits(dims: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    return len(dims) == len(expected) and all(
+        want in (-1, given) and given >= 0 for given, want in zip(dims, expected, strict=True)
+    )
+
+
+def _wrong_shape(
+    signature: ModelSignature, request: InferRequest, spec: TensorSpec, shape: tuple[int, ...]
+) -> Exception:
+    if -1 in shape:
+        return request.error(
+            f"All input dimensions should be specified for input '{spec.name}' for model '{signature.name}',"
+            f" got {format_shape(shape)}"
+        )
+    batching = signature.max_batch_size > 0
+    expected = (-1, *spec.dims) if batching else spec.dims
+    return request.error(
+        f"unexpected shape for input '{spec.name}' for model '{signature.name}'."
+        f" Expected {format_shape(expected)}, got {format_shape(shape)}. {_BATCH_NOTE if batching else ''}"
+    )
+
+
+def _check_strings(signature: ModelSignature, request: InferRequest, tensor: Tensor, count: int) -> None:
+    """The data holds exactly ``count`` elements, each with its length before it; no element is copied."""
+    data, name, model = tensor.data, tensor.name, signature.name
+    end, at, seen = len(data), 0, 0
+    while at + 4 <= end:
+        if seen == count:
+            raise request.error(
+                f"unexpected number of string elements {seen + 1} for inference input '{name}' for model '{model}',"
+                f" expecting {count}"
+            )
+        at += 4 + _LENGTH.unpack_from(data, at)[0]
+        seen += 1
+    if at < end:
+        raise request.error(
+            f"incomplete string length indicator for inference input '{name}' for model '{model}', expecting 4 bytes"
+            f" but only {end - at} bytes available. Please make sure the string length indicator is in one buffer."
+        )
+    if seen != count:
+        raise request.error(
+            f"expected {count} string elements for inference input '{name}' for model '{model}', got {seen}"
+        )
+    if at > end:
+        raise request.error(
+            f"incomplete string data for inference input '{name}' for model '{model}', expecting {at - end} more bytes"
+        )

@@ -1,0 +1,1 @@
+"""The JSON protocol: bodies of HTTP requests and responses, both directions."""

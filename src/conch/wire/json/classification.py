@@ -1,0 +1,47 @@
+"""The classification extension: an output as its best classes instead of its values.
+
+Called by :mod:`conch.wire.json.infer`, and by the gRPC front end's translation, for outputs that
+ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from conch.errors import invalid
+from conch.tensors import NATIVE_FORMAT, Tensor, pack_bytes
+
+MAX_ELEMENTS: Final = 1_000_000
+
+
+def classify(tensor: Tensor, count: int, labels: Sequence[str] | None, batched: bool) -> Tensor:
+    """The ``count`` largest values of an output, or of each of its rows if the model batches.
+
+    The result is BYTES of ``<value>:<index>`` or ``<value>:<index>:<label>``, largest first, of
+    shape ``[min(count, n)]`` behind the batch dimension.  Raises INVALID_ARG for datatypes that have no order.
+    """
+    code = NATIVE_FORMAT.get(tensor.datatype)
+    if code is None or code == "?":
+        raise invalid(f"class result not available for output due to unsupported type '{tensor.datatype}'")
+    batch = tensor.shape[:1] if batched else ()
+    classes = prod(tensor.shape[len(batch) :])
+    if prod(tensor.shape) > MAX_ELEMENTS:
+        raise invalid("classification output tensor too large")
+    count = min(count, classes)
+    rows = np.frombuffer(tensor.data, np.dtype(code)).reshape(-1, classes) if classes else ()
+    elements: list[bytes] = []
+    for row in rows:
+        # Stable on the reversed row, so that equal values come in the order Triton gives them.
+        for index in np.argsort(-row, kind="stable")[:count].tolist():
+            elements.append(_class(row[index].item(), index, labels))
+    return Tensor(tensor.name, "BYTES", (*batch, count), pack_bytes(elements))
+
+
+def _class(value: float | int, index: int, labels: Sequence[str] | None) -> bytes:
+    shown = f"{value:.6f}" if isinstance(value, float) else str(value)
+    label = labels[index] if labels and index < len(labels) else ""
+    return f"{shown}:{index}:{label}".encode() if label else f"{shown}:{index}".encode()

@@ -1,0 +1,120 @@
+"""Why a JSON document is refused, in RapidJSON's words and offsets.
+
+Clients of Triton see RapidJSON's reasons; the parsers used here have others.  Called by
+:mod:`conch.wire.json.text` once a document has been refused, never on the way of a good request.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from math import isinf
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUMBER_TOO_BIG: Final = "Number too big to be stored in double."
+
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_LONE_HIGH_SURROGATE: Final = re.compile(
+    rb"(?<!\\)(?:\\\\)*+(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F])"
+)
+_LITERALS: Final = (b"true", b"false", b"null", b"NaN", b"Infinity", b"-Infinity")
+
+#: How the standard library's messages begin, and RapidJSON's reason.
+_REASONS: Final = {
+    "Expecting property name": "Missing a name for object member.",
+    "Illegal trailing comma before the end of object": "Missing a name for object member.",
+    "Illegal trailing comma before the end of array": "Invalid value.",
+    "Expecting ':'": "Missing a colon after a name of object member.",
+    "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
+    "Invalid \\escape": "Invalid escape character in string.",
+    "Invalid control character": "Invalid escape character in string.",
+    "Extra data": "The document root must not be followed by other values.",
+}
+
+
+class NumberTooBig(ValueError):
+    """A number that no double holds; the argument is its text."""
+
+
+def finite(text: str) -> float:
+    """A JSON number with a fraction or an exponent; raises :class:`NumberTooBig`."""
+    value = float(text)
+    if isinf(value):
+        raise NumberTooBig(text)
+    return value
+
+
+def nesting(data: bytes) -> int:
+    """How deep the arrays and objects of a document are nested; anything above 127 counts as 127."""
+    _, depths = _brackets(data)
+    return int(depths.max(initial=0))
+
+
+def lone_surrogate(data: bytes) -> tuple[str, int] | None:
+    """The reason and offset if an escaped high surrogate lacks its low one, which Python would accept."""
+    found = _LONE_HIGH_SURROGATE.search(data)
+    return ("The surrogate pair in string is invalid.", found.start(1)) if found else None
+
+
+def reason(data: bytes, text: str, error: json.JSONDecodeError) -> tuple[str, int]:
+    """RapidJSON's reason and byte offset for what the standard library found wrong with ``data``.
+
+    ``text`` is ``data`` as it was given to the standard library.
+    """
+    if not text.strip(" \t\n\r"):
+        return "The document is empty.", len(data)
+    at = len(text[: error.pos].encode("utf-8", "surrogateescape")) + len(data) - len(
+        text.encode("utf-8", "surrogateescape")
+    )
+    message = error.msg
+    if message.startswith("Unterminated string"):
+        return "Missing a closing quotation mark in string.", len(data)
+    if message.startswith("Expecting value"):
+        return "Invalid value.", at + _literal_prefix(data[at : at + 9])
+    cut = data[at : at + 1]
+    if cut in (b".", b"e", b"E") and data[at - 1 : at].isdigit():
+        if cut == b".":
+            return "Miss fraction part in number.", at + 1
+        return "Miss exponent in number.", at + 1 + (data[at + 1 : at + 2] in (b"+", b"-"))
+    for begins, words in _REASONS.items():
+        if message.startswith(begins):
+            return words, at
+    if _innermost(data[:at]) == b"{":
+        return "Missing a comma or '}' after an object member.", at
+    return "Missing a comma or ']' after an array element.", at
+
+
+def _literal_prefix(data: bytes) -> int:
+    """How many bytes could have begun a literal; RapidJSON points behind them."""
+    best = 0
+    for literal in _LITERALS:
+        length = 0
+        while length < len(literal) and literal[length : length + 1] == data[length : length + 1]:
+            length += 1
+        best = max(best, length)
+    return best
+
+
+def _brackets(data: bytes) -> tuple[bytes, NDArray[np.int8]]:
+    """The brackets outside strings and the depth after each.
+
+    Eight bits are enough: a depth changes by one, so that 101 is seen before it wraps around.
+    """
+    brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
+    steps = np.frombuffer(brackets.translate(_STEPS), np.int8)
+    return brackets, np.cumsum(steps, dtype=np.int8)
+
+
+def _innermost(data: bytes) -> bytes:
+    """The bracket that is open at the end of ``data``, the beginning of a document."""
+    brackets, depths = _brackets(data)
+    if not len(depths):
+        return b""
+    opening = np.frombuffer(brackets.translate(_STEPS), np.int8) == 1
+    last = int(np.flatnonzero(opening & (depths == depths[-1]))[-1])
+    return brackets[last : last + 1]

@@ -1,0 +1,152 @@
+"""JSON text: reading it with the errors Triton gives, typed access to its values, writing it.
+
+Owns what is particular to JSON itself: nesting, numbers that are not finite, text that is not
+UTF-8, and the words for values of the wrong type.  Called by every other module of the package;
+pure functions, run on the server's event loop.
+"""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from typing import Any, Final
+
+import orjson
+
+from conch.errors import ConchError, internal, invalid
+from conch.tensors import Buffer
+from conch.wire.json import malformed
+
+MAX_DEPTH: Final = 100
+_MAX_UNSIGNED: Final = 2**64 - 1
+_MIN_SIGNED: Final = -(2**63)
+_MAX_SIGNED: Final = 2**63 - 1
+
+
+def loads(data: Buffer) -> Any:
+    """The value of a JSON document, which may hold ``NaN``, ``Infinity`` and ``-Infinity``.
+
+    Raises INTERNAL (HTTP 500) for malformed text, as Triton does, and INVALID_ARG for a document
+    nested deeper than :data:`MAX_DEPTH`.  Bytes that are not UTF-8 come as surrogates, which
+    :func:`utf8` turns back into the bytes they were.
+    """
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return _loads_leniently(bytes(data))
+    if len(data) > MAX_DEPTH:
+        _check_depth(bytes(data))
+    return value
+
+
+def _loads_leniently(data: bytes) -> Any:
+    """What orjson refuses and RapidJSON may accept."""
+    _check_depth(data)
+    text = data.decode("utf-8-sig", "surrogateescape")
+    try:
+        value = json.loads(text, parse_float=malformed.finite)
+    except json.JSONDecodeError as error:
+        raise _parse_error(*malformed.reason(data, text, error)) from None
+    except malformed.NumberTooBig as error:
+        raise _parse_error(malformed.NUMBER_TOO_BIG, data.find(error.args[0].encode())) from None
+    except ValueError:
+        # An integer with more digits than the interpreter is willing to convert.
+        raise _parse_error(malformed.NUMBER_TOO_BIG, 0) from None
+    if lone := malformed.lone_surrogate(data):
+        raise _parse_error(*lone)
+    return value
+
+
+def _check_depth(data: bytes) -> None:
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and malformed.nesting(data) > MAX_DEPTH:
+        raise invalid(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
+
+
+def _parse_error(reason: str, offset: int) -> ConchError:
+    return internal(f"failed to parse the request JSON buffer: {reason} at {offset}")
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON; numbers that are not finite must have gone through :func:`number_list` or :func:`number`."""
+    return orjson.dumps(value)
+
+
+def number_list(values: list[float]) -> Any:
+    """A list of numbers for :func:`dumps`, with ``NaN`` and ``Infinity`` as the bare words RapidJSON writes."""
+    return values if isfinite(sum(values)) else orjson.Fragment(json.dumps(values, separators=(",", ":")).encode())
+
+
+def string(value: bytes) -> Any:
+    """A string for :func:`dumps`; bytes that are not UTF-8 are written as they are, as Triton does."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        text = json.dumps(value.decode("utf-8", "surrogateescape"), ensure_ascii=False)
+        return orjson.Fragment(text.encode("utf-8", "surrogateescape"))
+
+
+def utf8(value: str) -> bytes:
+    """The bytes of a string that :func:`loads` read."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        # Either bytes that were not UTF-8, or escapes of half a surrogate pair.
+        try:
+            return value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return value.encode("utf-8", "surrogatepass")
+
+
+def wrong(text: str, context: str = "") -> ConchError:
+    """A value of the wrong type (HTTP 500, as Triton does); ``context`` says what was being read."""
+    return internal(f"{context}: {text}" if context else text)
+
+
+def member(value: Any, name: str, context: str = "") -> Any:
+    """A member of an object, which must exist."""
+    if isinstance(value, dict) and name in value:
+        return value[name]
+    raise wrong(f"attempt to access non-existing object member '{name}'", context)
+
+
+def as_string(value: Any, context: str = "") -> str:
+    if type(value) is str:
+        return value
+    raise wrong("attempt to access JSON non-string as string", context)
+
+
+def as_bool(value: Any, context: str = "") -> bool:
+    if type(value) is bool:
+        return value
+    raise wrong("attempt to access JSON non-boolean as boolean", context)
+
+
+def as_unsigned(value: Any, context: str = "") -> int:
+    if type(value) is int and 0 <= value <= _MAX_UNSIGNED:
+        return value
+    raise wrong("attempt to access JSON non-unsigned-integer as unsigned-integer", context)
+
+
+def as_signed(value: Any, context: str = "") -> int:
+    if type(value) is int and _MIN_SIGNED <= value <= _MAX_SIGNED:
+        return value
+    raise wrong("attempt to access JSON non-signed-integer as signed-integer", context)
+
+
+def as_array(value: Any, context: str = "") -> list[Any]:
+    if type(value) is list:
+        return value
+    raise wrong("attempt to access JSON non-array as array", context)
+
+
+def as_object(value: Any, context: str = "") -> dict[str, Any]:
+    if type(value) is dict:
+        return value
+    raise wrong("attempt to access JSON non-object as object", context)
+
+
+def as_members(value: Any, context: str = "") -> dict[str, Any]:
+    """The members of an object, to go through all of them."""
+    if type(value) is dict:
+        return value
+    raise wrong("attempt to get members for non-object", context)

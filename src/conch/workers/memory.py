@@ -1,0 +1,176 @@
+"""Memory shared with the process at the other end of a channel, for tensors too large for a socket.
+
+A *region* is an anonymous file (memfd) that both processes map.  One side owns it and writes; the
+other reads, and gives it back when done.  ``RegionPool`` is the owner's side, ``RegionMap`` the
+reader's; both exist once per channel in either process (standard library only, any environment).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from collections import deque
+from typing import Deque, Dict, Iterable, List, Tuple
+
+from conch.errors import ConchError, internal
+
+#: Bytes of free regions that a pool keeps mapped for reuse.
+IDLE_LIMIT = 64 << 20
+
+_GRANULE = 64 << 10
+
+
+class Region:
+    """A mapped region; ``fd`` stays open for as long as the owner keeps it."""
+
+    __slots__ = ("fd", "id", "map", "size")
+
+    def __init__(self, id: int, size: int, fd: int) -> None:
+        self.id = id
+        self.size = size
+        self.fd = fd
+        self.map = mmap.mmap(fd, size)
+
+    def close(self) -> None:
+        """Unmap and close; views that are still around keep the mapping alive until they go."""
+        os.close(self.fd)
+        try:
+            self.map.close()
+        except BufferError:
+            pass
+
+
+class RegionPool:
+    """Regions that this process owns; safe to use from any thread.
+
+    A region is taken for one frame, is *lent* until the reader gives it back, and is then *free*:
+    kept for the next frame, the oldest ones dropped beyond ``idle_limit`` bytes.
+    """
+
+    def __init__(self, idle_limit: int = IDLE_LIMIT) -> None:
+        self.idle_limit = idle_limit
+        self.lent: Dict[int, Region] = {}
+        self.free: Dict[int, Region] = {}
+        #: Whether the reader is behind: there are regions to announce or to have unmapped.
+        self.has_news = False
+        self._created: List[Region] = []
+        self._dropped: List[int] = []
+        self._idle = 0
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> Region:
+        """Lend a region of at least ``size`` bytes; its old contents are anything."""
+        with self._lock:
+            fitting = [region for region in self.free.values() if size <= region.size <= 4 * size]
+            if fitting:
+                region = min(fitting, key=lambda region: region.size)
+                del self.free[region.id]
+                self._idle -= region.size
+            else:
+                self._last += 1
+                region = _create(self._last, _rounded(size))
+                self._created.append(region)
+                self.has_news = True
+            self.lent[region.id] = region
+            return region
+
+    def release(self, ids: Iterable[int]) -> None:
+        """The reader gave these back; INTERNAL for one that it does not have."""
+        with self._lock:
+            for id in ids:
+                region = self.lent.pop(id, None)
+                if region is None:
+                    raise internal(f"memory region {id} was released but is not lent")
+                self.free[id] = region
+                self._idle += region.size
+            while self._idle > self.idle_limit:
+                region = self.free.pop(next(iter(self.free)))
+                self._idle -= region.size
+                region.close()
+                self._dropped.append(region.id)
+                self.has_news = True
+
+    def news(self) -> Tuple[List[Region], List[int]]:
+        """New regions and the ids of dropped ones that the reader is to be told of now, once."""
+        with self._lock:
+            created, self._created = self._created, []
+            dropped, self._dropped = self._dropped, []
+            self.has_news = False
+            return created, dropped
+
+    def close(self) -> None:
+        """Give all memory back (the channel has ended)."""
+        with self._lock:
+            for region in (*self.lent.values(), *self.free.values()):
+                region.close()
+            self.lent.clear()
+            self.free.clear()
+            self._created.clear()
+            self._idle = 0
+            self.has_news = False
+
+
+class RegionMap:
+    """Regions of the other process that this one has mapped."""
+
+    def __init__(self) -> None:
+        self._regions: Dict[int, mmap.mmap] = {}
+        #: Ids that this side has done with; the next frame out carries them.  Appending is safe
+        #: from any thread and from the garbage collector.
+        self.returned: Deque[int] = deque()
+
+    def add(self, id: int, size: int, fd: int) -> None:
+        """Map a region that the owner announced; ``fd`` is closed in any case."""
+        try:
+            if size <= 0 or os.fstat(fd).st_size < size:
+                raise internal(f"memory region {id} is smaller than the {size} bytes announced")
+            self._regions[id] = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+
+    def get(self, id: int) -> mmap.mmap:
+        """The mapping of a region; its length is the size announced.  Raises INTERNAL for an unknown one."""
+        try:
+            return self._regions[id]
+        except (KeyError, TypeError):
+            raise _unknown(id) from None
+
+    def forget(self, id: int) -> None:
+        """Unmap a region; arrays that still look into it keep it until they go."""
+        if self._regions.pop(id, None) is None:
+            raise _unknown(id)
+
+    def close(self) -> None:
+        self._regions.clear()
+
+
+def _unknown(id: object) -> ConchError:
+    return internal(f"memory region {id} is unknown")
+
+
+def _rounded(size: int) -> int:
+    """``size`` up to a multiple of an eighth of itself, so that similar sizes share regions."""
+    granule = max(_GRANULE, 1 << max(0, size.bit_length() - 4))
+    return -(-size // granule) * granule
+
+
+def _create(id: int, size: int) -> Region:
+    fd = _anonymous_file()
+    try:
+        os.ftruncate(fd, size)
+        return Region(id, size, fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _anonymous_file() -> int:
+    try:
+        return os.memfd_create("conch", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):  # not Linux, or a sandbox forbids it
+        fd, path = tempfile.mkstemp(prefix="conch-")
+        os.unlink(path)
+        return fd

@@ -1,0 +1,340 @@
+"""The server's side of a worker process: starts it, speaks to it, notices its end.
+
+Runs on the event loop of the server.  A ``WorkerProcess`` knows nothing of schedulers: it is given
+batches and calls back.  Whatever dies in between, every request given to it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conch import logs
+from conch.errors import Code, ConchError, internal
+from conch.inference import InferRequest, InferResponse
+from conch.workers import child
+from conch.workers.channel import Endpoint, Frame, Message, write
+from conch.workers.packing import Packer, Unpacker
+
+LOG = logging.getLogger("conch")
+
+#: How long a worker may take to end after it has been asked to, before it is killed (s).
+STOP_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Execution:
+    """A batch at a worker.  ``times`` are its compute input, infer and output durations (ns)."""
+
+    requests: Sequence[InferRequest]
+    on_done: Callable[[Execution], None]
+    started: int = field(default_factory=time.monotonic_ns)
+    times: tuple[int, int, int] = (0, 0, 0)
+    error: ConchError | None = None
+
+
+class WorkerProcess:
+    """One worker, from its start to its end.
+
+    ``on_exit`` is called once when the process is gone, after its requests have been failed,
+    unless that was asked for with :meth:`stop`.
+    """
+
+    def __init__(self, name: str, on_exit: Callable[[WorkerProcess], None] | None = None) -> None:
+        self.name = name
+        self.on_exit = on_exit
+        self.alive = False
+        self._loop = asyncio.get_running_loop()
+        self._endpoint = Endpoint()
+        self._unsent: deque[Message] = deque()
+        self._running: dict[int, InferRequest] = {}
+        self._executions: dict[int, Execution] = {}
+        self._batches = 0
+        self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._stopping = False
+        self._ended = asyncio.Event()
+        self._socket: socket.socket
+        self._process: subprocess.Popen[bytes]
+        self._pidfd = -1
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is with the worker."""
+        return not self._running and not self._executions
+
+    def start(self, init: dict[str, Any], *, python: str, environment: dict[str, str]) -> None:
+        """Start the process with the frame ``init``; call from the main thread, whose end it does not survive."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._process = subprocess.Popen(
+                [python, str(Path(child.__file__)), str(theirs.fileno())],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        ours.setblocking(False)
+        self._socket = ours
+        self.alive = True
+        self._loop.add_reader(ours.fileno(), self._readable)
+        # A process that the model forked may hold the socket open: only the pid tells the end for certain.
+        if hasattr(os, "pidfd_open"):
+            self._pidfd = os.pidfd_open(self._process.pid)
+            self._loop.add_reader(self._pidfd, self._exited)
+        self._send({"op": "init", **init})
+
+    async def ask(self, header: dict[str, Any]) -> dict[str, Any]:
+        """Send a frame and wait for its answer; a ``failed`` answer and the worker's death are raised."""
+        if not self.alive:
+            raise self._unhealthy()
+        self._answer = self._loop.create_future()
+        self._send(header)
+        answer = await self._answer
+        if answer["op"] == "failed":
+            code, message = answer["error"]
+            raise ConchError(message, Code[code])
+        return answer
+
+    def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:
+        """Run a batch; ``on_done`` is called once, before the requests get the responses that came with it.
+
+        Each request ends with its final response, which a response sender may give later.
+        """
+        execution = Execution(requests, on_done)
+        if not self.alive:
+            self._fail_execution(execution, self._unhealthy())
+            return
+        self._batches += 1
+        self._executions[self._batches] = execution
+        packer = Packer()
+        described = []
+        for request in requests:
+            request.times.started = execution.started
+            request.on_cancel = self.cancel
+            self._running[request.serial] = request
+            described.append(
+                {
+                    "serial": request.serial,
+                    "id": request.id,
+                    "correlation_id": request.correlation_id,
+                    "flags": request.flags,
+                    "timeout": request.timeout,
+                    "parameters": request.parameters,
+                    "outputs": request.outputs,
+                    "inputs": packer.pack(list(request.inputs.values())),
+                }
+            )
+        self._send({"op": "execute", "batch": self._batches, "requests": described}, packer)
+
+    def cancel(self, request: InferRequest) -> None:
+        """Tell the model that nobody waits for this request any more."""
+        if self.alive and request.serial in self._running:
+            self._send({"op": "cancel", "serial": request.serial})
+
+    def set_log(self, log: dict[str, Any]) -> None:
+        """Tell the model's logger which levels are wanted now."""
+        if self.alive:
+            self._send({"op": "log", "log": log})
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Let the model finalize and wait for the process to end; kill it when it takes too long."""
+        self._stopping = True
+        if self.alive:
+            self._send({"op": "stop"})
+            try:
+                await asyncio.wait_for(self._ended.wait(), seconds)
+            except TimeoutError:
+                LOG.warning("worker of '%s' does not end; killing it", self.name)
+                self.kill()
+        await self._ended.wait()
+
+    def kill(self) -> None:
+        """End the process now, by its id; what it was doing fails."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+        if self._pidfd < 0:
+            self._exited()
+
+    def _send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
+        message = self._endpoint.encode(header, packer)
+        if self._unsent:
+            self._keep(message)
+            return
+        try:
+            rest = write(self._socket, message)
+        except BlockingIOError:
+            self._keep(message)
+        except OSError:
+            return  # the end is noticed by whoever watches for it
+        else:
+            if rest:
+                self._keep(([rest], []))
+
+    def _keep(self, message: Message) -> None:
+        if not self._unsent:
+            self._loop.add_writer(self._socket.fileno(), self._writable)
+        self._unsent.append(message)
+
+    def _writable(self) -> None:
+        while self._unsent:
+            try:
+                rest = write(self._socket, self._unsent[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.clear()
+                break
+            if rest:
+                self._unsent[0] = ([rest], [])
+                return
+            self._unsent.popleft()
+        self._loop.remove_writer(self._socket.fileno())
+
+    def _readable(self) -> None:
+        try:
+            frames = self._endpoint.receive(self._socket)
+        except BlockingIOError:
+            return
+        except (EOFError, OSError):
+            self._hung_up()
+            return
+        except ConchError as error:
+            LOG.error("worker of '%s' broke the protocol and is killed: %s", self.name, error.message)
+            self._hung_up()
+            return
+        for frame in frames:
+            self._handle(frame)
+        if self.alive and not self._executions:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Give memory back to a worker that no further frame may reach for a while."""
+        message = self._endpoint.flush()
+        if message is not None:
+            self._keep(message)
+            self._writable()
+
+    def _handle(self, frame: Frame) -> None:
+        header, payload = frame
+        op = header["op"]
+        try:
+            if op == "done":
+                self._done(header, Unpacker(payload, self._endpoint.regions))
+            elif op == "response":
+                request = self._running.get(header["serial"])
+                # Unpacked in any case, so that its memory goes back.
+                response = _response(header, Unpacker(payload, self._endpoint.regions), header["final"])
+                if request is not None:
+                    self._respond(request, response)
+            elif op == "log":
+                logs.emit_from_worker(header["level"], header["file"], header["line"], header["message"])
+            elif self._answer is not None and not self._answer.done():
+                self._answer.set_result(header)
+        except (ConchError, KeyError, TypeError, ValueError) as error:
+            LOG.error("worker of '%s' broke the protocol and is killed: frame %r: %r", self.name, op, error)
+            self._hung_up()
+
+    def _done(self, header: dict[str, Any], unpacker: Unpacker) -> None:
+        execution = self._executions.pop(header["batch"])
+        execution.times = tuple(header["times"])
+        error = header.get("error")
+        if error is not None:
+            self._fail_execution(execution, ConchError(error[1], Code[error[0]]))
+            return
+        described = header["responses"]
+        responses = [None if one is None else _response(one, unpacker, final=True) for one in described]
+        execution.on_done(execution)
+        for request, response in zip(execution.requests, responses, strict=True):
+            _take_times(request, execution.times)
+            if response is not None:
+                self._respond(request, response)
+
+    def _respond(self, request: InferRequest, response: InferResponse) -> None:
+        if response.final:
+            self._running.pop(request.serial, None)
+        request.respond(response)
+
+    def _fail_execution(self, execution: Execution, error: ConchError) -> None:
+        execution.error = error
+        execution.on_done(execution)
+        for request in execution.requests:
+            self._running.pop(request.serial, None)
+            _take_times(request, execution.times)
+            request.fail(error)
+
+    def _hung_up(self) -> None:
+        """The channel is of no use any more; with it the process."""
+        if self.alive:
+            self._loop.remove_reader(self._socket.fileno())
+            self.kill()
+
+    def _exited(self) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        self._process.wait()
+        self._read_last_words()
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._endpoint.close()
+
+        error = self._unhealthy()
+        executions, self._executions = self._executions, {}
+        for execution in executions.values():
+            self._fail_execution(execution, error)
+        running, self._running = self._running, {}
+        for request in running.values():
+            request.fail(error)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        self._ended.set()
+        if not self._stopping and self.on_exit is not None:
+            self.on_exit(self)
+
+    def _read_last_words(self) -> None:
+        """Take what the worker had sent before it ended."""
+        try:
+            while True:
+                for frame in self._endpoint.receive(self._socket):
+                    self._handle(frame)
+        except (EOFError, OSError, ConchError):
+            pass
+
+    def _unhealthy(self) -> ConchError:
+        return internal(f"Stub process '{self.name}' is not healthy.")
+
+    @property
+    def exit_status(self) -> int | None:
+        """The status of a process that has ended; negative for a signal."""
+        return self._process.returncode
+
+
+def _response(header: dict[str, Any], unpacker: Unpacker, final: bool) -> InferResponse:
+    error = header.get("error")
+    return InferResponse(
+        unpacker.unpack(header.get("outputs") or ()),
+        error=None if error is None else ConchError(error[1], Code[error[0]]),
+        final=final,
+        parameters=header.get("parameters"),
+    )
+
+
+def _take_times(request: InferRequest, times: tuple[int, int, int]) -> None:
+    request.times.compute_input, request.times.compute_infer, request.times.compute_output = times

@@ -1,0 +1,93 @@
+"""The servers under test: conch, and the real Triton where it can be had.
+
+``--server=conch|triton|both`` (or the environment variable ``CONFORMANCE_SERVER``) says which of
+them the parametrised fixtures run; both by default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.models import build
+from tests.oracle import OracleUnavailable, TritonServer, install
+from tests.servers import ConchServer
+
+Server = ConchServer | TritonServer
+Start = Callable[..., Server]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    default = os.environ.get("CONFORMANCE_SERVER", "both")
+    parser.addoption("--server", choices=["conch", "triton", "both"], default=default, help="servers to run against")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server_kind" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("server")
+        kinds = [kind for kind in ("conch", "triton") if chosen in (kind, "both")]
+        metafunc.parametrize("server_kind", kinds, scope="session")
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy repository; nothing may change it."""
+    return build(tmp_path_factory.mktemp("repository") / "models")
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the servers' logs."""
+    return tmp_path_factory.mktemp("logs")
+
+
+def _start_conch(*arguments: object, **options: object) -> ConchServer:
+    return ConchServer(*arguments, **options)  # type: ignore[arg-type]
+
+
+def _start_triton(*arguments: object, **options: object) -> TritonServer:
+    try:
+        return TritonServer(*arguments, oracle=install(), **options)  # type: ignore[arg-type]
+    except OracleUnavailable as error:
+        pytest.skip(f"the real Triton is not available here: {error}")
+
+
+STARTERS: dict[str, Start] = {"conch": _start_conch, "triton": _start_triton}
+
+
+@pytest.fixture(scope="session")
+def conch(repository: Path, logs: Path) -> Iterator[Server]:
+    """conch over the toy repository, for the whole session."""
+    with _start_conch(repository, log=logs / "conch.log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def triton(repository: Path, logs: Path) -> Iterator[Server]:
+    """The real Triton over the toy repository, for the whole session."""
+    with _start_triton(repository, log=logs / "triton.log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def server(server_kind: str, request: pytest.FixtureRequest) -> Server:
+    """Each of the two servers over the toy repository."""
+    server: Server = request.getfixturevalue(server_kind)
+    return server
+
+
+@pytest.fixture(scope="session")
+def start(server_kind: str) -> Start:
+    """Starts a server of the kind under test over another repository: ``with start(path, *flags) as server``."""
+    return STARTERS[server_kind]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Closes what a test opened, in reverse order."""
+    with ExitStack() as stack:
+        yield stack

@@ -1,0 +1,1 @@
+NAME = "shared helper of a"
