@@ -101,9 +101,9 @@ class InferRequest:
     """
 
     __slots__ = (
-        "batch_size", "cancelled", "correlation_id", "finished", "flags", "id", "inputs", "model_name",
-        "model_version", "on_cancel", "on_final", "on_response", "outputs", "parameters", "priority", "serial",
-        "timeout", "times",
+        "answered", "batch_size", "cancelled", "correlation_id", "finished", "flags", "id", "inputs", "model_name",
+        "model_version", "on_cancel", "on_final", "on_response", "outputs", "parameters", "priority", "responses",
+        "serial", "timeout", "times",
     )  # fmt: skip
 
     def __init__(
@@ -137,6 +137,9 @@ class InferRequest:
         self.on_response = on_response
         self.on_cancel: Callable[[InferRequest], None] | None = None
         self.on_final: Callable[[InferRequest, InferResponse], None] | None = None
+        #: Whether the backend itself answered, if only with an error of its own.
+        self.answered = False
+        self.responses = 0
         self.cancelled = False
         self.finished = False
 
@@ -149,6 +152,7 @@ class InferRequest:
             self.on_cancel = None
             if self.on_final is not None:
                 self.on_final(self, response)
+        self.responses += 1
         self.on_response(response)
 
     def fail(self, error: ConchError) -> None:

@@ -2,33 +2,26 @@
 
 Modules log with ``logging.getLogger("conch")`` as usual.  ``setup`` is called by the server's entry point; it puts one
 handler on the root logger, so that warnings of libraries come out in the same format.  The settings may change while
-the server runs (``update``, for the logging extension).  Any thread may log.
+the server runs (``LogSettings.update``, for the logging extension).  Any thread may log.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TextIO
 
 from conch.errors import internal
 
 FORMATS: Final = ("default", "ISO8601")
 LOGGER: Final = logging.getLogger("conch")
 
-#: Severity letters of the levels; what Triton calls verbose is an I line.
-_LETTER: Final = {
-    logging.DEBUG: "I",
-    logging.INFO: "I",
-    logging.WARNING: "W",
-    logging.ERROR: "E",
-    logging.CRITICAL: "E",
-}
 _WORKER_LEVEL: Final = {
     "VERBOSE": logging.DEBUG,
     "INFO": logging.INFO,
@@ -37,11 +30,12 @@ _WORKER_LEVEL: Final = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogSettings:
     """What is logged, and how; the fields are those of the logging extension, in its order.
 
-    ``log_file`` is a path, empty for standard error; ``log_verbose_level`` 0 means no verbose lines.
+    ``log_file`` is a path, empty for standard error; ``log_verbose_level`` 0 means no verbose lines.  Those that were
+    given to ``setup`` are in force, changes included.
     """
 
     log_file: str = ""
@@ -50,6 +44,14 @@ class LogSettings:
     log_error: bool = True
     log_verbose_level: int = 0
     log_format: str = "default"
+
+    def update(self, **changes: bool | int | str) -> None:
+        """Change some fields, from the next line on; ``log_file`` only counts at ``setup``.
+
+        Values must be right: the front ends, which know how their protocol says it, refuse wrong ones.
+        """
+        for name, value in changes.items():
+            setattr(self, name, value)
 
     def allows(self, level: int) -> bool:
         """Whether lines of this level of the ``logging`` module are written."""
@@ -90,13 +92,13 @@ _handler = _Handler(LogSettings())
 
 def setup(settings: LogSettings) -> None:
     """Send all log lines where ``settings`` says; raises INTERNAL when the log file cannot be opened."""
+    stream: TextIO = sys.stderr
     if settings.log_file:
         try:
-            _handler.setStream(open(settings.log_file, "a", encoding="utf-8"))
+            stream = Path(settings.log_file).open("a", encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
         except OSError as error:
             raise internal(f"failed to open log file '{settings.log_file}': {error.strerror}") from error
-    else:
-        _handler.setStream(sys.stderr)
+    _handler.setStream(stream)
     _handler.settings = settings
     LOGGER.setLevel(logging.DEBUG)
     root = logging.getLogger()
@@ -106,15 +108,6 @@ def setup(settings: LogSettings) -> None:
 
 def current() -> LogSettings:
     """The settings in force."""
-    return _handler.settings
-
-
-def update(**changes: Any) -> LogSettings:
-    """Change some of the settings, except the file, and return the new ones.
-
-    Names and values must be right; the front ends, which know the type of a wrong value, refuse it.
-    """
-    _handler.settings = dataclasses.replace(_handler.settings, **changes)
     return _handler.settings
 
 
@@ -130,7 +123,7 @@ def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """The table with rules and left-aligned cells, ending in a line break."""
+    """The table with rules and left-aligned cells; every row has a cell a column."""
     cells = [[str(cell) for cell in row] for row in (columns, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
@@ -153,7 +146,7 @@ def _quote(text: str) -> str:
 
 
 def _stamp(record: logging.LogRecord, form: str) -> str:
-    letter = _LETTER.get(record.levelno, "I")
+    letter = "E" if record.levelno >= logging.ERROR else "W" if record.levelno >= logging.WARNING else "I"
     now = time.gmtime(record.created)
     if form == "ISO8601":
         return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', now)} {letter}"

@@ -68,7 +68,7 @@ def option(default: Any, group: str, help: str, *, common: bool = False, ignored
 
 
 def _ignored(default: Any = "") -> Any:
-    return option(default, "Ignored", "Accepted for tritonserver's sake; has no effect.", ignored=True)
+    return option(default, "Accepted, without effect", "For tritonserver's command lines.", ignored=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +76,11 @@ class Settings:
     """The server's options; those that are not given have their defaults.  Raises INVALID_ARG for a contradiction."""
 
     # fmt: off
-    id: str = option("triton", "Server", "Name of this server in its metadata.")
-    exit_timeout_secs: Number = option(30, "Server", "Seconds that requests in flight get when the server stops.", common=True)
-    exit_on_error: bool = option(True, "Server", "Exit when a model fails to load at startup.", common=True)
-    strict_readiness: bool = option(True, "Server", "Be ready only while every model is.")
-    allow_client_shm: bool = option(False, "Server", "Let clients register shared memory regions.")
-    max_pending_requests: Count = option(10_000, "Server", "Requests that may wait for a model without a max_queue_size.")
-
     model_repository: tuple[str, ...] = option((), "Models", "Directory of models; repeatable.", common=True)
     model_control_mode: ControlMode = option(
         "none", "Models", "Load all (none), as files change (poll), or on request (explicit).", common=True
     )
-    load_model: tuple[str, ...] = option((), "Models", "Model to load in explicit mode, * for all; repeatable.", common=True)
+    load_model: tuple[str, ...] = option((), "Models", "Model to load at startup, * for all; repeatable.", common=True)
     repository_poll_secs: Count = option(15, "Models", "Seconds between two looks at the repository in poll mode.")
     model_config_name: str = option("", "Models", "Take configs/<name>.pbtxt of a model where it has one.")
     disable_auto_complete_config: bool = option(False, "Models", "Take configurations as written, complete nothing.")
@@ -96,16 +89,23 @@ class Settings:
     model_namespacing: bool = option(False, "Models", "Allow one model name in several repositories.")
     backend_directory: str = option("", "Models", "Directory of further backends, searched first.")
     backend_config: tuple[Setting, ...] = option((), "Models", "[<backend>,]<setting>=<value>; repeatable.")
-    cache_config: tuple[Setting, ...] = option((), "Models", "<cache>,<setting>=<value>, as local,size=1048576; repeatable.")
+    cache_config: tuple[Setting, ...] = option((), "Models", "<cache>,<setting>=<value>, as local,size=1; repeatable.")
     rate_limit: RateLimit = option("off", "Models", "Let resources and priorities decide which instance runs next.")
     rate_limit_resource: tuple[Resource, ...] = option((), "Models", "<name>:<count>[:<device>]; repeatable.")
 
+    id: str = option("triton", "Server", "Name of this server in its metadata.")
+    exit_timeout_secs: Number = option(30, "Server", "Seconds that a stopping server gives its requests.", common=True)
+    exit_on_error: bool = option(True, "Server", "Exit when a model fails to load at startup.", common=True)
+    strict_readiness: bool = option(True, "Server", "Be ready only while every model is.")
+    allow_client_shm: bool = option(False, "Server", "Let clients register shared memory regions.")
+    max_pending_requests: Count = option(10_000, "Server", "Requests that may wait where a model sets no limit.")
+
     allow_http: bool = option(True, "HTTP", "Serve HTTP.")
-    http_address: str = option("127.0.0.1", "HTTP", "Address to listen on; 0.0.0.0 for other machines too.", common=True)
+    http_address: str = option("127.0.0.1", "HTTP", "Address to listen on, 0.0.0.0 for all.", common=True)
     http_port: Port = option(8000, "HTTP", "Port to listen on; 0 takes a free one.", common=True)
     reuse_http_port: bool = option(False, "HTTP", "Share the port with other servers that set this too.")
     http_header_forward_pattern: str = option("", "HTTP", "Regular expression of headers to pass on as parameters.")
-    http_restricted_api: tuple[Restriction, ...] = option((), "HTTP", "<api>,...:<header>=<value> demands a header; repeatable.")
+    http_restricted_api: tuple[Restriction, ...] = option((), "HTTP", "<api>,...:<header>=<value>; repeatable.")
     http_max_input_size: Count = option(64 << 20, "HTTP", "Largest JSON body or decompressed body, in bytes.")
 
     allow_grpc: bool = option(True, "gRPC", "Serve gRPC.")
@@ -113,9 +113,7 @@ class Settings:
     grpc_port: Port = option(8001, "gRPC", "Port to listen on; 0 takes a free one.", common=True)
     reuse_grpc_port: bool = option(False, "gRPC", "Share the port with other servers that set this too.")
     grpc_header_forward_pattern: str = option("", "gRPC", "Regular expression of metadata to pass on as parameters.")
-    grpc_restricted_protocol: tuple[Restriction, ...] = option(
-        (), "gRPC", "<protocol>,...:<key>=<value> demands metadata; repeatable."
-    )
+    grpc_restricted_protocol: tuple[Restriction, ...] = option((), "gRPC", "<protocol>,...:<key>=<value>; repeatable.")
     grpc_use_ssl: bool = option(False, "gRPC", "Encrypt with the server's certificate and key.")
     grpc_use_ssl_mutual: bool = option(False, "gRPC", "Ask clients for a certificate too.")
     grpc_server_cert: str = option("", "gRPC", "PEM file of the server's certificate.")
@@ -125,13 +123,13 @@ class Settings:
     grpc_keepalive_time: Number = option(7_200_000, "gRPC", "Milliseconds of silence before a keepalive ping.")
     grpc_keepalive_timeout: Number = option(20_000, "gRPC", "Milliseconds that a ping's answer may take.")
     grpc_keepalive_permit_without_calls: bool = option(False, "gRPC", "Ping when no call is open, too.")
-    grpc_http2_max_pings_without_data: Number = option(2, "gRPC", "Pings sent without data in between; 0 for any number.")
+    grpc_http2_max_pings_without_data: Number = option(2, "gRPC", "Pings sent without data between; 0 for any number.")
     grpc_http2_min_recv_ping_interval_without_data: Number = option(
         300_000, "gRPC", "Milliseconds that a client without data must leave between two pings."
     )
-    grpc_http2_max_ping_strikes: Number = option(2, "gRPC", "Too early pings that a connection survives; 0 for any number.")
+    grpc_http2_max_ping_strikes: Number = option(2, "gRPC", "Early pings that are forgiven; 0 for any number.")
     grpc_max_connection_age: Number = option(0, "gRPC", "Milliseconds that a connection may last; 0 for ever.")
-    grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds that its calls then have; 0 for ever.")
+    grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds for its last calls; 0 for ever.")
 
     allow_metrics: bool = option(True, "Metrics", "Serve metrics.")
     metrics_address: str = option("", "Metrics", "Address to listen on; that of HTTP by default.")

@@ -10,7 +10,7 @@ from math import prod
 from struct import Struct
 from typing import Final
 
-from conch.errors import invalid
+from conch.errors import ConchError, invalid
 from conch.inference import InferRequest, ModelSignature, TensorSpec
 from conch.tensors import ELEMENT_SIZE, Tensor, format_shape
 
@@ -26,7 +26,7 @@ def validate_request(signature: ModelSignature, request: InferRequest) -> None:
     """Raise INVALID_ARG unless ``request`` is one that the model accepts.
 
     Sets ``request.batch_size`` (1 for a model without batching) and gives inputs with a
-    ``reshape`` the shape that the model sees.
+    ``reshape`` the shape that the model sees, so it must be called only once for a request.
     """
     for name in request.outputs:
         if name not in signature.outputs:
@@ -36,12 +36,12 @@ def validate_request(signature: ModelSignature, request: InferRequest) -> None:
         _check_names(signature, request)
     if signature.max_batch_size > 0:
         request.batch_size = _batch_size(signature, request)
-    for name, tensor in inputs.items():
+    for name, tensor in reversed(inputs.items()):
         _check_tensor(signature, request, specs[name], tensor)
 
 
 def _check_names(signature: ModelSignature, request: InferRequest) -> None:
-    """All required inputs are there and nothing else; messages list names in alphabetical order."""
+    """All required inputs are there and nothing else."""
     specs, inputs = signature.inputs, request.inputs
     required = sum(not spec.optional for spec in specs.values())
     if not required <= len(inputs) <= len(specs):
@@ -49,31 +49,38 @@ def _check_names(signature: ModelSignature, request: InferRequest) -> None:
             text = f"expected {len(specs)} inputs but got {len(inputs)} inputs"
         else:
             text = f"expected number of inputs between {required} and {len(specs)} but got {len(inputs)} inputs"
-        got = ",".join(f"'{name}'" for name in sorted(inputs))
-        missing = [f"'{name}'" for name, spec in specs.items() if not spec.optional and name not in inputs]
+        got = ",".join(f"'{name}'" for name in reversed(inputs))
+        missing = ",".join(f"'{name}'" for name, spec in specs.items() if not spec.optional and name not in inputs)
+        # Triton leaves the bracket out when nothing is missing.
         raise request.error(
             f"{text} for model '{signature.name}'. Got input(s) [{got}], but missing required input(s)"
-            f" [{','.join(missing)}]. Please provide all required input(s)."
+            f" {'[' if missing else ''}{missing}]. Please provide all required input(s)."
         )
-    for name in inputs:
+    for name in reversed(inputs):
         if name not in specs:
             raise invalid(f"unexpected inference input '{name}' for model '{signature.name}'")
 
 
 def _batch_size(signature: ModelSignature, request: InferRequest) -> int:
-    batch = -1
-    for name, tensor in request.inputs.items():
+    batch: int | None = None
+    for name, tensor in reversed(request.inputs.items()):
         if not tensor.shape:
-            raise request.error(f"input '{name}' has no shape but model requires batch dimension for '{signature.name}'")
-        if batch == -1:
+            raise request.error(
+                f"input '{name}' has no shape but model requires batch dimension for '{signature.name}'"
+            )
+        if tensor.shape[0] < 0:
+            raise _wrong_shape(signature, request, name, tensor.shape)
+        if batch is None:
             batch = tensor.shape[0]
         elif tensor.shape[0] != batch:
             raise request.error(f"input '{name}' batch size does not match other inputs for '{signature.name}'")
+    # A batch of 0 is taken as one of 1, which its data then does not fill.
+    batch = batch or 1
     if batch > signature.max_batch_size:
         raise request.error(
             f"inference request batch-size must be <= {signature.max_batch_size} for '{signature.name}'"
         )
-    return max(batch, 1)
+    return batch
 
 
 def _check_tensor(signature: ModelSignature, request: InferRequest, spec: TensorSpec, tensor: Tensor) -> None:
@@ -84,9 +91,9 @@ def _check_tensor(signature: ModelSignature, request: InferRequest, spec: Tensor
         )
     shape = tensor.shape
     dims = shape[1:] if signature.max_batch_size > 0 else shape
-    if dims != spec.dims and not _fits(dims, spec.dims):
-        raise _wrong_shape(signature, request, spec, shape)
-    count = prod(shape)
+    if (dims != spec.dims or -1 in dims) and not _fits(dims, spec.dims):
+        raise _wrong_shape(signature, request, name, shape)
+    count = prod(dims) * (request.batch_size if signature.max_batch_size > 0 else 1)
     if spec.datatype == "BYTES":
         _check_strings(signature, request, tensor, count)
     elif len(tensor.data) != count * ELEMENT_SIZE[spec.datatype]:
@@ -106,18 +113,17 @@ def _fits(dims: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     )
 
 
-def _wrong_shape(
-    signature: ModelSignature, request: InferRequest, spec: TensorSpec, shape: tuple[int, ...]
-) -> Exception:
+def _wrong_shape(signature: ModelSignature, request: InferRequest, name: str, shape: tuple[int, ...]) -> ConchError:
     if -1 in shape:
         return request.error(
-            f"All input dimensions should be specified for input '{spec.name}' for model '{signature.name}',"
+            f"All input dimensions should be specified for input '{name}' for model '{signature.name}',"
             f" got {format_shape(shape)}"
         )
+    dims = signature.inputs[name].dims
     batching = signature.max_batch_size > 0
-    expected = (-1, *spec.dims) if batching else spec.dims
+    expected = (-1, *dims) if batching else dims
     return request.error(
-        f"unexpected shape for input '{spec.name}' for model '{signature.name}'."
+        f"unexpected shape for input '{name}' for model '{signature.name}'."
         f" Expected {format_shape(expected)}, got {format_shape(shape)}. {_BATCH_NOTE if batching else ''}"
     )
 
@@ -132,7 +138,8 @@ def _check_strings(signature: ModelSignature, request: InferRequest, tensor: Ten
                 f"unexpected number of string elements {seen + 1} for inference input '{name}' for model '{model}',"
                 f" expecting {count}"
             )
-        at += 4 + _LENGTH.unpack_from(data, at)[0]
+        size = _LENGTH.unpack_from(data, at)[0]
+        at += 4 + size
         seen += 1
     if at < end:
         raise request.error(
@@ -144,6 +151,7 @@ def _check_strings(signature: ModelSignature, request: InferRequest, tensor: Ten
             f"expected {count} string elements for inference input '{name}' for model '{model}', got {seen}"
         )
     if at > end:
-        raise request.error(
-            f"incomplete string data for inference input '{name}' for model '{model}', expecting {at - end} more bytes"
+        raise invalid(
+            f"incomplete string data for inference input '{name}', expecting string of length {size}"
+            f" but only {end - at + size} bytes available"
         )

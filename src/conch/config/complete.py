@@ -6,7 +6,7 @@ reads a model, and :func:`merge_completion` when a backend has completed the res
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,7 +77,7 @@ def complete(
 def complete_backend(config: ModelConfig, name: str, artefacts: Collection[str]) -> None:
     """Fill in place ``name``, ``backend``, ``platform`` and ``default_model_filename``."""
     config.name = config.name or name
-    if is_ensemble(config) or scheduler(config) == "ensemble_scheduling":
+    if is_ensemble(config):
         return
     if not config.backend:
         config.backend = _backend_of(config, artefacts)
@@ -169,6 +169,11 @@ def complete_instances(config: ModelConfig, gpus: Sequence[int] = (), preference
             group.count = 2 if two else 1
         if group.kind == InstanceGroup.KIND_GPU and not group.gpus:
             group.gpus.extend(gpus)
+
+
+def complete_ensemble(config: ModelConfig, members: Iterable[ModelConfig]) -> None:
+    """Fill an ensemble's transaction policy in place: it is decoupled where one of its members is."""
+    config.model_transaction_policy.decoupled = any(member.model_transaction_policy.decoupled for member in members)
 
 
 def merge_completion(config: ModelConfig, completion: ModelConfig) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from math import isfinite
+from struct import Struct
 from typing import Any
 
-import numpy
 import orjson
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -45,6 +45,7 @@ _INT64 = {
     FieldDescriptor.TYPE_FIXED64,
     FieldDescriptor.TYPE_SFIXED64,
 }
+_FLOAT = Struct("<f")
 
 
 def to_dict(config: ModelConfig) -> dict[str, Any]:
@@ -107,9 +108,17 @@ def _scalar(field: FieldDescriptor, value: Any) -> Any:
     if field.type in _INT64 and field.full_name not in _NUMBERS:
         return str(value)
     if field.type == FieldDescriptor.TYPE_FLOAT:
-        # The shortest text that gives the same 32-bit number: 0.3, not 0.30000001192092896.
-        return float(str(numpy.float32(value))) if isfinite(value) else str(value)
+        return _float(value)
     return value
+
+
+def _float(value: float) -> float | int | str:
+    """A 32-bit float in 6 digits where they suffice, else 9: 0.3 and not 0.30000001192092896; 1 and not 1.0."""
+    if not isfinite(value):
+        return str(value)
+    short = float(f"{value:.6g}")
+    number = short if _FLOAT.unpack(_FLOAT.pack(short))[0] == value else float(f"{value:.9g}")
+    return int(number) if number.is_integer() else number
 
 
 def _with_enum_names(value: Any, descriptor: Descriptor) -> Any:

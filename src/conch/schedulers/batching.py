@@ -64,9 +64,7 @@ class DynamicBatcher:
         self._largest_preferred = max(preferred, default=0)
         self._max_delay = max_delay_us * NS_PER_US
         self._optional = any(spec.optional for spec in signature.inputs.values())
-        self._variable = tuple(
-            spec.name for spec in signature.inputs.values() if -1 in spec.dims and not spec.ragged
-        )
+        self._variable = tuple(spec.name for spec in signature.inputs.values() if -1 in spec.dims and not spec.ragged)
 
     def take(self, now: int) -> Taken:
         chosen: list[Waiting] = []

@@ -83,16 +83,13 @@ class Summaries:
     __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
 
     def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, Summary())
-
-    request: Summary
-    queue: Summary
-    compute_input: Summary
-    compute_infer: Summary
-    compute_output: Summary
-    cache_hit: Summary
-    cache_miss: Summary
+        self.request = Summary()
+        self.queue = Summary()
+        self.compute_input = Summary()
+        self.compute_infer = Summary()
+        self.compute_output = Summary()
+        self.cache_hit = Summary()
+        self.cache_miss = Summary()
 
 
 class ModelStatistics:
@@ -155,7 +152,7 @@ class ModelStatistics:
     def record_success(
         self, batch_size: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int, total_ns: int
     ) -> None:
-        """A request ended; ``batch_size`` is its own (0 or 1 without a batch dimension), the compute times its batch's."""
+        """A request ended; ``batch_size`` is its own (0 without a batch dimension), compute times are its batch's."""
         self.success_count += 1
         self.success_ns += total_ns
         self.inference_count += batch_size or 1

@@ -50,9 +50,11 @@ class WorkerProcess:
     unless that was asked for with :meth:`stop`.
     """
 
-    def __init__(self, name: str, on_exit: Callable[[WorkerProcess], None] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.on_exit = on_exit
+        self.on_exit: Callable[[WorkerProcess], None] | None = None
+        #: Called with every response that a response sender gave, before the request gets it.
+        self.on_sent: Callable[[InferRequest, InferResponse], None] | None = None
         self.alive = False
         self._loop = asyncio.get_running_loop()
         self._endpoint = Endpoint()
@@ -238,6 +240,8 @@ class WorkerProcess:
                 # Unpacked in any case, so that its memory goes back.
                 response = _response(header, Unpacker(payload, self._endpoint.regions), header["final"])
                 if request is not None:
+                    if self.on_sent is not None:
+                        self.on_sent(request, response)
                     self._respond(request, response)
             elif op == "log":
                 logs.emit_from_worker(header["level"], header["file"], header["line"], header["message"])
@@ -263,6 +267,7 @@ class WorkerProcess:
                 self._respond(request, response)
 
     def _respond(self, request: InferRequest, response: InferResponse) -> None:
+        request.answered = True
         if response.final:
             self._running.pop(request.serial, None)
         request.respond(response)

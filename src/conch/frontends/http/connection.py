@@ -21,10 +21,13 @@ from conch.frontends.http.exchange import Exchange
 
 JSON_TYPE = (b"content-type", b"application/json")
 MAX_HEADER_BYTES = 64 * 1024
+#: Bytes read before a head is complete; a read may hold the end of the previous request too.
+MAX_UNFINISHED_HEAD = 1024 * 1024
 MAX_CHUNKS = 65536
 MAX_PIPELINED = 64
 #: The largest body at all: tensors beyond 2 GiB do not fit gRPC either.
 MAX_BODY_BYTES = 2**31 - 1
+_HEAD_TOO_LARGE = f"request header exceeds the maximum of {MAX_HEADER_BYTES} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,14 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[Exchange] = deque()
         self._closing = False
         self.active = monotonic()
-        self._begin()
+        self._in_head = True
+        self._unfinished_head = 0
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._header_bytes = 0
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._chunks = 0
 
     # The transport's calls.
 
@@ -84,11 +94,22 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse(cause.status, cause.message)
             else:
                 self._refuse(400, "invalid HTTP request")
+        else:
+            if self._in_head:
+                # What the parser has not shown yet: a header without an end.
+                self._unfinished_head += len(data)
+                if self._unfinished_head > MAX_UNFINISHED_HEAD:
+                    self._refuse(431, _HEAD_TOO_LARGE)
 
     # The parser's calls.
 
     def on_message_begin(self) -> None:
-        self._begin()
+        self._target = b""
+        self._headers = {}
+        self._header_bytes = 0
+        self._body = []
+        self._body_size = 0
+        self._chunks = 0
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -99,6 +120,8 @@ class HttpConnection(asyncio.Protocol):
         self._count_header_bytes(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._unfinished_head = 0
         path = self._target.partition(b"?")[0]
         if not path.startswith(b"/"):
             try:
@@ -120,7 +143,8 @@ class HttpConnection(asyncio.Protocol):
         if self._chunks > MAX_CHUNKS:
             raise _Refused(
                 400,
-                f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks.",
+                f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. "
+                "Send fewer or larger HTTP chunks.",
             )
 
     def on_body(self, body: bytes) -> None:
@@ -130,6 +154,7 @@ class HttpConnection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        self._in_head = True
         exchange = self._exchange
         exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
@@ -173,18 +198,10 @@ class HttpConnection(asyncio.Protocol):
             self._current = self._waiting.popleft()
             self._application.handle(self._current)
 
-    def _begin(self) -> None:
-        self._target = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._header_bytes = 0
-        self._body: list[bytes] = []
-        self._body_size = 0
-        self._chunks = 0
-
     def _count_header_bytes(self, count: int) -> None:
         self._header_bytes += count
         if self._header_bytes > MAX_HEADER_BYTES:
-            raise _Refused(431, f"request header exceeds the maximum of {MAX_HEADER_BYTES} bytes")
+            raise _Refused(431, _HEAD_TOO_LARGE)
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer what cannot be understood, and close; answers that are still due are given up."""

@@ -30,7 +30,17 @@ class Exchange:
     client goes away first, ``on_disconnect`` is called and answers are dropped.
     """
 
-    __slots__ = ("_chunked", "_connection", "body", "headers", "keep_alive", "method", "on_disconnect", "path", "started")
+    __slots__ = (
+        "_chunked",
+        "_connection",
+        "body",
+        "headers",
+        "keep_alive",
+        "method",
+        "on_disconnect",
+        "path",
+        "started",
+    )
 
     def __init__(
         self, connection: HttpConnection, method: bytes, path: bytes, headers: dict[bytes, bytes], keep_alive: bool

@@ -35,9 +35,9 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str] | None, batched: 
     rows = np.frombuffer(tensor.data, np.dtype(code)).reshape(-1, classes) if classes else ()
     elements: list[bytes] = []
     for row in rows:
-        # Stable on the reversed row, so that equal values come in the order Triton gives them.
-        for index in np.argsort(-row, kind="stable")[:count].tolist():
-            elements.append(_class(row[index].item(), index, labels))
+        # Sorted from the end of the row, then reversed: of equal values the first one comes first.
+        best = (classes - 1 - np.argsort(row[::-1], kind="stable")[::-1][:count]).tolist()
+        elements += [_class(row[index].item(), index, labels) for index in best]
     return Tensor(tensor.name, "BYTES", (*batch, count), pack_bytes(elements))
 
 

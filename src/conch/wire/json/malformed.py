@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from math import isinf
 from typing import Final
 
@@ -19,9 +20,8 @@ NUMBER_TOO_BIG: Final = "Number too big to be stored in double."
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_LONE_HIGH_SURROGATE: Final = re.compile(
-    rb"(?<!\\)(?:\\\\)*+(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F])"
-)
+_LONE_HIGH_SURROGATE: Final = re.compile(rb"(?<!\\)(?:\\\\)*+(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F])")
+_MAYBE_TOO_BIG: Final = re.compile(rb"[eE]\+?[0-9]{3}")
 _LITERALS: Final = (b"true", b"false", b"null", b"NaN", b"Infinity", b"-Infinity")
 
 #: How the standard library's messages begin, and RapidJSON's reason.
@@ -30,7 +30,6 @@ _REASONS: Final = {
     "Illegal trailing comma before the end of object": "Missing a name for object member.",
     "Illegal trailing comma before the end of array": "Invalid value.",
     "Expecting ':'": "Missing a colon after a name of object member.",
-    "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
     "Invalid \\escape": "Invalid escape character in string.",
     "Invalid control character": "Invalid escape character in string.",
     "Extra data": "The document root must not be followed by other values.",
@@ -41,8 +40,12 @@ class NumberTooBig(ValueError):
     """A number that no double holds; the argument is its text."""
 
 
-def finite(text: str) -> float:
-    """A JSON number with a fraction or an exponent; raises :class:`NumberTooBig`."""
+def float_reader(data: bytes) -> Callable[[str], float] | None:
+    """How to read the numbers of a document; ``None``, which is faster, if no exponent is large."""
+    return _finite if _MAYBE_TOO_BIG.search(data) else None
+
+
+def _finite(text: str) -> float:
     value = float(text)
     if isinf(value):
         raise NumberTooBig(text)
@@ -57,20 +60,17 @@ def nesting(data: bytes) -> int:
 
 def lone_surrogate(data: bytes) -> tuple[str, int] | None:
     """The reason and offset if an escaped high surrogate lacks its low one, which Python would accept."""
+    if b"\\u" not in data:
+        return None
     found = _LONE_HIGH_SURROGATE.search(data)
     return ("The surrogate pair in string is invalid.", found.start(1)) if found else None
 
 
 def reason(data: bytes, text: str, error: json.JSONDecodeError) -> tuple[str, int]:
-    """RapidJSON's reason and byte offset for what the standard library found wrong with ``data``.
-
-    ``text`` is ``data`` as it was given to the standard library.
-    """
+    """RapidJSON's reason and byte offset for what the standard library found wrong with ``data``, read as ``text``."""
     if not text.strip(" \t\n\r"):
         return "The document is empty.", len(data)
-    at = len(text[: error.pos].encode("utf-8", "surrogateescape")) + len(data) - len(
-        text.encode("utf-8", "surrogateescape")
-    )
+    at = len(text[: error.pos].encode("utf-8", "surrogateescape"))
     message = error.msg
     if message.startswith("Unterminated string"):
         return "Missing a closing quotation mark in string.", len(data)
@@ -81,6 +81,8 @@ def reason(data: bytes, text: str, error: json.JSONDecodeError) -> tuple[str, in
         if cut == b".":
             return "Miss fraction part in number.", at + 1
         return "Miss exponent in number.", at + 1 + (data[at + 1 : at + 2] in (b"+", b"-"))
+    if message.startswith("Invalid \\uXXXX escape"):
+        return "Incorrect hex digit after \\u escape in string.", at - 1
     for begins, words in _REASONS.items():
         if message.startswith(begins):
             return words, at

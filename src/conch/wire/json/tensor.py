@@ -7,7 +7,6 @@ nested in any way; only their elements, in order, matter.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -17,6 +16,16 @@ from conch.wire.json import text
 
 _DATA: Final = "Unable to parse 'data'"
 _BYTES: Final = "Unable to parse JSON bytes array"
+_SIGNED: Final = (frozenset({int}), "attempt to access JSON non-signed-integer as signed-integer")
+_UNSIGNED: Final = (frozenset({int}), "attempt to access JSON non-unsigned-integer as unsigned-integer")
+_DOUBLE: Final = (frozenset({int, float}), "attempt to access JSON non-number as double")
+#: What JSON elements may be by native format, and what is said about others.
+_ELEMENTS: Final[dict[str, tuple[frozenset[type], str]]] = {
+    "?": (frozenset({bool}), "attempt to access JSON non-boolean as boolean"),
+    **dict.fromkeys("bhiq", _SIGNED),
+    **dict.fromkeys("BHIQ", _UNSIGNED),
+    **dict.fromkeys("fd", _DOUBLE),
+}
 _UNSIGNED_OF_SIZE: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -28,22 +37,18 @@ def from_json(name: str, datatype: str, count: int, data: Any) -> bytes:
     """
     if datatype == "BYTES":
         return _strings(_flatten(text.as_array(data, _DATA))) if count else b""
-    code = NATIVE_FORMAT.get(datatype)
-    if code is None:
-        if datatype in ELEMENT_SIZE:
-            raise invalid(
-                f"receiving {datatype} data via JSON is not supported."
-                f" Please use the binary data format for input {name}"
-            )
+    if datatype not in ELEMENT_SIZE:
         raise invalid(f"invalid datatype for input {name}")
-    values = text.as_array(data, _DATA)
     if not count:
         return b""
-    values = _flatten(values)
+    if datatype not in NATIVE_FORMAT:
+        raise invalid(
+            f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
+        )
+    values = _flatten(text.as_array(data, _DATA))
+    packed = _numbers(datatype, values[:count])
     if len(values) > count:
-        _numbers(datatype, code, values[:count])
         raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
-    packed = _numbers(datatype, code, values)
     if len(values) < count:
         raise internal("Failed to parse 'data' field: shape does not match true shape")
     return packed
@@ -67,54 +72,39 @@ def _strings(values: list[Any]) -> bytes:
         raise text.wrong("attempt to access JSON non-string as string", _BYTES) from None
 
 
-def _numbers(datatype: str, code: str, values: list[Any]) -> bytes:
-    kinds = set(map(type, values))
-    if datatype == "BOOL":
-        if kinds - {bool}:
-            raise text.wrong("attempt to access JSON non-boolean as boolean", _DATA)
-        return bytes(values)
+def _numbers(datatype: str, values: list[Any]) -> bytes:
+    code = NATIVE_FORMAT[datatype]
+    accepted, refusal = _ELEMENTS[code]
+    if not accepted.issuperset(map(type, values)):
+        raise text.wrong(refusal, _DATA)
     try:
-        if code in "fd":
-            if kinds - {float, int}:
-                raise text.wrong("attempt to access JSON non-number as double", _DATA)
-        elif kinds - {int}:
-            raise _not_an_integer(datatype)
-        return array(code, values).tobytes()
+        return bytes(values) if code == "?" else array(code, values).tobytes()
     except OverflowError:
-        return _truncated(datatype, values)
-
-
-def _truncated(datatype: str, values: Sequence[int]) -> bytes:
-    """Integers reduced to the datatype's width, as a cast in C does; each must fit 64 bits."""
-    low, high = (0, 2**64) if datatype.startswith("U") else (-(2**63), 2**63)
-    if min(values) < low or max(values) >= high:
-        raise _not_an_integer(datatype)
+        pass
+    # Integers are reduced to the datatype's width, as a cast in C does; each must fit 64 bits.
+    low, high = (0, 2**64) if code.isupper() else (-(2**63), 2**63)
+    if code in "fd" or min(values) < low or max(values) >= high:
+        raise text.wrong(refusal, _DATA)
     size = ELEMENT_SIZE[datatype]
     mask = (1 << 8 * size) - 1
     return array(_UNSIGNED_OF_SIZE[size], [value & mask for value in values]).tobytes()
 
 
-def _not_an_integer(datatype: str) -> Exception:
-    kind = "unsigned" if datatype.startswith("U") else "signed"
-    return text.wrong(f"attempt to access JSON non-{kind}-integer as {kind}-integer", _DATA)
+def to_json(tensor: Tensor) -> list[Any]:
+    """The elements of an output, flat: numbers, bools, or strings for :func:`conch.wire.json.text.dumps`.
 
-
-def to_json(tensor: Tensor) -> list[Any] | Any:
-    """The elements of an output as what :func:`conch.wire.json.text.dumps` writes: always flat.
-
-    Raises INVALID_ARG for FP16 and BF16, which JSON does not carry.
+    Numbers that are not finite are left in.  Raises INVALID_ARG for FP16 and BF16, which JSON does not carry.
     """
-    datatype = tensor.datatype
-    if datatype == "BYTES":
+    if tensor.datatype == "BYTES":
         elements = split_bytes(tensor.data)
         try:
             return list(map(bytes.decode, elements))
         except UnicodeDecodeError:
             return list(map(text.string, elements))
-    code = NATIVE_FORMAT.get(datatype)
+    code = NATIVE_FORMAT.get(tensor.datatype)
     if code is None:
         raise invalid(
-            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output"
         )
-    values = memoryview(tensor.data).cast("B").cast(code).tolist()
-    return text.number_list(values) if code in "fd" else values
+    values: list[Any] = memoryview(tensor.data).cast("B").cast(code).tolist()  # type: ignore[call-overload]
+    return values

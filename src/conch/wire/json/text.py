@@ -8,6 +8,7 @@ pure functions, run on the server's event loop.
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from math import isfinite
 from typing import Any, Final
 
@@ -41,10 +42,11 @@ def loads(data: Buffer) -> Any:
 
 def _loads_leniently(data: bytes) -> Any:
     """What orjson refuses and RapidJSON may accept."""
+    data = data.removeprefix(BOM_UTF8)
     _check_depth(data)
-    text = data.decode("utf-8-sig", "surrogateescape")
+    text = data.decode("utf-8", "surrogateescape")
     try:
-        value = json.loads(text, parse_float=malformed.finite)
+        value = json.loads(text, parse_float=malformed.float_reader(data))
     except json.JSONDecodeError as error:
         raise _parse_error(*malformed.reason(data, text, error)) from None
     except malformed.NumberTooBig as error:
@@ -66,14 +68,18 @@ def _parse_error(reason: str, offset: int) -> ConchError:
     return internal(f"failed to parse the request JSON buffer: {reason} at {offset}")
 
 
-def dumps(value: Any) -> bytes:
-    """Compact JSON; numbers that are not finite must have gone through :func:`number_list` or :func:`number`."""
-    return orjson.dumps(value)
+def dumps(value: Any, *, sort: bool = False) -> bytes:
+    """Compact JSON; what may not be finite must have gone through :func:`numbers`, bytes through :func:`string`."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort else None)
 
 
-def number_list(values: list[float]) -> Any:
-    """A list of numbers for :func:`dumps`, with ``NaN`` and ``Infinity`` as the bare words RapidJSON writes."""
-    return values if isfinite(sum(values)) else orjson.Fragment(json.dumps(values, separators=(",", ":")).encode())
+def numbers(value: Any) -> Any:
+    """A number, or a list of one type, for :func:`dumps`; ``NaN`` and ``Infinity`` become bare words, as in Triton."""
+    if type(value) is list:
+        finite = not value or type(value[0]) is not float or isfinite(sum(value))
+    else:
+        finite = type(value) is not float or isfinite(value)
+    return value if finite else orjson.Fragment(json.dumps(value, separators=(",", ":")))
 
 
 def string(value: bytes) -> Any:
@@ -110,9 +116,15 @@ def member(value: Any, name: str, context: str = "") -> Any:
 
 
 def as_string(value: Any, context: str = "") -> str:
-    if type(value) is str:
-        return value
-    raise wrong("attempt to access JSON non-string as string", context)
+    """A string that is UTF-8: what is not may only be tensor data, see :func:`utf8`."""
+    if type(value) is not str:
+        raise wrong("attempt to access JSON non-string as string", context)
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise invalid("names, identifiers and parameters must be valid UTF-8") from None
+    return value
 
 
 def as_bool(value: Any, context: str = "") -> bool:
@@ -150,3 +162,9 @@ def as_members(value: Any, context: str = "") -> dict[str, Any]:
     if type(value) is dict:
         return value
     raise wrong("attempt to get members for non-object", context)
+
+
+def optional_object(value: Any, name: str) -> dict[str, Any]:
+    """A member that is an object; anything else counts as absent, as it does for Triton."""
+    item = value.get(name) if type(value) is dict else None
+    return item if type(item) is dict else {}

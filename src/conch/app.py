@@ -1,0 +1,153 @@
+"""The process of ``conch serve``: binds the ports, loads the models, waits for a signal, stops in order.
+
+The only place where front ends, server and telemetry are wired together.  The ports answer from the
+start: live at once, ready when the models are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from conch import logs
+from conch.backends.table import BACKENDS
+from conch.errors import ConchError, internal, invalid
+from conch.frontends.grpc.server import GrpcFrontend
+from conch.frontends.http.server import HttpListener, inference_listener, metrics_listener
+from conch.repository.scan import ModelRepository
+from conch.server.core import EXTENSIONS, Server
+from conch.settings import SERVER_VERSION, Settings, by_scope
+from conch.telemetry.metrics import MetricsConfig, Registry
+
+LOG = logging.getLogger("conch")
+
+#: What the last answers may take to leave after everything has stopped (s).
+FLUSH_SECONDS = 2.0
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; the exit status."""
+    try:
+        import uvloop
+
+        return uvloop.run(_serve(settings))
+    except ImportError:  # not on this platform
+        return asyncio.run(_serve(settings))
+    except ConchError as error:
+        print(f"error: creating server: {error.code.value} - {error.message}", file=sys.stderr)
+        return 1
+
+
+async def _serve(settings: Settings) -> int:
+    logs.setup(settings.log_settings)
+    if not settings.model_repository:
+        raise invalid("--model-repository must be specified")
+    registry = Registry(
+        MetricsConfig.parse(by_scope(settings.metrics_config).get("", {})),
+        cpu=settings.allow_cpu_metrics,
+        gpu=settings.allow_gpu_metrics,
+        interval_ms=settings.metrics_interval_ms,
+    )
+    repository = ModelRepository([Path(path) for path in settings.model_repository], settings.model_config_name or None)
+    server = Server(settings, repository, registry)
+    stop = _stop_on_signals()
+    process = _Process(settings, server, registry)
+    try:
+        await process.listen()
+        loading = asyncio.ensure_future(server.load_startup_models())
+        await asyncio.wait([loading, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            failed = loading.result()
+            process.log_tables()
+            if failed and settings.exit_on_error:
+                raise internal("failed to load all models")
+            await stop.wait()
+        else:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+    except BaseException:
+        await process.stop(0)
+        raise
+    return 0 if await process.stop(settings.exit_timeout_secs) else 1
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """An event that SIGINT and SIGTERM set; further signals change nothing."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _signalled, number, stop)
+    return stop
+
+
+def _signalled(number: int, stop: asyncio.Event) -> None:
+    if not stop.is_set():
+        LOG.info("Signal (%d) received.", number)
+        stop.set()
+
+
+class _Process:
+    """The listeners and the server behind them."""
+
+    def __init__(self, settings: Settings, server: Server, registry: Registry) -> None:
+        self._settings = settings
+        self._server = server
+        self._http: HttpListener | None = inference_listener(server) if settings.allow_http else None
+        self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings) if settings.allow_grpc else None
+        self._metrics: HttpListener | None = metrics_listener(registry) if settings.allow_metrics else None
+
+    async def listen(self) -> None:
+        """Bind the ports and say where they are.  Raises INTERNAL when one is taken."""
+        settings = self._settings
+        if self._grpc is not None:
+            address = await self._grpc.start(settings.grpc_address, settings.grpc_port)
+            LOG.info("Started GRPCInferenceService at %s:%d", *address)
+        if self._http is not None:
+            address = await self._http.start(
+                settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
+            )
+            LOG.info("Started HTTPService at %s:%d", *address)
+        if self._metrics is not None:
+            address = await self._metrics.start(settings.metrics_address, settings.metrics_port)
+            LOG.info("Started Metrics Service at %s:%d", *address)
+
+    async def stop(self, seconds: float) -> bool:
+        """Refuse, finish, unload, close; False when ``seconds`` did not suffice."""
+        listeners = [listener for listener in (self._http, self._metrics) if listener is not None]
+        for listener in listeners:
+            listener.refuse_new()
+        in_time = await self._server.stop(seconds)
+        if not in_time:
+            LOG.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
+        stops = [listener.stop(FLUSH_SECONDS) for listener in listeners]
+        if self._grpc is not None:
+            stops.append(self._grpc.stop(FLUSH_SECONDS))
+        await asyncio.gather(*stops)
+        return in_time
+
+    def log_tables(self) -> None:
+        """The tables that Triton prints at start."""
+        settings = self._settings
+        logs.table("", ["Repository Agent", "Path"], [])
+        logs.table("", ["Backend", "Path", "Config"], [[name, code, "{}"] for name, code in sorted(BACKENDS.items())])
+        logs.table("", ["Model", "Version", "Status"], self._server.model_rows())
+        rows: list[tuple[str, object]] = [
+            ("server_id", settings.id),
+            ("server_version", SERVER_VERSION),
+            ("server_extensions", " ".join(EXTENSIONS)),
+        ]
+        rows += [(f"model_repository_path[{i}]", path) for i, path in enumerate(settings.model_repository)]
+        rows.append(("model_control_mode", f"MODE_{settings.model_control_mode.upper()}"))
+        rows += [(f"startup_models_{i}", name) for i, name in enumerate(settings.load_model)]
+        rows += [
+            ("strict_model_config", int(settings.disable_auto_complete_config)),
+            ("model_config_name", settings.model_config_name),
+            ("rate_limit", "OFF" if settings.rate_limit == "off" else "EXEC_COUNT"),
+            ("strict_readiness", int(settings.strict_readiness)),
+            ("exit_timeout", settings.exit_timeout_secs),
+            ("cache_enabled", int(bool(settings.cache_config))),
+        ]
+        logs.table("", ["Option", "Value"], rows)

@@ -1,0 +1,142 @@
+"""Tensors exchanged in memory through DLPack capsules, for arrays on the CPU.
+
+Written against the C structures of DLPack 0.x (the capsule ``dltensor``), with ctypes, so that any
+numpy and any framework will do.  Runs in the worker of a Python model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from math import prod
+from typing import Any, Dict, Tuple
+
+import numpy as np
+
+from conch.backends.python.datatypes import DTYPE
+from conch.backends.python.errors import TritonModelException
+
+#: ``kDLCPU``, the device type of ordinary memory; ``_PINNED`` is ordinary memory too.
+CPU = 1
+_PINNED = 3
+
+#: Type code and bits by datatype, and back.
+_TYPE: Dict[str, Tuple[int, int]] = {
+    "INT8": (0, 8), "INT16": (0, 16), "INT32": (0, 32), "INT64": (0, 64),
+    "UINT8": (1, 8), "UINT16": (1, 16), "UINT32": (1, 32), "UINT64": (1, 64),
+    "FP16": (2, 16), "FP32": (2, 32), "FP64": (2, 64), "BF16": (4, 16), "BOOL": (6, 8),
+}  # fmt: skip
+_DATATYPE = {type: name for name, type in _TYPE.items()}
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_FRESH = ctypes.c_char_p(b"dltensor")
+_USED = ctypes.c_char_p(b"used_dltensor")
+
+
+# The capsule's destructor sees it with no references left, so it goes by its address.
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_is_valid_at = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer_at = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))
+
+#: What exported structures point to, until their consumers have done with them.
+_exported: Dict[int, Tuple[Any, ...]] = {}
+
+
+@_Deleter
+def _delete(address: int) -> None:
+    _exported.pop(address, None)
+
+
+@_Deleter
+def _destroy(capsule: int) -> None:
+    if _is_valid_at(capsule, _FRESH):  # nobody took it over
+        _exported.pop(_pointer_at(capsule, _FRESH), None)
+
+
+def export(array: "np.ndarray[Any, Any]", datatype: str) -> Any:
+    """A capsule for a C-contiguous array whose elements are of ``datatype`` (BF16 as its bits)."""
+    shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
+    code, bits = _TYPE[datatype]
+    managed = _Managed(deleter=ctypes.cast(_delete, ctypes.c_void_p))
+    managed.tensor = _Tensor(array.ctypes.data, CPU, 0, array.ndim, code, bits, 1, shape, None, 0)
+    address = ctypes.addressof(managed)
+    _exported[address] = (managed, shape, array)
+    return _new(address, _FRESH, ctypes.cast(_destroy, ctypes.c_void_p))
+
+
+def load(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
+    """The array and the datatype of a capsule, or of an object that makes one; no copy.
+
+    Raises TritonModelException for other objects, devices, types and layouts.
+    """
+    if type(source).__name__ != "PyCapsule":
+        if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
+            raise TritonModelException(
+                "Provided tensor is not supported. Tensor must be a DLPack capsule "
+                "                or have `__dlpack__` and `__dlpack_device__` attributes"
+            )
+        _check_device(int(source.__dlpack_device__()[0]))
+        source = source.__dlpack__()
+    if not _is_valid_at(id(source), _FRESH):
+        raise TritonModelException("The DLPack capsule has been used already or is not one of a tensor.")
+    address = _pointer_at(id(source), _FRESH)
+    tensor = _Managed.from_address(address).tensor
+    _check_device(tensor.device_type)
+    datatype = _DATATYPE.get((tensor.code, tensor.bits))
+    if datatype is None or tensor.lanes != 1:
+        raise TritonModelException("DLPack dtype is not supported.")
+    shape = tuple(tensor.shape[: tensor.ndim])
+    if tensor.strides and not _is_contiguous(shape, tensor.strides[: tensor.ndim]):
+        raise TritonModelException(
+            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+        )
+    size = prod(shape) * (tensor.bits // 8)
+    memory = (ctypes.c_uint8 * size).from_address((tensor.data or 0) + tensor.byte_offset)
+    weakref.finalize(memory, _release, address).atexit = False
+    _rename(source, _USED)
+    dtype = DTYPE[datatype]
+    array = np.frombuffer(memory, dtype) if size else np.empty(0, dtype)
+    return array.reshape(shape), datatype
+
+
+def _release(address: int) -> None:
+    deleter = _Managed.from_address(address).deleter
+    if deleter:
+        _Deleter(deleter)(address)
+
+
+def _check_device(device: int) -> None:
+    if device not in (CPU, _PINNED):
+        raise TritonModelException(
+            "DLPack exchange of GPU tensors is not supported here: copy the tensor to the CPU first."
+        )
+
+
+def _is_contiguous(shape: Tuple[int, ...], strides: Any) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if size != 1 and stride != expected:
+            return 0 in shape
+        expected *= size
+    return True

@@ -1,0 +1,91 @@
+"""What models raise and return when something goes wrong, and how an exception reads in an answer.
+
+Part of ``triton_python_backend_utils``; runs in the worker of a Python model.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from types import FrameType
+from typing import List, Optional
+
+_OWN = __name__.rpartition(".")[0]
+
+
+class TritonModelException(Exception):
+    """What the functions of ``triton_python_backend_utils`` raise."""
+
+
+class ErrorCode(IntEnum):
+    """Triton's error codes; the names are those of ``conch.errors.Code``."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+class TritonError:
+    """The error of one response: a message for the client and a code."""
+
+    __slots__ = ("_code", "_message")
+
+    UNKNOWN = ErrorCode.UNKNOWN
+    INTERNAL = ErrorCode.INTERNAL
+    NOT_FOUND = ErrorCode.NOT_FOUND
+    INVALID_ARG = ErrorCode.INVALID_ARG
+    UNAVAILABLE = ErrorCode.UNAVAILABLE
+    UNSUPPORTED = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
+    CANCELLED = ErrorCode.CANCELLED
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"TritonError: the message must be a str, not {type(message)}")
+        if not isinstance(code, ErrorCode):
+            raise TypeError(f"TritonError: the code must be one of TritonError's, not {code!r}")
+        self._message = message
+        self._code = code
+
+    def message(self) -> str:
+        return self._message
+
+    def code(self) -> ErrorCode:
+        return self._code
+
+
+def describe(error: BaseException) -> str:
+    """``<Type>: <message>``, and where: the frames of the model, innermost first.
+
+    Each frame is named with the line that it executed last.
+    """
+    try:
+        message = str(error) or "<EMPTY MESSAGE>"
+    except BaseException as second:
+        message = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+        trouble = f"\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {describe(second)}"
+    else:
+        trouble = ""
+    return f"{type(error).__name__}: {message}{_places(error)}{trouble}"
+
+
+def _places(error: BaseException) -> str:
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    frame: Optional[FrameType] = trace.tb_frame
+    lines: List[str] = []
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == f"{_OWN}.backend":
+            break
+        if not module.startswith(_OWN):
+            lines.append(f"  {frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}\n")
+        frame = frame.f_back
+    return "\n\nAt:\n" + "".join(lines)

@@ -1,0 +1,118 @@
+"""``pb_utils.InferenceResponse`` and the sender of responses.
+
+Runs in the worker of a Python model, in whatever thread the model uses.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+
+from conch.backends.python.errors import TritonError, TritonModelException
+from conch.backends.python.runtime import Reply
+from conch.backends.python.tensor import Tensor
+from conch.workers.packing import Packer
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+
+
+def check_parameters(parameters: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+    """A copy of parameters given by a model; raises TritonModelException for what cannot travel."""
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect parameters to be a dict, found type {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+    return dict(parameters)
+
+
+class InferenceResponse:
+    """Output tensors, or an error; with an error the client does not see the tensors."""
+
+    __slots__ = ("__weakref__", "_error", "_parameters", "_tensors")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: Optional[TritonError] = None,
+        parameters: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        if not isinstance(output_tensors, (list, tuple)):
+            raise TypeError(f"InferenceResponse: output_tensors must be a list of Tensor, not {type(output_tensors)}")
+        for tensor in output_tensors:
+            if type(tensor) is not Tensor:
+                if tensor is None:
+                    raise TritonModelException("Output tensor for inference response should not be empty.")
+                raise TypeError(f"InferenceResponse: output_tensors must be a list of Tensor, with a {type(tensor)} in it")
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"InferenceResponse: error must be a TritonError, not {type(error)}")
+        self._tensors = list(output_tensors)
+        self._error = error
+        self._parameters = check_parameters(parameters)
+
+    def output_tensors(self) -> List[Tensor]:
+        return list(self._tensors)
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> Optional[TritonError]:
+        return self._error
+
+    def parameters(self) -> str:
+        """The parameters as JSON text."""
+        return json.dumps(self._parameters)
+
+    def encode(self, outputs: Set[str], packer: Packer, copy: bool = False) -> Dict[str, Any]:
+        """The part of a frame that describes this response, with only the ``outputs`` asked for."""
+        if self._error is not None:
+            error = [self._error.code().name, self._error.message()]
+            return {"outputs": [], "parameters": self._parameters, "error": error}
+        tensors = [tensor.pack(packer, copy) for tensor in self._tensors if tensor._name in outputs]
+        return {"outputs": tensors, "parameters": self._parameters}
+
+
+class InferenceResponseSender:
+    """Sends the responses of one request: any number when the model is decoupled, otherwise one."""
+
+    __slots__ = ("__weakref__", "_reply")
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+
+    def send(self, response: Optional[InferenceResponse] = None, flags: int = 0) -> None:
+        """Send a response, the end (``TRITONSERVER_RESPONSE_COMPLETE_FINAL``), or both."""
+        reply = self._reply
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"send() takes an InferenceResponse, not {type(response)}")
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and not flags:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        if not reply.decoupled:
+            if response is not None and reply.sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send more than one response."
+                )
+            if response is None and not reply.sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
+                )
+        if reply.closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        reply.send(response, bool(flags))
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has given the request up."""
+        return self._reply.is_cancelled()
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
+    """The output of that name; None if there is none."""
+    return next((tensor for tensor in inference_response._tensors if tensor._name == name), None)

@@ -1,0 +1,122 @@
+"""What the objects that a model holds need from the worker: the channel, the requests being served, log settings.
+
+One per worker, made by the backend.  Functions of ``pb_utils`` that take no object find it here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Optional, Set, Tuple
+
+from conch.workers.channel import Channel, Header
+from conch.workers.packing import Packer
+
+if TYPE_CHECKING:
+    from conch.backends.python.response import InferenceResponse
+
+
+class Runtime:
+    """Shared by all threads of a worker."""
+
+    def __init__(self, channel: Channel, model: Dict[str, Any], log: Dict[str, Any]) -> None:
+        self.channel = channel
+        self.model = model
+        self.log = log
+        #: Requests that have not had their last response, by serial number.
+        self.replies: Dict[int, Reply] = {}
+
+    def control(self, header: Header) -> bool:
+        """Deal with a frame that may come at any time; False if it is not one of these."""
+        op = header["op"]
+        if op == "cancel":
+            reply = self.replies.get(header["serial"])
+            if reply is not None:
+                reply.cancelled = True
+        elif op == "log":
+            self.log = header["log"]
+        else:
+            return False
+        return True
+
+    def poll(self) -> None:
+        """See to such frames without waiting, in whatever thread asks."""
+        self.channel.poll(self.control)
+
+    def write_log(self, level: str, file: str, line: int, message: str) -> None:
+        """Have the server log a message, if its settings ask for this level."""
+        if self.log.get(level.lower(), False):
+            self.channel.send({"op": "log", "level": level, "file": file, "line": line, "message": message})
+
+
+class Reply:
+    """How far one request has got, and where its responses go."""
+
+    __slots__ = ("cancelled", "closed", "decoupled", "held", "outputs", "runtime", "sent", "serial")
+
+    def __init__(self, runtime: Runtime, serial: int, outputs: Set[str], decoupled: bool) -> None:
+        self.runtime = runtime
+        self.serial = serial
+        self.outputs = outputs
+        self.decoupled = decoupled
+        self.cancelled = False
+        self.sent = False
+        self.closed = False
+        self.held: Optional[Tuple[Header, Packer]] = None
+
+    def is_cancelled(self) -> bool:
+        if not self.cancelled:
+            self.runtime.poll()
+        return self.cancelled
+
+    def close(self) -> None:
+        """The last response is on its way."""
+        self.closed = True
+        self.runtime.replies.pop(self.serial, None)
+
+    def send(self, response: Optional[InferenceResponse], final: bool) -> None:
+        """Send a response, or only the end.
+
+        What a model that is not decoupled sends is kept until its end comes, since its client gets
+        them as one.
+        """
+        if self.held is not None:
+            header, packer = self.held
+            self.held = None
+        else:
+            packer = Packer()
+            header = {"op": "response", "serial": self.serial, "outputs": [], "parameters": {}, "final": True}
+        if response is not None:
+            self.sent = True
+            header.update(response.encode(self.outputs, packer, copy=not final and not self.decoupled))
+        if final:
+            self.close()
+        elif not self.decoupled:
+            self.held = header, packer
+            return
+        else:
+            header["final"] = False
+        self.runtime.channel.send(header, packer)
+
+    def fail(self, code: str, message: str) -> None:
+        """End the request with an error, unless it has ended."""
+        if not self.closed:
+            self.close()
+            error = [code, message]
+            self.runtime.channel.send(
+                {"op": "response", "serial": self.serial, "outputs": [], "parameters": {}, "error": error, "final": True}
+            )
+
+
+_current: Optional[Runtime] = None
+
+
+def install(runtime: Runtime) -> None:
+    """Make ``runtime`` the one that ``current`` returns."""
+    global _current
+    _current = runtime
+
+
+def current() -> Runtime:
+    """The worker's runtime; RuntimeError outside of a worker."""
+    if _current is None:
+        raise RuntimeError("triton_python_backend_utils works only in a model that is being served")
+    return _current

@@ -1,0 +1,70 @@
+"""BYTES tensors between their wire form and numpy: each element is preceded by its length.
+
+Called for every string that a model reads or writes; runs in the worker of a Python model.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any, List, Optional, Sequence, Union
+
+import numpy as np
+
+from conch.backends.python.errors import TritonModelException
+from conch.tensors import Buffer
+
+_LENGTH = Struct("<I")
+_unpack = _LENGTH.unpack_from
+_pack = _LENGTH.pack
+
+
+def decode(data: Union[Buffer, "np.ndarray[Any, Any]"], shape: Sequence[int]) -> "np.ndarray[Any, Any]":
+    """An object array of ``bytes``.  Raises TritonModelException when data and shape do not match."""
+    raw = bytes(data)
+    elements: List[bytes] = []
+    at, end = 0, len(raw)
+    while at + 4 <= end:
+        start = at + 4
+        at = start + _unpack(raw, start - 4)[0]
+        elements.append(raw[start:at])
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    if at != end:
+        raise TritonModelException("The elements of a BYTES tensor do not fill its data.")
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise TritonModelException(
+            f"A BYTES tensor of shape {list(shape)} came with {len(elements)} elements."
+        ) from None
+
+
+def encode(array: "np.ndarray[Any, Any]") -> bytes:
+    """Serialise in row-major order: bytes as they are, str as UTF-8, anything else as its ``str()``."""
+    parts: List[bytes] = []
+    for element in array.ravel().tolist():
+        if type(element) is not bytes:
+            element = bytes(element) if isinstance(element, bytes) else str(element).encode()
+        parts.append(_pack(len(element)))
+        parts.append(element)
+    return b"".join(parts)
+
+
+def serialize_byte_tensor(input_tensor: "np.ndarray[Any, Any]") -> Optional[bytes]:
+    """The wire form of an array of objects or of byte strings; None for an array of another kind."""
+    if input_tensor.dtype.kind not in "OSU":
+        return None
+    return encode(input_tensor)
+
+
+def deserialize_bytes_tensor(encoded_tensor: Buffer) -> "np.ndarray[Any, Any]":
+    """A flat object array of the elements in the wire form."""
+    elements = []
+    at = 0
+    while at < len(encoded_tensor):
+        (length,) = _unpack(encoded_tensor, at)
+        elements.append(Struct(f"<{length}s").unpack_from(encoded_tensor, at + 4)[0])
+        at += 4 + length
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array

@@ -1,0 +1,13 @@
+"""Which code runs a backend, by the name that a configuration gives it.
+
+The server passes the entry on to the worker, which imports it; nothing here imports a backend.
+"""
+
+from __future__ import annotations
+
+from typing import Dict
+
+#: ``module:Class`` by backend name.
+BACKENDS: Dict[str, str] = {
+    "python": "conch.backends.python.backend:PythonBackend",
+}

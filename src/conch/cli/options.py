@@ -1,0 +1,221 @@
+"""From the texts of a command line to ``Settings``.
+
+``serve`` calls ``parse``.  What is wrong is refused in tritonserver's words, with the option's name before them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+from conch.errors import ConchError, invalid
+from conch.settings import OPTIONS, RENAMED, Option, Range, Resource, Restriction, Setting, Settings
+
+#: Takes the flag, for messages, and the text; raises INVALID_ARG.
+Parser = Callable[[str, str], Any]
+
+RESTRICTABLE: Final = (
+    "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
+    "logging",
+)  # fmt: skip
+
+
+def parse(given: Mapping[str, Sequence[str]]) -> Settings:
+    """The settings that the texts of each flag (without dashes) ask for; of an option given twice, the last counts.
+
+    Raises INVALID_ARG for a value that is wrong or a combination that contradicts itself.
+    """
+    if "response-cache-byte-size" in given and "cache-config" in given:
+        raise invalid(
+            "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided."
+            " Please provide one or the other."
+        )
+    values: dict[str, list[Any]] = {}
+    # Renamed ones first, so that what they became overrides them.
+    for flag in sorted(given, key=lambda flag: flag not in RENAMED):
+        target, template = RENAMED.get(flag, (flag, "{}"))
+        option = OPTIONS[target]
+        parser = parser_of(option)
+        values.setdefault(target, []).extend(parser(flag, template.format(text)) for text in given[flag])
+    chosen: dict[str, Any] = {}
+    for flag, parsed in values.items():
+        option = OPTIONS[flag]
+        chosen[option.name] = tuple(parsed) if option.repeatable else parsed[-1]
+    return Settings(**chosen)
+
+
+def bad_option(flag: str, message: str) -> ConchError:
+    return invalid(f'Bad option: "--{flag}". {message}')
+
+
+def parser_of(option: Option) -> Parser:
+    """How the option's text becomes its value (of a repeatable one, one of its values)."""
+    if option.name in _STRUCTURED:
+        return _STRUCTURED[option.name]
+    kind = get_args(option.type)[0] if option.repeatable else option.type
+    if get_origin(kind) is Annotated:
+        return _integer(*next(part for part in get_args(kind) if isinstance(part, Range)))
+    if get_origin(kind) is Literal:
+        return _one_of(get_args(kind))
+    return _SCALAR[kind]
+
+
+def _string(flag: str, text: str) -> str:
+    return text
+
+
+def _boolean(flag: str, text: str) -> bool:
+    match text.lower():
+        case "true" | "on" | "1":
+            return True
+        case "false" | "off" | "0":
+            return False
+    raise bad_option(flag, f"invalid value for bool option: {text}")
+
+
+def _integer(low: int, high: int) -> Parser:
+    def parse(flag: str, text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise bad_option(flag, f"Invalid option value. Got {text}") from None
+        if not low <= number <= high:
+            raise bad_option(flag, f"Provided option value is out of bound. Got {text}")
+        return number
+
+    return parse
+
+
+def _float(flag: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise bad_option(flag, f"Invalid option value. Got {text}") from None
+
+
+def _one_of(names: Sequence[str]) -> Parser:
+    def parse(flag: str, text: str) -> str:
+        for name in (text, text.lower()):
+            if name in names:
+                return name
+        raise bad_option(flag, f"invalid argument for --{flag}")
+
+    return parse
+
+
+def _not_empty(flag: str, text: str) -> str:
+    if not text:
+        raise bad_option(flag, f"Error: empty argument for --{flag}")
+    return text
+
+
+def _pattern(flag: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise bad_option(flag, f"Not a regular expression: {error}. Got {text}") from None
+    return text
+
+
+def _pair(separator: str, first: Parser, second: Parser) -> Parser:
+    def parse(flag: str, text: str) -> tuple[Any, Any]:
+        left, found, right = text.partition(separator)
+        if not found:
+            raise bad_option(
+                flag,
+                "Cannot parse pair option due to incorrect number of inputs."
+                f"--<pair option> argument requires format <first>{separator}<second>. Found: {text}",
+            )
+        return first(flag, left), second(flag, right)
+
+    return parse
+
+
+def _setting(scope_name: str, *, scope_needed: bool = False) -> Parser:
+    """``<scope>,<key>=<value>``, or ``<key>=<value>`` where the scope is not needed."""
+
+    def parse(flag: str, text: str) -> Setting:
+        left, _, value = text.partition("=")
+        scope, comma, key = left.rpartition(",")
+        form = f"<{scope_name}>,<setting>=<value>"
+        if not scope and (comma or scope_needed):
+            raise bad_option(
+                flag, f"No {scope_name.split()[0]} specified. --{flag} option format is {form}. Got {text}"
+            )
+        if not (key and value):
+            raise bad_option(flag, f"--{flag} option format is '{form}'. Got {text}")
+        return Setting(scope, key, value)
+
+    return parse
+
+
+def _metrics_setting(flag: str, text: str) -> Setting:
+    key, _, value = text.partition("=")
+    if not (key and value) or "," in key:
+        raise bad_option(flag, f"--{flag} option format is <setting>=<value>. Got {text}")
+    return Setting("", key, value)
+
+
+def _trace_setting(flag: str, text: str) -> Setting:
+    setting: Setting = _setting("trace mode")(flag, text)
+    mode = setting.value if (setting.scope, setting.key) == ("", "mode") else setting.scope
+    if mode not in ("", "triton", "opentelemetry"):
+        options = 'Available options are "triton" and "opentelemetry"'
+        raise bad_option(flag, f"invalid value for trace mode option: {mode}. {options}")
+    match setting.key:
+        case "level" if setting.value.upper() not in ("OFF", "TIMESTAMPS", "TENSORS"):
+            raise bad_option(f"{flag} level", f"invalid value for trace level option: {setting.value.lower()}")
+        case "rate" | "log-frequency":
+            _integer(0, 2**32 - 1)(f"{flag} {setting.key}", setting.value)
+        case "count":
+            _integer(-1, 2**31 - 1)(f"{flag} count", setting.value)
+    return setting
+
+
+def _restriction(kind: str) -> Parser:
+    def parse(flag: str, text: str) -> Restriction:
+        names, _, rule = text.partition(":")
+        header, equals, value = rule.partition("=")
+        if not (names and header and equals):
+            raise bad_option(flag, f"--{flag} option format is '<config name>:<setting>=<value>'. Got {text}")
+        apis = tuple(names.split(","))
+        for api in apis:
+            if api not in RESTRICTABLE:
+                raise bad_option(flag, f"unknown restricted {kind} '{api}'")
+        return Restriction(apis, header, value)
+
+    return parse
+
+
+def _resource(flag: str, text: str) -> Resource:
+    name, *numbers = text.split(":")
+    if len(numbers) not in (1, 2):
+        form = "'<resource_name>:<count>:<device>' or '<resource_name>:<count>'"
+        raise bad_option(flag, f"--{flag} option format is {form}. Got {text}")
+    amount, device = [_natural(flag, number) for number in numbers] + [-1] * (2 - len(numbers))
+    return Resource(name, amount, device)
+
+
+_natural = _integer(0, 2**63 - 1)
+
+_SCALAR: Final[Mapping[type, Parser]] = {bool: _boolean, float: _float, str: _string}
+
+#: By field, for the options whose texts have a form of their own.
+_STRUCTURED: Final[Mapping[str, Parser]] = {
+    "backend_config": _setting("backend name"),
+    "cache_config": _setting("cache name", scope_needed=True),
+    "cuda_memory_pool_byte_size": _pair(":", _natural, _natural),
+    "cuda_virtual_address_size": _pair(":", _natural, _natural),
+    "grpc_header_forward_pattern": _pattern,
+    "grpc_restricted_protocol": _restriction("protocol"),
+    "host_policy": _setting("policy name"),
+    "http_header_forward_pattern": _pattern,
+    "http_restricted_api": _restriction("api"),
+    "metrics_config": _metrics_setting,
+    "model_config_name": _not_empty,
+    "model_load_gpu_limit": _pair(":", _natural, _float),
+    "rate_limit_resource": _resource,
+    "sagemaker_safe_port_range": _pair("-", _natural, _natural),
+    "trace_config": _trace_setting,
+}

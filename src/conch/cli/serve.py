@@ -1,0 +1,105 @@
+"""``conch serve``: its flags, its help, and the way from them to the server.
+
+The options come from their declarations in ``settings``; nothing here names one that needs no special care.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Final, Literal, get_args, get_origin
+
+import click
+
+from conch.cli.options import parse
+from conch.errors import invalid
+from conch.settings import OPTIONS, RENAMED, Option
+
+#: tritonserver takes this one without a value, and all others with one.
+_BARE: Final = "disable-auto-complete-config"
+
+
+def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **given: tuple[str, ...]) -> int:
+    """Serve a model repository as tritonserver does."""
+    if arguments:
+        raise invalid(f"Unexpected argument: {arguments[0]}")
+    texts = {name.replace("_", "-"): values for name, values in given.items() if values}
+    if disable_auto_complete_config:
+        texts[_BARE] = ("true",)
+    settings = parse(texts)
+    if not settings.model_repository:
+        raise invalid("error: creating server: Invalid argument - --model-repository must be specified")
+
+    from conch.app import run
+
+    return run(settings)
+
+
+class ServeCommand(click.Command):
+    """A command whose help shows the common options, and names the others."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Common options"):
+            formatter.write_dl([_record(option) for option in OPTIONS.values() if option.common])
+        formatter.write("\n")
+        others = [option for option in OPTIONS.values() if not option.common]
+        for group, options in groupby(others, key=lambda option: option.group):
+            formatter.write(_wrapped(group, (option.flag for option in options)))
+        formatter.write(_wrapped("Deprecated", RENAMED))
+        formatter.write("\nconch serve --help-all describes them all.\n")
+
+
+def _help_all(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    formatter = context.make_formatter()
+    for group, options in groupby(OPTIONS.values(), key=lambda option: option.group):
+        with formatter.section(group):
+            formatter.write_dl([_record(option) for option in options])
+    click.echo(formatter.getvalue().strip())
+    context.exit()
+
+
+def _wrapped(heading: str, flags: Iterable[str]) -> str:
+    return textwrap.fill(f"{heading}: {', '.join(flags)}", 100, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+
+
+def _record(option: Option) -> tuple[str, str]:
+    """An option's two cells in the help."""
+    if option.flag == _BARE:
+        return f"--{option.flag}", option.help
+    default = f" [{_shown(option.default)}]" if option.default not in ("", ()) else ""
+    return f"--{option.flag} {_metavar(option)}", option.help + default
+
+
+def _metavar(option: Option) -> str:
+    if get_origin(option.type) is Literal:
+        return "|".join(get_args(option.type))
+    return {bool: "BOOL", int: "N", float: "X"}.get(type(option.default), "TEXT")
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, float):
+        return f"{default:g}"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _click_option(flag: str) -> click.Option:
+    if flag == _BARE:
+        return click.Option([f"--{flag}"], is_flag=True)
+    return click.Option([f"--{flag}"], multiple=True)
+
+
+serve_command = ServeCommand(
+    "serve",
+    callback=serve,
+    help=serve.__doc__,
+    params=[
+        click.Argument(["arguments"], nargs=-1, metavar=""),
+        *map(_click_option, (*OPTIONS, *RENAMED)),
+        click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all),
+    ],
+    context_settings={"max_content_width": 100},
+    options_metavar="--model-repository DIR [options]",
+)

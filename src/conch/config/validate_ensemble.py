@@ -1,0 +1,238 @@
+"""Checks of ensembles: the graph of their tensors, and how their steps fit the composing models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from conch.config.problem import FieldPath, Problem, Problems
+from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype_name, is_ensemble, scheduler
+from conch.tensors import format_shape
+
+_SCHEDULING: FieldPath = ("ensemble_scheduling",)
+
+
+def ensemble_problems(config: ModelConfig) -> Problems:
+    """Everything wrong with an ensemble as it stands, and with other models that have steps."""
+    name, has_steps = config.name, scheduler(config) == "ensemble_scheduling"
+    if not is_ensemble(config):
+        if has_steps:
+            yield Problem(
+                f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble", _SCHEDULING
+            )
+        return
+    if not has_steps:
+        yield Problem(
+            f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble",
+            (scheduler(config) or "platform",),
+        )
+        return
+    if config.instance_group:
+        yield Problem(f"instance group should not be specified for ensemble '{name}'", ("instance_group",))
+    if config.HasField("optimization"):
+        yield Problem(f"optimization should not be specified for ensemble '{name}'", ("optimization",))
+    if config.model_warmup:
+        yield Problem(f"model_warmup can not be specified for ensemble '{name}'", ("model_warmup",))
+    if not config.ensemble_scheduling.step:
+        yield Problem(f"must specify 'step' for ensemble '{name}'", _SCHEDULING)
+    incomplete = list(_step_problems(config))
+    yield from incomplete
+    if not incomplete:
+        yield from _graph_problems(config)
+
+
+def _step_problems(config: ModelConfig) -> Problems:
+    written: set[str] = set()
+    for index, step in enumerate(config.ensemble_scheduling.step):
+        where = _step_path(index)
+        for part in ("model_name", "input_map", "output_map"):
+            if not getattr(step, part):
+                yield Problem(f"must specify '{part}' in step {index} of ensemble '{config.name}'", where)
+        for tensor in _values(step.output_map):
+            if tensor in written:
+                yield Problem(
+                    f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{config.name}' "
+                    f"step {index}",
+                    (*where, "output_map"),
+                )
+            written.add(tensor)
+
+
+def _step_path(index: int) -> FieldPath:
+    return (*_SCHEDULING, 0, "step", index)
+
+
+def _values(mapping: Mapping[str, str]) -> list[str]:
+    return [mapping[key] for key in sorted(mapping)]
+
+
+def _graph_problems(config: ModelConfig) -> Problems:
+    name, steps = config.name, config.ensemble_scheduling.step
+    read = {tensor for step in steps for tensor in step.input_map.values()}
+    writers = {tensor: step for step in steps for tensor in step.output_map.values()}
+    connected = _connected(config)
+    for index, tensor in enumerate(config.input):
+        if tensor.name not in read and tensor.name not in writers:
+            yield Problem(f"ensemble input '{tensor.name}' for ensemble {name}' is not used", ("input", index))
+    for index, tensor in enumerate(config.output):
+        if tensor.name not in read and tensor.name not in writers:
+            yield Problem(f"ensemble output '{tensor.name}' for ensemble {name}' is not used", ("output", index))
+        elif tensor.name not in connected:
+            reason = ""
+            if tensor.name in writers:
+                lacking = sorted(set(writers[tensor.name].input_map.values()) - connected)
+                reason = f": at least one of its depending tensors, '{lacking[0]}', is not connected"
+            yield Problem(f"output '{tensor.name}' for ensemble '{name}' is not written{reason}", ("output", index))
+    wanted = read | {tensor.name for tensor in config.output}
+    for tensor_name in sorted(read | set(writers)):
+        if tensor_name not in connected or tensor_name not in wanted:
+            yield Problem(f"ensemble tensor '{tensor_name}' is unused in ensemble '{name}'", _SCHEDULING)
+
+
+def _connected(config: ModelConfig) -> set[str]:
+    """The tensors that running the steps from the ensemble's inputs gives."""
+    written = (config.ensemble_scheduling.step[index].output_map.values() for index in _in_order(config))
+    return {tensor.name for tensor in config.input}.union(*written)
+
+
+@dataclass(frozen=True)
+class _Inferred:
+    """What the first model that touches an ensemble tensor says about it."""
+
+    model: str
+    data_type: int
+    dims: tuple[int, ...]
+    batching: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig, tensor: ModelInput | ModelOutput) -> _Inferred:
+        return cls(config.name, tensor.data_type, tuple(tensor.dims), config.max_batch_size > 0)
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        return (-1, *self.dims) if self.batching else self.dims
+
+    def fits(self, other: _Inferred) -> bool:
+        return _same_shape(self.dims, other.dims) or _same_shape(self.full, other.full)
+
+
+def _same_shape(one: Sequence[int], other: Sequence[int]) -> bool:
+    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+
+
+def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> Problems:
+    """Everything wrong with how an ensemble uses its composing models.
+
+    ``members`` are their effective configurations by name; one that is not there is not available.
+    """
+    missing = sorted({step.model_name for step in config.ensemble_scheduling.step} - set(members))
+    if missing:
+        first = next(i for i, step in enumerate(config.ensemble_scheduling.step) if step.model_name in missing)
+        yield Problem(
+            f"ensemble {config.name} contains models that are not available or ambiguous: {', '.join(missing)}",
+            (*_step_path(first), "model_name"),
+        )
+        return
+    tensors = _Tensors(config)
+    for index, step in enumerate(config.ensemble_scheduling.step):
+        member = members[step.model_name]
+        if 1 <= member.max_batch_size < config.max_batch_size:
+            yield Problem(
+                f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
+                f"{member.name} which only allows maximum batch size to be {member.max_batch_size}",
+                ("max_batch_size",),
+            )
+        yield from _mapping_problems(config, index, member, tensors)
+    yield from _origin_problems(config, members)
+
+
+@dataclass
+class _Tensors:
+    """What is known of each ensemble tensor so far, starting from the ensemble's own inputs and outputs."""
+
+    ensemble: ModelConfig
+    known: dict[str, _Inferred] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for tensor in (*self.ensemble.input, *self.ensemble.output):
+            self.known[tensor.name] = _Inferred.of(self.ensemble, tensor)
+
+    def problems(self, name: str, inferred: _Inferred, where: FieldPath) -> Problems:
+        first = self.known.setdefault(name, inferred)
+        subject = f"in ensemble {self.ensemble.name}, ensemble tensor {name}: inconsistent"
+        if first.data_type != inferred.data_type:
+            yield Problem(
+                f"{subject} data type: {datatype_name(first.data_type)} is inferred from model {first.model} while "
+                f"{datatype_name(inferred.data_type)} is inferred from model {inferred.model}",
+                where,
+            )
+        elif not first.fits(inferred):
+            yield Problem(
+                f"{subject} shape: {format_shape(first.full)} is inferred from model {first.model} while "
+                f"{format_shape(inferred.full)} is inferred from model {inferred.model}",
+                where,
+            )
+
+
+def _mapping_problems(config: ModelConfig, index: int, member: ModelConfig, tensors: _Tensors) -> Problems:
+    step, where = config.ensemble_scheduling.step[index], _step_path(index)
+    inputs = {tensor.name: tensor for tensor in member.input}
+    outputs = {tensor.name: tensor for tensor in member.output}
+    subject = f"in ensemble {config.name}"
+    for name in sorted(set(step.input_map) - set(inputs)):
+        yield Problem(
+            f"{subject}, ensemble tensor {step.input_map[name]} is mapping to non-existing input {name} in model "
+            f"{member.name}",
+            (*where, "input_map"),
+            hint=f"its inputs are: {_listed(inputs)}",
+        )
+    for name, tensor in inputs.items():
+        if name in step.input_map:
+            yield from tensors.problems(step.input_map[name], _Inferred.of(member, tensor), (*where, "input_map"))
+        elif not tensor.optional:
+            yield Problem(
+                f"{subject}, input {name} in model {member.name} is not mapped to any ensemble tensors",
+                (*where, "input_map"),
+            )
+    for name in sorted(set(step.output_map) - set(outputs)):
+        yield Problem(
+            f"{subject}, ensemble tensor {step.output_map[name]} is mapped from non-existing output {name} in model "
+            f"{member.name}",
+            (*where, "output_map"),
+            hint=f"its outputs are: {_listed(outputs)}",
+        )
+    for name, tensor in outputs.items():
+        if name in step.output_map:
+            yield from tensors.problems(step.output_map[name], _Inferred.of(member, tensor), (*where, "output_map"))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _origin_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> Problems:
+    """Inputs of a step that come from different decoupled steps, or from one and from none, cannot be paired."""
+    origin: dict[str, int | None] = {tensor.name: None for tensor in config.input}
+    for index in _in_order(config):
+        step = config.ensemble_scheduling.step[index]
+        origins = {origin[tensor] for tensor in step.input_map.values()}
+        if len(origins) > 1:
+            yield Problem(
+                f"in ensemble {config.name}, step of model '{config.name}' receives inputs originated from different "
+                "decoupled models",
+                _step_path(index),
+            )
+            return
+        decoupled = members[step.model_name].model_transaction_policy.decoupled
+        for tensor in step.output_map.values():
+            origin[tensor] = index if decoupled else next(iter(origins))
+
+
+def _in_order(config: ModelConfig) -> Iterator[int]:
+    """The steps' indices, each after those that it depends on; steps that can never run are left out."""
+    connected = {tensor.name for tensor in config.input}
+    waiting = dict(enumerate(config.ensemble_scheduling.step))
+    while ready := [i for i, step in waiting.items() if connected.issuperset(step.input_map.values())]:
+        for index in ready:
+            connected.update(waiting.pop(index).output_map.values())
+            yield index

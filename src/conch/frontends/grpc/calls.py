@@ -1,0 +1,234 @@
+"""One gRPC call on a stream: its deadline, the messages that come in, how it answers and ends.
+
+``UnaryCall`` and ``StreamCall`` are the two shapes of call; what they do is in subclasses
+(:mod:`~conch.frontends.grpc.service`, :mod:`~conch.frontends.grpc.stream_infer`).  Run on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from conch.errors import ConchError
+from conch.frontends.grpc.frames import MAX_WINDOW, ErrorCode
+from conch.frontends.grpc.limits import STREAM_WINDOW, MessageBudget
+from conch.frontends.grpc.messages import ENCODINGS, MessageReader, encode
+from conch.frontends.grpc.requests import RequestHead
+from conch.frontends.grpc.status import (
+    OK_TRAILERS,
+    RESPONSE_HEADERS,
+    CallFault,
+    Status,
+    response_headers,
+    status_of,
+    trailers,
+)
+from conch.frontends.grpc.streams import Stream
+from conch.tensors import Buffer
+
+LOGGER: Final = logging.getLogger("conch")
+
+_ACCEPTS: Final = ",".join(ENCODINGS).encode()
+
+
+class Call:
+    """What both shapes share.  ``finished`` calls send nothing more; ``paused`` ones take no messages."""
+
+    __slots__ = (
+        "_deadline", "_ended", "_loop", "_reader", "_reservation", "_started", "encoding", "finished", "head", "paused",
+        "stream",
+    )  # fmt: skip
+
+    def __init__(self, stream: Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
+        self.stream = stream
+        self.head = head
+        self.finished = False
+        self.paused = False
+        #: Compression of the messages sent.
+        self.encoding = "identity"
+        self._loop = loop
+        self._reader = MessageReader(head.encoding)
+        self._started = False
+        self._ended = False
+        #: ``True`` once the message that is arriving has its bytes reserved; ``None`` if it needs none.
+        self._reservation: bool | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        if head.timeout is not None:
+            self._deadline = loop.call_later(head.timeout, self._expire)
+        if head.encoding not in ENCODINGS:
+            self.fail(CallFault(Status.UNIMPLEMENTED, f"Compression algorithm '{head.encoding}' is not supported"))
+
+    # What subclasses do
+
+    def message(self, data: bytes) -> None:
+        """A message has arrived; ``ConchError`` and ``CallFault`` end the call."""
+        raise NotImplementedError
+
+    def half_closed(self) -> None:
+        """The client has sent everything, and every message of it was taken."""
+        raise NotImplementedError
+
+    def cancelled(self) -> None:
+        """Nobody waits for the answer any more: give the work up.  Called once, and not after ``finish``."""
+        raise NotImplementedError
+
+    # What the stream tells
+
+    def data(self, chunk: Buffer) -> None:
+        if not self.finished:
+            self._reader.feed(chunk)
+            self._read()
+
+    def end(self) -> None:
+        if not self.finished and not self.paused:
+            self._read()
+
+    def reset(self) -> None:
+        if not self.finished:
+            self._close()
+            self.cancelled()
+
+    def drained(self) -> None:
+        """Everything sent so far has left."""
+
+    # Reading
+
+    def resume(self) -> None:
+        """Take messages again."""
+        self.paused = False
+        self._read()
+
+    def _read(self) -> None:
+        reader = self._reader
+        stream = self.stream
+        try:
+            while not self.paused and not self.finished:
+                message = reader.next()
+                if message is None:
+                    break
+                if self._reservation is not None:
+                    self._release(stream.budget)
+                self.message(message)
+            if self.finished:
+                return
+            if not stream.remote_ended:
+                self._allow()
+            elif not self.paused and not self._ended:
+                self._ended = True
+                if reader.held or reader.missing:
+                    raise CallFault(Status.INTERNAL, "The last message is incomplete")
+                self.half_closed()
+        except (ConchError, CallFault) as error:
+            self.fail(error)
+        except Exception as error:
+            LOGGER.exception("%s failed", self.head.path)
+            self.fail(CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}"))
+
+    def _allow(self) -> None:
+        """Let the client send more: a window, less what is held; all of a message whose bytes are reserved."""
+        reader = self._reader
+        if self._reservation is None and reader.missing > STREAM_WINDOW // 2:
+            self._reservation = False
+            self.stream.budget.request(self, reader.missing + reader.held, self._granted)
+        if self._reservation:
+            self.stream.allow(min(STREAM_WINDOW + reader.missing, MAX_WINDOW))
+        else:
+            self.stream.allow(STREAM_WINDOW - reader.held)
+
+    def _granted(self) -> None:
+        self._reservation = True
+        self._allow()
+
+    def _release(self, budget: MessageBudget) -> None:
+        self._reservation = None
+        budget.release(self)
+
+    # Answering
+
+    def send(self, body: Sequence[Buffer]) -> None:
+        """Send a message, given in parts; more may follow."""
+        if self.finished:
+            return
+        parts, size = encode(body, self.encoding)
+        if not self._started:
+            self._started = True
+            self.stream.send_headers(response_headers(self.encoding))
+        self.stream.send(parts, size)
+
+    def answer(self, body: Sequence[Buffer]) -> None:
+        """Send the only message, and the status OK."""
+        if self.finished:
+            return
+        parts, size = encode(body, self.encoding)
+        self._close()
+        headers = RESPONSE_HEADERS if self.encoding == "identity" else response_headers(self.encoding)
+        self.stream.respond(headers, parts, size, OK_TRAILERS)
+
+    def finish(self, status: Status = Status.OK, message: str = "") -> None:
+        """End the call with a status, behind the messages sent."""
+        if self.finished:
+            return
+        self._close()
+        accepts = _ACCEPTS if self.head.encoding not in ENCODINGS else b""
+        if status is Status.OK and not self._started:
+            self.stream.send_headers(RESPONSE_HEADERS)
+            self._started = True
+        self.stream.finish(trailers(status, message, only=not self._started, accepts=accepts))
+
+    def fail(self, error: ConchError | CallFault) -> None:
+        """End the call with an error."""
+        self.finish(*status_of(error))
+
+    def abandon(self, status: Status, message: str, code: ErrorCode = ErrorCode.CANCEL) -> None:
+        """End the call with a status although work for it goes on, which is given up.
+
+        If messages still wait to be sent they are dropped, and the stream is reset with ``code`` instead.
+        """
+        if self.finished:
+            return
+        if self.stream.queued:
+            self._close()
+            self.stream.reset(code)
+        else:
+            self.finish(status, message)
+        self.cancelled()
+
+    def _expire(self) -> None:
+        self._deadline = None
+        self.abandon(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def _close(self) -> None:
+        self.finished = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if self._reservation is not None:
+            self._release(self.stream.budget)
+
+
+class UnaryCall(Call):
+    """A call with one message each way: ``run`` is called with the client's."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, stream: Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
+        self._request: bytes | None = None
+        super().__init__(stream, head, loop)
+
+    def run(self, request: bytes) -> None:
+        """Do the work; ``ConchError`` and ``CallFault`` end the call."""
+        raise NotImplementedError
+
+    def message(self, data: bytes) -> None:
+        if self._request is not None:
+            raise CallFault(Status.INTERNAL, "More than one message for a unary call")
+        self._request = data
+
+    def half_closed(self) -> None:
+        if self._request is None:
+            raise CallFault(Status.INTERNAL, "No message for a unary call")
+        request, self._request = self._request, b""
+        self.run(request)
+

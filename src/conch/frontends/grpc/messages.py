@@ -1,0 +1,138 @@
+"""gRPC messages in a stream of bytes: a flag, a length, then the message, perhaps compressed.
+
+Used by calls, one reader each; pure.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final
+
+from conch.frontends.grpc.status import CallFault, Status
+from conch.tensors import Buffer
+
+PREFIX: Final = Struct(">BI")
+#: The largest message, either way: what the protocol buffers library can handle.
+MAX_MESSAGE_SIZE: Final = 2**31 - 1
+#: The largest message that a compressed one may turn out to be.
+MAX_DECOMPRESSED_SIZE: Final = 256 << 20
+
+#: Compressions by name; the value is zlib's ``wbits``.
+_WBITS: Final = {"gzip": 31, "deflate": 15}
+ENCODINGS: Final = ("identity", "deflate", "gzip")
+
+_TINY: Final = 1024
+
+
+class MessageReader:
+    """Takes messages out of chunks of bytes as they arrive; a message is copied together once.
+
+    ``held`` counts bytes received and not yet taken, ``missing`` those that the message at the
+    front still lacks, as far as its length is known.
+    """
+
+    __slots__ = ("_chunks", "_compressed", "_encoding", "_length", "held")
+
+    def __init__(self, encoding: str) -> None:
+        self.held = 0
+        self._encoding = encoding
+        self._chunks: deque[Buffer] = deque()
+        self._length = -1
+        self._compressed = False
+
+    @property
+    def missing(self) -> int:
+        return max(0, self._length - self.held)
+
+    def feed(self, chunk: Buffer) -> None:
+        """Add what arrived."""
+        chunks = self._chunks
+        self.held += len(chunk)
+        if chunks and len(chunk) < _TINY and type(chunks[-1]) is bytearray:
+            chunks[-1] += chunk
+        elif chunks and len(chunk) < _TINY:
+            # Grows with the next ones: many tiny chunks must not each cost an object.
+            chunks.append(bytearray(chunk))
+        else:
+            chunks.append(chunk)
+
+    def next(self) -> bytes | None:
+        """The next message once it is complete; raises ``CallFault`` for one that cannot be read."""
+        if self._length < 0:
+            if self.held < PREFIX.size:
+                return None
+            flag, length = PREFIX.unpack(self._take(PREFIX.size))
+            if length > MAX_MESSAGE_SIZE:
+                raise CallFault(
+                    Status.RESOURCE_EXHAUSTED,
+                    f"Received message larger than max ({length} vs. {MAX_MESSAGE_SIZE})",
+                )
+            self._compressed = self._check_flag(flag)
+            self._length = length
+        if self.held < self._length:
+            return None
+        message = self._take(self._length)
+        self._length = -1
+        return decompress(message, self._encoding) if self._compressed else message
+
+    def _check_flag(self, flag: int) -> bool:
+        if flag == 0:
+            return False
+        if flag != 1:
+            raise CallFault(Status.INTERNAL, f"Invalid compression flag {flag}")
+        if self._encoding == "identity":
+            raise CallFault(Status.INTERNAL, "Compressed message without a grpc-encoding")
+        return True
+
+    def _take(self, size: int) -> bytes:
+        chunks = self._chunks
+        self.held -= size
+        parts: list[Buffer] = []
+        while size:
+            chunk = chunks[0]
+            if len(chunk) <= size:
+                chunks.popleft()
+                size -= len(chunk)
+                parts.append(chunk)
+            else:
+                view = memoryview(chunk)
+                parts.append(view[:size])
+                chunks[0] = view[size:]
+                size = 0
+        return b"".join(parts)
+
+
+def decompress(message: bytes, encoding: str) -> bytes:
+    """The message that was compressed; raises ``CallFault`` if it is malformed or too large."""
+    decompressor = zlib.decompressobj(_WBITS[encoding])
+    try:
+        plain = decompressor.decompress(message, MAX_DECOMPRESSED_SIZE)
+        if decompressor.unconsumed_tail:
+            raise CallFault(
+                Status.RESOURCE_EXHAUSTED,
+                f"Decompressed message larger than max ({MAX_DECOMPRESSED_SIZE})",
+            )
+    except zlib.error as error:
+        raise CallFault(Status.INTERNAL, f"Message cannot be decompressed: {error}") from None
+    if not decompressor.eof:
+        raise CallFault(Status.INTERNAL, "Message cannot be decompressed: it is incomplete")
+    return plain
+
+
+def encode(body: Sequence[Buffer], encoding: str = "identity") -> tuple[list[Buffer], int]:
+    """A message given in parts as it goes out: its parts with the prefix in front, and their size.
+
+    Compressed with ``encoding`` where that makes it smaller.
+    """
+    size = sum(map(len, body))
+    if encoding != "identity":
+        compressor = zlib.compressobj(wbits=_WBITS[encoding])
+        parts = [compressor.compress(part) for part in body]
+        parts.append(compressor.flush())
+        smaller = sum(map(len, parts))
+        if smaller < size:
+            return [PREFIX.pack(1, smaller), *parts], PREFIX.size + smaller
+    return [PREFIX.pack(0, size), *body], PREFIX.size + size

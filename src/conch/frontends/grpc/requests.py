@@ -1,0 +1,110 @@
+"""The head of a gRPC request: what its header fields say (path, deadline, compression, metadata).
+
+Parsed once for equal header blocks of a connection, so heads are shared and immutable.  Used by
+calls; pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from conch.frontends.grpc.frames import ErrorCode, StreamFault
+from conch.frontends.grpc.headers import Field
+
+_SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_CONNECTION_FIELDS: Final = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+_PSEUDO_FIELDS: Final = {b":method", b":scheme", b":path", b":authority"}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """``timeout`` is in seconds, ``None`` for none; ``http_status`` is set if this is no gRPC request.
+
+    ``metadata`` are all fields except HTTP/2's own, names in lower case; a ``-bin`` field's value
+    is decoded, and then text with one character a byte, as are other values that are not UTF-8.
+    """
+
+    path: str
+    metadata: tuple[tuple[str, str], ...]
+    timeout: float | None
+    encoding: str
+    accepted_encodings: tuple[str, ...]
+    http_status: int | None
+
+    def get(self, name: str) -> str | None:
+        """The first value of a field, if there is one."""
+        for key, value in self.metadata:
+            if key == name:
+                return value
+        return None
+
+
+def parse_head(fields: Sequence[Field]) -> RequestHead:
+    """The head that the fields of a request's header block make; ``StreamFault`` for a malformed block (RFC 9113, 8.2)."""
+    pseudo: dict[bytes, bytes] = {}
+    metadata: list[tuple[str, str]] = []
+    for name, value in fields:
+        if name.startswith(b":"):
+            if metadata or name in pseudo or name not in _PSEUDO_FIELDS:
+                raise StreamFault(ErrorCode.PROTOCOL_ERROR, "misplaced or unknown pseudo-header field")
+            pseudo[name] = value
+        else:
+            _check_field(name, value)
+            metadata.append((name.decode("latin-1"), _text(name, value)))
+    if len(pseudo.keys() & {b":method", b":scheme", b":path"}) < 3:
+        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "missing pseudo-header field")
+    head = RequestHead(pseudo[b":path"].decode("latin-1"), tuple(metadata), None, "identity", (), None)
+    accepted = (head.get("grpc-accept-encoding") or "").split(",")
+    return RequestHead(
+        head.path,
+        head.metadata,
+        parse_timeout(head.get("grpc-timeout")),
+        head.get("grpc-encoding") or "identity",
+        tuple([one.strip() for one in accepted]),
+        _http_status(pseudo[b":method"], head.get("content-type") or ""),
+    )
+
+
+def _check_field(name: bytes, value: bytes) -> None:
+    if not name or name != name.lower() or any(byte <= 0x20 or byte >= 0x7F or byte == 0x3A for byte in name):
+        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "malformed field name")
+    if name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
+        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "connection-specific field")
+    if b"\0" in value or b"\r" in value or b"\n" in value:
+        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "malformed field value")
+
+
+def _text(name: bytes, value: bytes) -> str:
+    if name.endswith(b"-bin"):
+        try:
+            return base64.b64decode(value + b"=" * (-len(value) % 4), validate=True).decode("latin-1")
+        except binascii.Error:
+            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "binary metadata that is not base64") from None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _http_status(method: bytes, content_type: str) -> int | None:
+    """The HTTP status that refuses what is not gRPC; ``None`` for gRPC."""
+    if method != b"POST":
+        return 405
+    rest = content_type.removeprefix("application/grpc")
+    if rest == content_type or (rest and rest[0] not in "+;"):
+        return 415
+    return None
+
+
+def parse_timeout(value: str | None) -> float | None:
+    """A ``grpc-timeout`` (up to 8 digits and a unit) in seconds; an unreadable one counts as none."""
+    if value is None:
+        return None
+    digits, unit = value[:-1].strip(), value[-1:]
+    if not 1 <= len(digits) <= 8 or not digits.isascii() or not digits.isdigit() or unit not in _SECONDS:
+        return None
+    return int(digits) * _SECONDS[unit]

@@ -1,0 +1,113 @@
+"""How a gRPC call ends: status codes, and the headers and trailers that carry them.
+
+One total table from the server's error codes to gRPC's.  Used by calls; pure.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+from conch.errors import Code, ConchError
+from conch.frontends.grpc.headers import encode_headers
+
+#: gRPC clients refuse metadata of more than 8 KiB in all, and with it the status: longer messages are cut.
+MAX_MESSAGE: Final = 6 << 10
+
+
+class Status(IntEnum):
+    """gRPC status codes."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+STATUS: Final[dict[Code, Status]] = {
+    Code.UNKNOWN: Status.UNKNOWN,
+    Code.INTERNAL: Status.INTERNAL,
+    Code.NOT_FOUND: Status.NOT_FOUND,
+    Code.INVALID_ARG: Status.INVALID_ARGUMENT,
+    Code.UNAVAILABLE: Status.UNAVAILABLE,
+    Code.UNSUPPORTED: Status.UNIMPLEMENTED,
+    Code.ALREADY_EXISTS: Status.ALREADY_EXISTS,
+    Code.CANCELLED: Status.CANCELLED,
+}
+
+
+class CallFault(Exception):
+    """A call that ends with a status of gRPC's own, before or beside the server's errors."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def status_of(error: ConchError | CallFault) -> tuple[Status, str]:
+    """The status and the message that a client gets for an error."""
+    if isinstance(error, CallFault):
+        return error.status, str(error)
+    return STATUS[error.code], error.message
+
+
+_RESPONSE: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+RESPONSE_HEADERS: Final = encode_headers(_RESPONSE)
+OK_TRAILERS: Final = encode_headers([(b"grpc-status", b"0")])
+
+
+@lru_cache
+def response_headers(encoding: str) -> bytes:
+    """The header block of a response whose messages are compressed, or not (``identity``)."""
+    if encoding == "identity":
+        return RESPONSE_HEADERS
+    return encode_headers((*_RESPONSE, (b"grpc-encoding", encoding.encode())))
+
+
+def trailers(status: Status, message: str, *, only: bool, accepts: bytes = b"") -> bytes:
+    """The block that ends a call; ``only`` if no headers went before it.
+
+    ``accepts`` are the compressions to tell a client about that used another one.
+    """
+    fields = [(b"grpc-status", str(int(status)).encode())]
+    if message:
+        fields.append((b"grpc-message", encode_message(message)))
+    if accepts:
+        fields.append((b"grpc-accept-encoding", accepts))
+    return encode_headers([*_RESPONSE, *fields] if only else fields)
+
+
+def http_error(status: int) -> bytes:
+    """The header block for a request that is not gRPC at all."""
+    return encode_headers([(b":status", str(status).encode()), (b"content-length", b"0")])
+
+
+def encode_message(message: str) -> bytes:
+    """A status message as a header value: percent-encoded UTF-8, cut where it gets too long."""
+    pieces: list[bytes] = []
+    size = 0
+    for character in message:
+        code = ord(character)
+        if 0x20 <= code <= 0x7E and code != 0x25:
+            piece = character.encode()
+        else:
+            piece = b"".join([b"%%%02X" % byte for byte in character.encode("utf-8", "replace")])
+        size += len(piece)
+        if size > MAX_MESSAGE:
+            break
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,156 @@
+"""From a method and a path to a handler, and who may call it.
+
+The table below is the whole HTTP surface.  Runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+from conch.errors import Code, ConchError, invalid
+from conch.frontends.http.connection import MAX_BODY_BYTES
+from conch.frontends.http.control import Control
+from conch.frontends.http.exchange import Exchange
+from conch.frontends.http.inference import Inference
+from conch.frontends.http.status import JSON, refuse
+from conch.server.core import Server
+from conch.wire.json.control import error_body
+
+LOG = logging.getLogger("conch")
+
+Handler = Callable[..., None]
+
+_CACHE_SIZE: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """What a path means: its category for access rules, and a handler per method."""
+
+    api: str
+    handlers: dict[bytes, Handler]
+    arguments: tuple[Any, ...] = ()
+
+
+class Router:
+    """Finds the handler of an exchange and lets it answer."""
+
+    def __init__(self, server: Server) -> None:
+        control, inference = Control(server), Inference(server)
+        self._max_input_size = server.settings.http_max_input_size
+        self._restrictions = {
+            api: (rule.header.lower().encode(), rule.value.encode(), rule.header)
+            for rule in server.settings.http_restricted_api
+            for api in rule.apis
+        }
+        get, post = b"GET", b"POST"
+        logging_handlers = {get: control.log_settings, post: control.change_log_settings}
+        missing = {get: control.not_available, post: control.not_available}
+        model = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+        repository = r"/v2/repository(?:/(?P<repository>[^/]+))?"
+        self._table: list[tuple[re.Pattern[str], str, dict[bytes, Handler]]] = [
+            (re.compile(pattern), api, handlers)
+            for pattern, api, handlers in (
+                (r"/v2", "metadata", {get: control.server_metadata}),
+                (r"/v2/health/live", "health", {get: control.live}),
+                (r"/v2/health/ready", "health", {get: control.ready}),
+                (r"/v2/models/stats", "statistics", {get: control.statistics}),
+                (r"/v2/logging", "logging", logging_handlers),
+                (rf"{model}/infer", "inference", {post: inference.infer}),
+                (rf"{model}/generate", "inference", {post: inference.generate}),
+                (rf"{model}/generate_stream", "inference", {post: inference.generate_stream}),
+                (rf"{model}/ready", "health", {get: control.model_ready}),
+                (rf"{model}/config", "model-config", {get: control.config}),
+                (rf"{model}/stats", "statistics", {get: control.statistics}),
+                (model, "metadata", {get: control.model_metadata}),
+                (r"/v2/repository(?:/[^/]+)?/index", "model-repository", {post: control.index}),
+                (rf"{repository}/models/(?P<name>[^/]+)/load", "model-repository", {post: control.load}),
+                (rf"{repository}/models/(?P<name>[^/]+)/unload", "model-repository", {post: control.unload}),
+                (r"/v2(?:/models/[^/]+)?/trace/setting", "trace", missing),
+                (r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/status", "shared-memory", {get: missing[get]}),
+                (
+                    r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/(?:un)?register",
+                    "shared-memory",
+                    {post: missing[post]},
+                ),
+            )
+        ]
+        self._known: dict[bytes, _Route] = {}
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a complete exchange, whatever happens."""
+        try:
+            route = self._known.get(exchange.path) or self._find(exchange.path)
+            handler = route.handlers.get(exchange.method)
+            if handler is None:
+                exchange.respond(405, [JSON], error_body("Method Not Allowed"))
+                return
+            if route.api in self._restrictions and not self._is_allowed(exchange, route.api):
+                return
+            handler(exchange, *route.arguments)
+        except _NotFound:
+            exchange.respond(404, [JSON], error_body("Not Found"))
+        except ConchError as error:
+            refuse(exchange, error)
+        except Exception:
+            LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
+            refuse(exchange, ConchError("internal server error", Code.INTERNAL))
+
+    def admit(self, exchange: Exchange) -> tuple[int, ConchError]:
+        """The largest body to read: JSON is limited by the settings, binary tensors by what can be addressed."""
+        if b"inference-header-content-length" in exchange.headers:
+            return MAX_BODY_BYTES, invalid(f"request body exceeds the maximum of {MAX_BODY_BYTES} bytes")
+        limit = self._max_input_size
+        length = exchange.headers.get(b"content-length", b"more").decode("latin-1")
+        return limit, invalid(
+            f"request JSON size of {length} bytes exceeds the maximum allowed input size of {limit} bytes."
+            " Use --http-max-input-size to increase the limit."
+        )
+
+    def _find(self, path: bytes) -> _Route:
+        text = path.decode("utf-8", "replace")
+        for pattern, api, handlers in self._table:
+            match = pattern.fullmatch(text)
+            if match is not None:
+                route = _Route(api, handlers, _arguments(match))
+                if len(self._known) < _CACHE_SIZE:
+                    self._known[path] = route
+                return route
+        raise _NotFound
+
+    def _is_allowed(self, exchange: Exchange, api: str) -> bool:
+        header, value, shown = self._restrictions[api]
+        if exchange.headers.get(header) == value:
+            return True
+        exchange.respond(403, [JSON], error_body(f"This API is restricted, expecting header '{shown}'"))
+        return False
+
+
+def _arguments(match: re.Match[str]) -> tuple[Any, ...]:
+    groups = match.groupdict()
+    if "model" in groups:
+        return unquote(groups["model"]), _version(groups["version"])
+    if "name" in groups:
+        return unquote(groups["repository"] or ""), unquote(groups["name"])
+    return ()
+
+
+def _version(text: str | None) -> int:
+    if text is None:
+        return -1
+    version = int(text) if len(text) < 20 else 2**64
+    if version >= 2**63:
+        raise invalid(
+            f"failed to get model version from specified version string '{text}' (details: out of range), "
+            "version should be an integral value > 0"
+        )
+    return version
+
+
+class _NotFound(Exception):
+    """No route has this path."""

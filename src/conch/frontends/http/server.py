@@ -1,0 +1,102 @@
+"""Listens for HTTP connections.  Used for the inference port and for the metrics port."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from time import monotonic
+
+from conch.errors import ConchError, internal
+from conch.frontends.http.connection import Application, HttpConnection
+from conch.frontends.http.exchange import Exchange
+from conch.frontends.http.routes import Router
+from conch.frontends.http.status import JSON
+from conch.server.core import Server
+from conch.telemetry.metrics import Registry
+from conch.wire.json.control import error_body
+
+#: Connections on which nothing happens for so long (s) are closed.
+IDLE_SECONDS = 600.0
+_SWEEP_SECONDS = 30.0
+
+
+class HttpListener:
+    """A port and its connections."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._connections: set[HttpConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> tuple[str, int]:
+        """Listen; returns the address.  Raises INTERNAL with Triton's text when the port is taken."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: HttpConnection(self._application, self._connections),
+                host,
+                port,
+                reuse_port=reuse_port or None,
+                backlog=1024,
+            )
+        except OSError as error:
+            raise internal(
+                f"Socket '{host}:{port}' already in use " if _is_taken(error) else f"{host}:{port}: {error}"
+            ) from error
+        self._sweep = loop.call_later(_SWEEP_SECONDS, self._close_idle)
+        address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
+        return address
+
+    def refuse_new(self) -> None:
+        """Accept no further connections."""
+        if self._server is not None:
+            self._server.close()
+
+    async def stop(self, seconds: float) -> None:
+        """Stop listening, let answers that are due go out for at most ``seconds``, close the rest."""
+        self.refuse_new()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in list(self._connections):
+            connection.shut_down()
+        deadline = monotonic() + seconds
+        while self._connections and monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections):
+            connection.transport.abort()
+
+    def _close_idle(self) -> None:
+        oldest = monotonic() - IDLE_SECONDS
+        for connection in list(self._connections):
+            if connection.idle and connection.active < oldest:
+                connection.transport.close()
+        self._sweep = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._close_idle)
+
+
+def inference_listener(server: Server) -> HttpListener:
+    """The listener of the inference port."""
+    router = Router(server)
+    return HttpListener(Application(router.handle, router.admit, _error_body))
+
+
+def metrics_listener(registry: Registry) -> HttpListener:
+    """The listener of the metrics port: ``GET /metrics`` and nothing else."""
+
+    def handle(exchange: Exchange) -> None:
+        if exchange.method != b"GET":
+            exchange.respond(405, [JSON], error_body("Method Not Allowed"))
+        elif exchange.path == b"/metrics":
+            exchange.respond(200, [(b"content-type", b"text/plain; charset=utf-8")], registry.render())
+        else:
+            exchange.respond(200, [(b"content-type", b"text/plain; charset=utf-8")])
+
+    return HttpListener(Application(handle, lambda exchange: (0, ConchError("no body is expected")), _error_body))
+
+
+def _error_body(error: ConchError) -> bytes:
+    return error_body(error.message)
+
+
+def _is_taken(error: OSError) -> bool:
+    return error.errno == errno.EADDRINUSE

@@ -1,0 +1,29 @@
+"""From error codes to HTTP statuses: the one table for the HTTP front end."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from conch.errors import Code, ConchError
+from conch.frontends.http.exchange import Exchange
+from conch.wire.json.control import error_body
+
+STATUS: Final = {
+    Code.UNKNOWN: 400,
+    Code.INTERNAL: 500,
+    Code.NOT_FOUND: 404,
+    Code.INVALID_ARG: 400,
+    Code.UNAVAILABLE: 503,
+    Code.UNSUPPORTED: 501,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+}
+JSON: Final = (b"content-type", b"application/json")
+_RETRY: Final = (b"retry-after", b"1")
+
+
+def refuse(exchange: Exchange, error: ConchError, *headers: tuple[bytes, bytes]) -> None:
+    """Answer with an error; 503 says when to try again."""
+    status = STATUS[error.code]
+    retry = [_RETRY] if status == 503 else []
+    exchange.respond(status, [JSON, *retry, *headers], error_body(error.message))

@@ -1,0 +1,258 @@
+"""The data flow of an ensemble: which step runs next, with which tensors, and what comes out.
+
+Runs on the event loop; members are reached through ``find``, so that a reloaded member is used
+from its next request on.  A step runs as soon as all tensors that it needs are there; steps that
+do not depend on each other run at the same time.  Each response of a decoupled member opens an
+*iteration* of its own through the rest of the graph.  Source: Triton's ensemble scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from conch.errors import Code, ConchError, cancelled
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature
+from conch.tensors import Tensor
+
+
+class Member(Protocol):
+    """A loaded model that a step runs."""
+
+    signature: ModelSignature
+
+    def run_step(self, request: InferRequest) -> None:
+        """Validate and enqueue; raises :class:`ConchError` when the request is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: ``inputs`` from the member's input to the ensemble's tensor, ``outputs`` likewise."""
+
+    model: str
+    version: int
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+class Ensemble:
+    """A loaded ensemble; :meth:`run` starts one request through it."""
+
+    def __init__(self, signature: ModelSignature, steps: Sequence[Step], find: Callable[[str, int], Member]) -> None:
+        self.signature = signature
+        self.steps = steps
+        self.find = find
+        self._writers = {tensor: step for step in range(len(steps)) for tensor in steps[step].outputs.values()}
+
+    def run(self, request: InferRequest) -> None:
+        """Start the request; it ends like any other."""
+        _Run(self, request).start()
+
+    def needed_steps(self, outputs: Sequence[str]) -> frozenset[int]:
+        """The steps on which ``outputs`` depend."""
+        needed: set[int] = set()
+        tensors = list(outputs)
+        while tensors:
+            step = self._writers.get(tensors.pop())
+            if step is not None and step not in needed:
+                needed.add(step)
+                tensors += self.steps[step].inputs.values()
+        return frozenset(needed)
+
+
+class _Iteration:
+    """The tensors known at one point of the flow; ``None`` stands for one that its step did not give."""
+
+    __slots__ = ("answered", "children", "parent", "started", "tensors")
+
+    def __init__(self, tensors: dict[str, Tensor | None], parent: _Iteration | None = None) -> None:
+        self.tensors = tensors
+        self.parent = parent
+        self.children: list[_Iteration] = []
+        self.started: set[int] = set()
+        self.answered = False
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors or (self.parent is not None and self.parent.has(name))
+
+    def get(self, name: str) -> Tensor | None:
+        if name in self.tensors:
+            return self.tensors[name]
+        return self.parent.get(name) if self.parent is not None else None
+
+    def was_started(self, step: int) -> bool:
+        return step in self.started or (self.parent is not None and self.parent.was_started(step))
+
+    def family(self) -> Iterator[_Iteration]:
+        yield self
+        for child in self.children:
+            yield from child.family()
+
+
+class _Run:
+    """One request on its way through an ensemble."""
+
+    def __init__(self, ensemble: Ensemble, request: InferRequest) -> None:
+        self._ensemble = ensemble
+        self._request = request
+        self._outputs = request.outputs or tuple(ensemble.signature.outputs)
+        self._steps = ensemble.needed_steps(self._outputs)
+        given: dict[str, Tensor | None] = dict.fromkeys(ensemble.signature.inputs)
+        given.update(request.inputs)
+        self._root = _Iteration(given)
+        self._in_flight: dict[int, InferRequest] = {}
+        self._correlation_id = request.correlation_id
+        self._flags = request.flags
+
+    def start(self) -> None:
+        self._request.on_cancel = self._cancel
+        self._advance(self._root)
+
+    def _advance(self, changed: _Iteration) -> None:
+        """Answer and start whatever new tensors in ``changed`` made possible."""
+        for iteration in list(changed.family()):
+            if self._request.finished:
+                return
+            self._answer(iteration)
+            for step in sorted(self._steps):
+                if self._request.finished:
+                    return
+                if not iteration.was_started(step) and self._is_ready(step, iteration):
+                    iteration.started.add(step)
+                    self._start(step, iteration)
+        if not self._in_flight and not self._request.finished:
+            self._end()
+
+    def _is_ready(self, step: int, iteration: _Iteration) -> bool:
+        return all(iteration.has(tensor) for tensor in self._ensemble.steps[step].inputs.values())
+
+    def _answer(self, iteration: _Iteration) -> None:
+        if iteration.answered or not all(iteration.has(name) for name in self._outputs):
+            return
+        iteration.answered = True
+        outputs = [tensor for name in self._outputs if (tensor := iteration.get(name)) is not None]
+        self._request.answered = True
+        self._request.respond(InferResponse(outputs, final=not self._ensemble.signature.decoupled))
+
+    def _start(self, index: int, iteration: _Iteration) -> None:
+        step, parent = self._ensemble.steps[index], self._request
+        try:
+            member = self._ensemble.find(step.model, step.version)
+            request = InferRequest(
+                step.model,
+                _inputs(step, iteration, member.signature, self._ensemble.signature),
+                lambda response: self._arrived(request, index, iteration, member.signature, response),
+                model_version=member.signature.version,
+                id=parent.id,
+                outputs=tuple(step.outputs),
+                parameters=parent.parameters,
+                correlation_id=self._correlation_id,
+                flags=self._flags,
+                priority=parent.priority,
+                timeout=parent.timeout,
+            )
+            self._in_flight[request.serial] = request
+            if not parent.times.started:
+                parent.times.started = parent.times.queued
+            member.run_step(request)
+        except ConchError as error:
+            self._fail(error)
+
+    def _arrived(
+        self,
+        request: InferRequest,
+        index: int,
+        iteration: _Iteration,
+        signature: ModelSignature,
+        response: InferResponse,
+    ) -> None:
+        if response.final:
+            self._in_flight.pop(request.serial, None)
+            self._add_times(request)
+        if self._request.finished:
+            return
+        if response.error is not None:
+            self._fail(response.error)
+            return
+        self._take_over_sequence(response)
+        changed = iteration
+        if signature.decoupled:
+            if not response.empty:
+                changed = _Iteration({}, parent=iteration)
+                iteration.children.append(changed)
+                self._store(index, changed, response)
+        else:
+            self._store(index, changed, response)
+        self._advance(changed)
+
+    def _store(self, index: int, iteration: _Iteration, response: InferResponse) -> None:
+        given = {tensor.name: tensor for tensor in response.outputs}
+        for output, name in self._ensemble.steps[index].outputs.items():
+            tensor = given.get(output)
+            if tensor is not None:
+                tensor = Tensor(name, tensor.datatype, tensor.shape, tensor.data)
+            iteration.tensors[name] = tensor
+
+    def _add_times(self, request: InferRequest) -> None:
+        mine, theirs = self._request.times, request.times
+        mine.compute_input += theirs.compute_input
+        mine.compute_infer += theirs.compute_infer
+        mine.compute_output += theirs.compute_output
+
+    def _take_over_sequence(self, response: InferResponse) -> None:
+        given = response.parameters
+        if "sequence_id" in given:
+            sequence = given["sequence_id"]
+            self._correlation_id = sequence if isinstance(sequence, int | str) else int(sequence)
+        for key, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
+            if key in given:
+                self._flags = self._flags | flag if given[key] else self._flags & ~flag
+
+    def _end(self) -> None:
+        """Nothing runs and nothing can start any more."""
+        if self._ensemble.signature.decoupled:
+            self._request.respond(InferResponse())
+            return
+        deadlock = self._request.error(
+            "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+        )
+        self._fail(deadlock)
+
+    def _fail(self, error: ConchError) -> None:
+        """The first error ends the request; what still runs for it is given up."""
+        if error.code is Code.CANCELLED:
+            self._request.fail(error)
+        else:
+            message = f"in ensemble '{self._ensemble.signature.name}', {error.message}"
+            self._request.fail(ConchError(message, error.code))
+        self._give_up()
+
+    def _cancel(self, request: InferRequest) -> None:
+        request.fail(cancelled())
+        self._give_up()
+
+    def _give_up(self) -> None:
+        for request in list(self._in_flight.values()):
+            request.cancel()
+
+
+def _inputs(step: Step, iteration: _Iteration, member: ModelSignature, ensemble: ModelSignature) -> dict[str, Tensor]:
+    inputs: dict[str, Tensor] = {}
+    for name, source in step.inputs.items():
+        tensor = iteration.get(source)
+        if tensor is not None:
+            shape = _adapt(tensor.shape, member, name)
+            inputs[name] = Tensor(name, tensor.datatype, shape, tensor.data)
+    return inputs
+
+
+def _adapt(shape: tuple[int, ...], member: ModelSignature, name: str) -> tuple[int, ...]:
+    """Add or drop a batch dimension of 1 between members that batch and members that do not."""
+    spec = member.inputs.get(name)
+    if spec is None:
+        return shape
+    fits = len(shape) == len(spec.dims) and all(dim in (-1, given) for given, dim in zip(shape, spec.dims, strict=True))
+    if member.max_batch_size > 0:
+        return (1, *shape) if fits else shape
+    return shape[1:] if not fits and shape[:1] == (1,) else shape

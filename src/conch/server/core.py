@@ -1,0 +1,223 @@
+"""The server as its front ends see it: look models up, ask for their state, load and unload them.
+
+Translates nothing and listens to nothing.  Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from conch import logs
+from conch.errors import ConchError, invalid, unavailable
+from conch.logs import LogSettings
+from conch.repository.changes import Watch
+from conch.repository.names import check_model_name
+from conch.repository.override import read_parameters
+from conch.repository.scan import ModelRepository
+from conch.server.devices import visible_gpus
+from conch.server.lifecycle import Lifecycle
+from conch.server.loading import Loader, log_levels
+from conch.server.model import Model
+from conch.server.states import ModelTable, State
+from conch.settings import SERVER_VERSION, Settings
+from conch.telemetry.metrics import Registry
+
+LOG = logging.getLogger("conch")
+
+EXTENSIONS = (
+    "classification", "sequence", "model_repository", "model_repository(unload_dependents)", "schedule_policy",
+    "model_configuration", "system_shared_memory", "cuda_shared_memory", "binary_tensor_data", "parameters",
+    "statistics", "trace", "logging",
+)  # fmt: skip
+
+
+class Server:
+    """One server: its settings, its models, its metrics."""
+
+    def __init__(self, settings: Settings, repository: ModelRepository, registry: Registry) -> None:
+        self.settings = settings
+        self.repository = repository
+        self.registry = registry
+        self.live = True
+        self.exiting = False
+        self._initialised = False
+        self._table = ModelTable()
+        loader = Loader(settings, visible_gpus(), self._table.find, registry.statistics)
+        self._lifecycle = Lifecycle(
+            repository,
+            loader,
+            self._table,
+            registry,
+            parallel_loads=settings.model_load_thread_count,
+            retries=settings.model_load_retry_count,
+        )
+        self._polling: asyncio.Task[None] | None = None
+
+    @property
+    def logs(self) -> LogSettings:
+        return logs.current()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the models that should be there can be used."""
+        if not self._initialised or self.exiting:
+            return False
+        return self._table.all_ready() if self.settings.strict_readiness else True
+
+    def metadata(self) -> dict[str, Any]:
+        """The body of ``GET /v2``."""
+        return {"name": self.settings.id, "version": SERVER_VERSION, "extensions": list(EXTENSIONS)}
+
+    def model(self, name: str, version: int = -1) -> Model:
+        """A model that serves; raises NOT_FOUND or UNAVAILABLE for one that does not."""
+        return self._table.find(name, version)
+
+    def model_metadata(self, name: str, version: int = -1) -> dict[str, Any]:
+        """The body of ``GET /v2/models/<name>``: with all versions that are ready unless one is named."""
+        metadata = self.model(name, version).metadata
+        if version == -1:
+            metadata["versions"] = [str(ready) for ready in self._table.models[name].ready_versions()]
+        return metadata
+
+    def model_ready(self, name: str, version: int = -1) -> bool:
+        """Whether requests to the model can run now; False for an unknown one."""
+        try:
+            return self._table.is_ready(self._table.find(name, version))
+        except ConchError:
+            return False
+
+    def index(self, ready_only: bool = False) -> list[dict[str, str]]:
+        """One entry per version, by name and version; a directory that was never loaded has its name alone."""
+        entries: list[dict[str, str]] = []
+        for name in sorted({*self.repository.names(), *self._table.models}):
+            known = self._table.models.get(name)
+            if known is None or not known.versions:
+                if not ready_only:
+                    reason = known.poll_reason if known is not None else ""
+                    entries.append({"name": name, **({"reason": reason} if reason else {})})
+                continue
+            for version, one in sorted(known.versions.items()):
+                if ready_only and one.state is not State.READY:
+                    continue
+                entry = {"name": name, "version": str(version), "state": str(one.state)}
+                if one.reason:
+                    entry["reason"] = one.reason
+                entries.append(entry)
+        return entries
+
+    def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
+        """Statistics of one version, of all ready versions of a model, or of all models."""
+        if not name:
+            return [model.statistics.snapshot() for model in sorted(self._table.loaded(), key=_by_name)]
+        known = self._table.models.get(name)
+        models = known.models() if known is not None else []
+        if not models:
+            raise invalid(f"requested model '{name}' is not available")
+        chosen = [model for model in models if version in (-1, model.version)]
+        if not chosen:
+            raise invalid(f"requested model version is not available for model '{name}'")
+        return [model.statistics.snapshot() for model in chosen]
+
+    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load or reload a model, from the repository or with a configuration (JSON) and files of the client's."""
+        self._check_control(name)
+        parameters: dict[str, object] = {f"file:{path}": content for path, content in (files or {}).items()}
+        if config is not None:
+            parameters["config"] = config
+        await self._lifecycle.load(name, read_parameters(parameters))
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        """Stop serving a model; an unknown one is none already."""
+        self._check_control(name)
+        await self._lifecycle.unload(name, dependents)
+
+    def update_logs(self, changes: Mapping[str, Any]) -> None:
+        """Change what is logged, here and in the workers."""
+        logs.setup(replace(logs.current(), **changes))
+        levels = log_levels()
+        for model in self._table.loaded():
+            model.executor.set_log(levels)
+
+    # Called by the application.
+
+    async def load_startup_models(self) -> dict[str, ConchError]:
+        """Load what the control mode wants loaded at start; what failed, by name."""
+        wanted: list[str] = []
+        if self.settings.model_control_mode != "explicit" or self.settings.load_model == ("*",):
+            wanted = self.repository.names()
+        else:
+            wanted = list(self.settings.load_model)
+        watch = Watch(self.repository)
+        if self.settings.model_control_mode == "poll":
+            await asyncio.to_thread(watch.look)
+        failed = await self._lifecycle.load_all(wanted)
+        self._initialised = True
+        if self.settings.model_control_mode == "poll":
+            self._polling = asyncio.get_running_loop().create_task(self._poll(watch))
+        return failed
+
+    def model_rows(self) -> list[tuple[str, str, str]]:
+        """Name, version and status of every model, for the table that is logged at start."""
+        rows = []
+        for entry in self.index():
+            if "state" not in entry:
+                if entry["name"] in self._table.models:
+                    rows.append((entry["name"], "-", "Not loaded: No model version was found"))
+                continue
+            status = entry["state"] + (f": {entry['reason']}" if "reason" in entry else "")
+            rows.append((entry["name"], entry["version"], status))
+        return rows
+
+    async def stop(self, seconds: float) -> bool:
+        """Refuse new requests, finish the others for at most ``seconds``, end all models; False when time ran out."""
+        self.exiting = True
+        if self._polling is not None:
+            self._polling.cancel()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        models = self._table.loaded()
+        for model in models:
+            model.stopping = True
+        LOG.info("Waiting for in-flight requests to complete.")
+        in_time = True
+        # Members after their ensembles: a finished ensemble sends no more steps.
+        while busy := [model for model in models if model.in_flight]:
+            left = deadline - loop.time()
+            LOG.info("Timeout %d: Found %d model versions that have in-flight inferences", max(left, 0), len(busy))
+            for model in busy:
+                LOG.info(
+                    "Model '%s' (version %d) has %d in-flight inferences", model.name, model.version, model.in_flight
+                )
+            if left <= 0:
+                in_time = False
+                break
+            await asyncio.wait([loop.create_task(model.finish(min(left, 1.0))) for model in busy])
+        LOG.info("All models are stopped, unloading models")
+        await asyncio.gather(*(model.stop() for model in models))
+        if in_time:
+            await self._lifecycle.finish_retiring()
+        return in_time
+
+    def _check_control(self, name: str) -> None:
+        if self.settings.model_control_mode != "explicit":
+            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+        check_model_name(name)
+
+    async def _poll(self, watch: Watch) -> None:
+        while True:
+            await asyncio.sleep(self.settings.repository_poll_secs)
+            try:
+                changes = await asyncio.to_thread(watch.look)
+                for name in changes.removed:
+                    await self._lifecycle.unload(name)
+                await self._lifecycle.load_all([*changes.added, *changes.modified])
+            except (ConchError, OSError) as error:
+                LOG.error("failed to poll the model repository: %s", error)
+
+
+def _by_name(model: Model) -> tuple[str, int]:
+    return model.name, model.version

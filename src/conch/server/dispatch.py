@@ -1,0 +1,129 @@
+"""Brings the requests that wait and the instances that are free together.
+
+One dispatcher per loaded model version, on the event loop.  The scheduler decides what runs; this
+class asks it whenever something has changed, and once more when it wanted to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import monotonic_ns
+from typing import Any
+
+from conch.errors import ConchError, internal
+from conch.inference import InferRequest, InferResponse
+from conch.schedulers.batching import Scheduler
+from conch.schedulers.ordering import InOrder
+from conch.server.instance import Instance
+from conch.telemetry.statistics import ModelStatistics
+from conch.workers.process import Execution
+
+
+class Dispatcher:
+    """Feeds the instances of a model version from its scheduler's queue."""
+
+    def __init__(self, scheduler: Scheduler, statistics: ModelStatistics, *, preserve_ordering: bool = False) -> None:
+        self._scheduler = scheduler
+        self._queue = scheduler.queue
+        self._statistics = statistics
+        self._order = InOrder() if preserve_ordering else None
+        self._instances: Sequence[Instance] = ()
+        self._free: deque[Instance] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._asking = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._lost: ConchError | None = None  # why nothing can run, as long as that is so
+
+    def serve(self, instances: Sequence[Instance]) -> None:
+        """Take the instances to feed; they announce themselves by :meth:`available`."""
+        self._instances = instances
+
+    @property
+    def ready(self) -> bool:
+        """Whether every instance can run."""
+        return all(instance.ready for instance in self._instances)
+
+    def submit(self, request: InferRequest) -> None:
+        """Enqueue; raises UNAVAILABLE when the queue is full, INTERNAL when there is no worker and none to be had."""
+        if self._lost is not None:
+            raise self._lost
+        self._queue.add(request, monotonic_ns())
+        if self._order is not None:
+            self._order.admit(request)
+        self._statistics.pending = len(self._queue)
+        self._ask_soon()
+
+    def available(self, instance: Instance) -> None:
+        """An instance can take a batch."""
+        self._lost = None
+        self._free.append(instance)
+        self._ask_soon()
+
+    def lost(self, instance: Instance) -> None:
+        """An instance will not be back soon; without any other, nothing waits in vain."""
+        if not any(one.ready for one in self._instances):
+            self._lost = internal(f"Stub process '{instance.name}' is not healthy.")
+            self.fail_waiting(self._lost)
+
+    def fail_waiting(self, error: ConchError) -> None:
+        """End whatever still waits."""
+        for request in self._queue.drain():
+            request.fail(error)
+        self._statistics.pending = 0
+
+    def set_log(self, levels: Mapping[str, Any]) -> None:
+        """Tell the models' loggers which levels are wanted."""
+        for instance in self._instances:
+            instance.set_log(levels)
+
+    async def stop(self) -> None:
+        """End the instances; nothing may be in flight any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.gather(*(instance.stop() for instance in self._instances))
+
+    def _ask_soon(self) -> None:
+        # After the callbacks of this round: requests that arrived together can share a batch.
+        if not self._asking and self._free and len(self._queue):
+            self._asking = True
+            self._loop.call_soon(self._ask)
+
+    def _ask(self) -> None:
+        self._asking = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._free and len(self._queue):
+            instance = self._free[0]
+            if not instance.ready:
+                self._free.popleft()
+                continue
+            taken = self._scheduler.take(monotonic_ns())
+            if not taken.batch:
+                if taken.wake_at:
+                    self._timer = self._loop.call_later(max(taken.wake_at - monotonic_ns(), 0) / 1e9, self._ask)
+                break
+            self._free.popleft()
+            instance.execute(taken.batch, partial(self._done, instance))
+        self._statistics.pending = len(self._queue)
+
+    def _done(self, instance: Instance, execution: Execution) -> None:
+        size = sum(request.batch_size for request in execution.requests)
+        self._statistics.record_execution(size, *execution.times)
+        if instance.ready:
+            self._free.append(instance)
+            if len(self._queue):
+                self._ask()
+
+    def sent(self, request: InferRequest, response: InferResponse) -> None:
+        """A response sender gave a response: count it by its index."""
+        infer = monotonic_ns() - request.times.started
+        if response.empty:
+            self._statistics.record_empty_response(request.responses, infer)
+        else:
+            self._statistics.record_response(request.responses, infer, 0, failed=response.error is not None)
+        if not request.responses:
+            self._statistics.record_first_response(monotonic_ns() - request.times.arrived)

@@ -1,0 +1,36 @@
+"""Runs the requests of an ensemble model: nothing waits here, its members have the queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic_ns
+from typing import Any
+
+from conch.errors import ConchError
+from conch.inference import InferRequest
+from conch.schedulers.ensemble import Ensemble
+
+
+class EnsembleExecutor:
+    """The executor of an ensemble; see :class:`conch.server.model.Executor`."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self._ensemble = ensemble
+
+    @property
+    def ready(self) -> bool:
+        """An ensemble is as ready as its members, which the server knows."""
+        return True
+
+    def submit(self, request: InferRequest) -> None:
+        request.times.queued = monotonic_ns()
+        self._ensemble.run(request)
+
+    def fail_waiting(self, error: ConchError) -> None:
+        """Nothing waits here."""
+
+    def set_log(self, levels: Mapping[str, Any]) -> None:
+        """No code of an ensemble logs."""
+
+    async def stop(self) -> None:
+        """There is nothing to stop."""

@@ -1,0 +1,199 @@
+"""One loaded version of a model, as the front ends see it.
+
+Validates, counts and accounts for every request; how requests are executed is its executor's
+business: a dispatcher with instances, or an ensemble.  Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from time import monotonic_ns
+from typing import Any, Protocol
+
+from conch.config import render
+from conch.config.schema import ModelConfig, datatype
+from conch.config.signature import full_shape, platform
+from conch.config.signature import signature as make_signature
+from conch.errors import Code, ConchError, unavailable
+from conch.inference import InferRequest, InferResponse
+from conch.telemetry.statistics import FailureReason, ModelStatistics
+from conch.tensors import Tensor
+from conch.validation import validate_request
+
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
+
+class Executor(Protocol):
+    """What runs the requests of a model version."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def submit(self, request: InferRequest) -> None: ...
+
+    def fail_waiting(self, error: ConchError) -> None: ...
+
+    def set_log(self, levels: Mapping[str, Any]) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Model:
+    """A model version that has been loaded.
+
+    ``config`` is the effective configuration.  ``stopping`` refuses requests from outside while
+    steps of ensembles that are under way may still come.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        executor: Executor,
+        statistics: ModelStatistics,
+        labels: Mapping[str, Sequence[str]],
+    ) -> None:
+        self.name: str = config.name
+        self.version = version
+        self.config = config
+        self.config_json = render.to_json(config).encode()
+        self.signature = make_signature(config, version)
+        self.executor = executor
+        self.statistics = statistics
+        self.stopping = False
+        self.in_flight = 0
+        self._labels = labels
+        self._outputs = tuple(self.signature.outputs)
+        self._reshaped = {spec.name: spec for spec in self.signature.outputs.values() if spec.reshape is not None}
+        self._is_ensemble = config.HasField("ensemble_scheduling")
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can run right now."""
+        return self.executor.ready
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The body of ``GET /v2/models/<name>`` but for ``versions``, which the server knows."""
+        config = self.config
+        return {
+            "name": self.name,
+            "versions": [str(self.version)],
+            "platform": platform(config),
+            "inputs": [_describe(config, tensor) for tensor in config.input],
+            "outputs": [_describe(config, tensor) for tensor in config.output],
+        }
+
+    def labels(self, output: str) -> Sequence[str] | None:
+        """The labels of an output's classes, where a file names them."""
+        return self._labels.get(output)
+
+    def infer(self, request: InferRequest) -> None:
+        """Accept a request from a client.
+
+        Raises :class:`ConchError` when it is refused; otherwise it ends exactly once, through
+        ``request.respond``.
+        """
+        if self.stopping:
+            raise request.error(STOPPING, Code.UNAVAILABLE)
+        self.run_step(request)
+
+    def run_step(self, request: InferRequest) -> None:
+        """Accept a request from inside the server, also while the server stops."""
+        validate_request(self.signature, request)
+        request.model_version = self.version
+        if not request.outputs:
+            request.outputs = self._outputs
+        if self._reshaped:
+            self._restore_shapes(request)
+        request.on_final = self._ended
+        self.in_flight += 1
+        try:
+            self.executor.submit(request)
+        except ConchError:
+            request.on_final = None
+            self._left()
+            self.statistics.record_failure(FailureReason.REJECTED, monotonic_ns() - request.times.arrived)
+            raise
+
+    async def finish(self, seconds: float | None = None) -> bool:
+        """Wait until nothing is in flight; False when ``seconds`` run out first."""
+        if not self.in_flight:
+            return True
+        self._idle.clear()
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """End the executor; what still waits fails."""
+        self.stopping = True
+        self.executor.fail_waiting(unavailable(STOPPING))
+        await self.executor.stop()
+
+    def _ended(self, request: InferRequest, response: InferResponse) -> None:
+        times = request.times
+        now = monotonic_ns()
+        self._left()
+        if response.error is None or request.answered:
+            started = times.started or now
+            self.statistics.record_success(
+                request.batch_size,
+                max(started - (times.queued or started), 0),
+                times.compute_input,
+                times.compute_infer or (0 if self._is_ensemble else now - started),
+                times.compute_output,
+                now - times.arrived,
+            )
+            if self._is_ensemble:
+                self.statistics.record_execution(
+                    request.batch_size, times.compute_input, times.compute_infer, times.compute_output
+                )
+        else:
+            self.statistics.record_failure(self._reason(request, response.error), now - times.arrived)
+
+    def _reason(self, request: InferRequest, error: ConchError) -> FailureReason:
+        if error.code is Code.CANCELLED:
+            return FailureReason.CANCELED
+        if self._is_ensemble:
+            return FailureReason.OTHER
+        return FailureReason.BACKEND if request.times.started else FailureReason.REJECTED
+
+    def _left(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._idle.set()
+
+    def _restore_shapes(self, request: InferRequest) -> None:
+        """Give outputs with a ``reshape`` the shape that clients know."""
+        deliver = request.on_response
+
+        def restore(response: InferResponse) -> None:
+            response.outputs = [self._restored(tensor) for tensor in response.outputs]
+            deliver(response)
+
+        request.on_response = restore
+
+    def _restored(self, tensor: Tensor) -> Tensor:
+        spec = self._reshaped.get(tensor.name)
+        if spec is None:
+            return tensor
+        batched = self.signature.max_batch_size > 0
+        shape = tensor.shape[1:] if batched else tensor.shape
+        assert spec.reshape is not None
+        variable = iter([given for given, dim in zip(shape, spec.reshape, strict=False) if dim == -1])
+        dims = tuple(next(variable, -1) if dim == -1 else dim for dim in spec.dims)
+        return Tensor(tensor.name, tensor.datatype, (*tensor.shape[:1], *dims) if batched else dims, tensor.data)
+
+
+def _describe(config: ModelConfig, tensor: Any) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "datatype": datatype(tensor.data_type),
+        "shape": full_shape(config, tensor.dims),
+    }

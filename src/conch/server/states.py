@@ -1,0 +1,123 @@
+"""What the server knows of every model and version, whether it runs or not.
+
+Written by the lifecycle alone; read by whoever looks a model up.  Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from conch.config.schema import ModelConfig
+from conch.errors import ConchError, not_found, unavailable
+from conch.repository.fingerprint import Fingerprint
+from conch.repository.override import UploadedModel
+from conch.repository.scan import ModelFiles
+from conch.server.model import Model
+
+UNLOADED = "unloaded"
+
+
+class State(StrEnum):
+    """States of a version, as the repository index shows them."""
+
+    UNKNOWN = "UNKNOWN"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+    LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
+
+
+@dataclass(slots=True)
+class VersionState:
+    """One version: its state, why it is not available, and the model that serves it."""
+
+    state: State
+    reason: str = ""
+    model: Model | None = None
+
+
+@dataclass(slots=True)
+class ModelState:
+    """One model: its versions, and what they were loaded from."""
+
+    name: str
+    versions: dict[int, VersionState] = field(default_factory=dict)
+    files: ModelFiles | None = None
+    config: ModelConfig | None = None
+    fingerprint: Fingerprint | None = None
+    #: Whether somebody asked for it by name, rather than an ensemble needing it.
+    wanted: bool = False
+    #: Whether the last load brought a configuration or files of its own.
+    overridden: bool = False
+    uploaded: UploadedModel | None = None
+    #: Why it could not be read from the repository.
+    poll_reason: str = ""
+
+    def ready_versions(self) -> list[int]:
+        return sorted(version for version, one in self.versions.items() if one.state is State.READY)
+
+    def models(self) -> list[Model]:
+        """The models that serve, in order of their versions."""
+        return [one.model for _, one in sorted(self.versions.items()) if one.model and one.state is State.READY]
+
+    @property
+    def members(self) -> set[str]:
+        """The models that the steps of an ensemble name."""
+        return {step.model_name for step in self.config.ensemble_scheduling.step} if self.config else set()
+
+
+class ModelTable:
+    """Every model that was ever loaded or tried, by name."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, ModelState] = {}
+
+    def find(self, name: str, version: int = -1) -> Model:
+        """The model to use; version -1 is the latest that is ready.
+
+        Raises NOT_FOUND or UNAVAILABLE with Triton's words.
+        """
+        known = self.models.get(name)
+        if known is None or not known.versions:
+            raise not_found(f"Request for unknown model: '{name}' is not found")
+        if version == -1:
+            ready = known.ready_versions()
+            if not ready:
+                raise not_found(f"Request for unknown model: '{name}' has no available versions")
+            version = ready[-1]
+        found = known.versions.get(version)
+        if found is None:
+            raise not_found(f"Request for unknown model: '{name}' version {version} is not found")
+        if found.state is not State.READY or found.model is None:
+            raise unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
+        return found.model
+
+    def loaded(self) -> list[Model]:
+        """Every model that serves."""
+        return [model for one in self.models.values() for model in one.models()]
+
+    def is_ready(self, model: Model) -> bool:
+        """Whether requests to ``model`` can run now; an ensemble is as ready as its members."""
+        if not model.ready:
+            return False
+        for step in model.config.ensemble_scheduling.step:
+            try:
+                if not self.is_ready(self.find(step.model_name, step.model_version)):
+                    return False
+            except ConchError:
+                return False
+        return True
+
+    def all_ready(self) -> bool:
+        """Strict readiness: every version serves, or was unloaded on purpose."""
+        for known in self.models.values():
+            if not known.versions:
+                return False
+            for one in known.versions.values():
+                if one.state is State.READY:
+                    if one.model is None or not one.model.ready:
+                        return False
+                elif one.state is not State.UNAVAILABLE or one.reason != UNLOADED:
+                    return False
+        return True

@@ -1,0 +1,64 @@
+"""Prometheus' text format, version 0.0.4, for families of numbers that are read when the page is asked for.
+
+Written out here because Triton's counters have no ``_total`` suffix, which ``prometheus_client`` always adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf, isnan
+from typing import Final, NamedTuple
+
+CONTENT_TYPE: Final = "text/plain; charset=utf-8"
+
+
+class Metric(NamedTuple):
+    """A family: its name, its type (``counter``, ``gauge``, ``histogram`` or ``summary``) and its help text."""
+
+    name: str
+    type: str
+    help: str
+
+
+class Sample(NamedTuple):
+    """One number of a family; ``labels`` is what ``label_text`` made, ``suffix`` such as ``_sum`` ends the name."""
+
+    labels: str
+    value: float
+    suffix: str = ""
+
+
+#: What a collector yields: a family and its numbers now.
+Family = tuple[Metric, Iterable[Sample]]
+
+
+def page(families: Iterable[Family]) -> bytes:
+    """The page that lists all families, those without a sample too."""
+    lines: list[str] = []
+    for metric, samples in families:
+        lines.append(f"# HELP {metric.name} {metric.help}")
+        lines.append(f"# TYPE {metric.name} {metric.type}")
+        lines += [f"{metric.name}{suffix}{labels} {number(value)}" for labels, value, suffix in samples]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def label_text(labels: Mapping[str, str]) -> str:
+    """The labels in their order, with braces; nothing when there are none."""
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def number(value: float) -> str:
+    """Whole numbers without a fraction; the shortest text that gives the number back otherwise."""
+    if isinstance(value, int):
+        return str(value)
+    if isnan(value):
+        return "NaN"
+    if value in (inf, -inf):
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

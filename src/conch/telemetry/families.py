@@ -1,0 +1,166 @@
+"""Every metric of a model, declared once: name, type, help, and how it is read from the model's statistics.
+
+The registry goes through the table at every scrape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from conch.telemetry.distributions import Summary
+from conch.telemetry.exposition import Metric, Sample, label_text, number
+from conch.telemetry.statistics import ModelStatistics, Summaries
+
+
+class Registered(NamedTuple):
+    """A model version on the page; ``quantiles`` are those of its summaries."""
+
+    statistics: ModelStatistics
+    labels: Mapping[str, str]
+    cached: bool
+    quantiles: tuple[float, ...]
+
+    def text(self, **more: str) -> str:
+        """The labels by name, and after them those of a distribution."""
+        return label_text({**self.labels, **more})
+
+
+Read = Callable[[Registered], Iterable[Sample]]
+
+
+def _count(value: Callable[[ModelStatistics], float]) -> Read:
+    return lambda model: [Sample(model.text(), value(model.statistics))]
+
+
+def _microseconds(value: Callable[[ModelStatistics], int]) -> Read:
+    return lambda model: [Sample(model.text(), value(model.statistics) // 1000)]
+
+
+def _if_cached(read: Read) -> Read:
+    return lambda model: read(model) if model.cached else []
+
+
+def _unless_cached(read: Read) -> Read:
+    return lambda model: [] if model.cached else read(model)
+
+
+def _failures(model: Registered) -> Iterator[Sample]:
+    for reason, count in model.statistics.failures.items():
+        yield Sample(label_text(dict(sorted({**model.labels, "reason": reason.value}.items()))), count)
+
+
+def _first_response(model: Registered) -> Iterator[Sample]:
+    histogram = model.statistics.first_response
+    if histogram is None:
+        return
+    yield Sample(model.text(), histogram.count, "_count")
+    yield Sample(model.text(), histogram.sum, "_sum")
+    for bound, count in zip([*map(number, histogram.bounds), "+Inf"], histogram.cumulative(), strict=True):
+        yield Sample(model.text(le=bound), count, "_bucket")
+
+
+def _summary(choose: Callable[[Summaries], Summary]) -> Read:
+    def read(model: Registered) -> Iterator[Sample]:
+        if model.statistics.summaries is None:
+            return
+        summary = choose(model.statistics.summaries)
+        yield Sample(model.text(), summary.count, "_count")
+        yield Sample(model.text(), summary.sum, "_sum")
+        for rank, value in zip(model.quantiles, summary.quantiles(model.quantiles), strict=True):
+            yield Sample(model.text(quantile=number(rank)), value)
+
+    return read
+
+
+# fmt: off
+COUNTS: Final[Mapping[Metric, Read]] = {
+    Metric("nv_inference_request_success", "counter",
+           "Number of successful inference requests, all batch sizes"):
+        _count(lambda model: model.success_count),
+    Metric("nv_inference_request_failure", "counter",
+           "Number of failed inference requests, all batch sizes"):
+        _failures,
+    Metric("nv_inference_count", "counter",
+           "Number of inferences performed (does not include cached requests)"):
+        _count(lambda model: model.inference_count),
+    Metric("nv_inference_exec_count", "counter",
+           "Number of model executions performed (does not include cached requests)"):
+        _count(lambda model: model.execution_count),
+}
+
+#: Left out with ``counter_latencies=false``.
+DURATIONS: Final[Mapping[Metric, Read]] = {
+    Metric("nv_inference_request_duration_us", "counter",
+           "Cumulative inference request duration in microseconds (includes cached requests)"):
+        _microseconds(lambda model: model.success_ns),
+    Metric("nv_inference_queue_duration_us", "counter",
+           "Cumulative inference queuing duration in microseconds (includes cached requests)"):
+        _microseconds(lambda model: model.queue_ns),
+    Metric("nv_inference_compute_input_duration_us", "counter",
+           "Cumulative compute input duration in microseconds (does not include cached requests)"):
+        _microseconds(lambda model: model.compute_input_ns),
+    Metric("nv_inference_compute_infer_duration_us", "counter",
+           "Cumulative compute inference duration in microseconds (does not include cached requests)"):
+        _microseconds(lambda model: model.compute_infer_ns),
+    Metric("nv_inference_compute_output_duration_us", "counter",
+           "Cumulative inference compute output duration in microseconds (does not include cached requests)"):
+        _microseconds(lambda model: model.compute_output_ns),
+}
+
+CACHE: Final[Mapping[Metric, Read]] = {
+    Metric("nv_cache_num_hits_per_model", "counter",
+           "Number of cache hits per model"):
+        _if_cached(_count(lambda model: model.cache_hit_count)),
+    Metric("nv_cache_hit_duration_per_model", "counter",
+           "Total cache hit duration per model, in microseconds"):
+        _if_cached(_microseconds(lambda model: model.cache_hit_ns)),
+    Metric("nv_cache_num_misses_per_model", "counter",
+           "Number of cache misses per model"):
+        _if_cached(_count(lambda model: model.cache_miss_count)),
+    Metric("nv_cache_miss_duration_per_model", "counter",
+           "Total cache miss (insert+lookup) duration per model, in microseconds"):
+        _if_cached(_microseconds(lambda model: model.cache_miss_ns)),
+}
+
+GAUGES: Final[Mapping[Metric, Read]] = {
+    Metric("nv_inference_pending_request_count", "gauge",
+           "Instantaneous number of pending requests awaiting execution per-model."):
+        _count(lambda model: model.pending),
+    Metric("nv_model_load_duration_secs", "gauge",
+           "Model load time in seconds"):
+        _count(lambda model: model.load_ns / 1e9),
+}
+
+#: Listed with ``histogram_latencies=true``.
+HISTOGRAMS: Final[Mapping[Metric, Read]] = {
+    Metric("nv_inference_first_response_histogram_ms", "histogram",
+           "Duration from request to first response in milliseconds"):
+        _first_response,
+}
+
+#: Listed with ``summary_latencies=true``.  Triton leaves the request summary out for models with a response cache.
+SUMMARIES: Final[Mapping[Metric, Read]] = {
+    Metric("nv_inference_request_summary_us", "summary",
+           "Summary of inference request duration in microseconds (includes cached requests)"):
+        _unless_cached(_summary(lambda summaries: summaries.request)),
+    Metric("nv_inference_queue_summary_us", "summary",
+           "Summary of inference queuing duration in microseconds (includes cached requests)"):
+        _summary(lambda summaries: summaries.queue),
+    Metric("nv_inference_compute_input_summary_us", "summary",
+           "Cumulative compute input duration in microseconds (does not include cached requests)"):
+        _summary(lambda summaries: summaries.compute_input),
+    Metric("nv_inference_compute_infer_summary_us", "summary",
+           "Cumulative compute inference duration in microseconds (does not include cached requests)"):
+        _summary(lambda summaries: summaries.compute_infer),
+    Metric("nv_inference_compute_output_summary_us", "summary",
+           "Cumulative inference compute output duration in microseconds (does not include cached requests)"):
+        _summary(lambda summaries: summaries.compute_output),
+    Metric("nv_cache_hit_summary_per_model", "summary",
+           "Summary of cache hit counts/durations per model, in microseconds."):
+        _if_cached(_summary(lambda summaries: summaries.cache_hit)),
+    Metric("nv_cache_miss_summary_per_model", "summary",
+           "Summary of cache miss counts/durations per model, in microseconds."):
+        _if_cached(_summary(lambda summaries: summaries.cache_miss)),
+}
+# fmt: on

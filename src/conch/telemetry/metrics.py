@@ -1,0 +1,168 @@
+"""The metrics page, and the registry of what is on it.
+
+The server's wiring makes one ``Registry``; whoever loads a model takes its ``ModelStatistics`` from it, registers them
+when the version starts to serve and takes them out when it is gone; the metrics listener renders.  Everything runs on
+the event loop.  Numbers are read when the page is rendered, so recording knows nothing of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from conch.errors import invalid
+from conch.telemetry import families
+from conch.telemetry.distributions import Histogram
+from conch.telemetry.exposition import Family, Metric, Sample, page
+from conch.telemetry.families import Registered
+from conch.telemetry.hardware import CpuGauges, gpu_gauges
+from conch.telemetry.statistics import ModelStatistics, Summaries
+
+FIRST_RESPONSE_BUCKETS: Final = (100.0, 500.0, 2000.0, 5000.0)
+QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
+
+#: Workers have their own memory; the server pins none.
+_PINNED: Final[tuple[Family, ...]] = (
+    (
+        Metric("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
+        (Sample("", 0),),
+    ),
+    (
+        Metric("nv_pinned_memory_pool_used_bytes", "gauge", "Pinned memory pool used memory size, in bytes"),
+        (Sample("", 0),),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """Which distributions of latencies are kept: ``--metrics-config``."""
+
+    counter_latencies: bool = True
+    summary_latencies: bool = False
+    histogram_latencies: bool = False
+    quantiles: tuple[float, ...] = QUANTILES
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, str]) -> MetricsConfig:
+        """From the option's keys and values; unknown keys are ignored, as Triton does.
+
+        Raises INVALID_ARG for quantiles that are not ``<quantile>:<error>,...``.  The errors are
+        not used, because quantiles are exact.
+        """
+        return cls(
+            counter_latencies=settings.get("counter_latencies", "true").lower() == "true",
+            summary_latencies=settings.get("summary_latencies", "false").lower() == "true",
+            histogram_latencies=settings.get("histogram_latencies", "false").lower() == "true",
+            quantiles=_quantiles(settings["summary_quantiles"]) if "summary_quantiles" in settings else QUANTILES,
+        )
+
+
+class Registry:
+    """What the metrics page shows.
+
+    ``cpu`` and ``gpu`` say whether to report the machine, which is read once per half of
+    ``interval_ms`` at most, as Triton does.
+    """
+
+    def __init__(
+        self,
+        config: MetricsConfig = MetricsConfig(),
+        *,
+        cpu: bool = True,
+        gpu: bool = True,
+        interval_ms: float = 2000.0,
+    ) -> None:
+        self.config = config
+        self._models: dict[tuple[str, ...], Registered] = {}
+        self._collectors: list[Callable[[], Iterable[Family]]] = []
+        interval = interval_ms / 2 / 1000
+        gpus = gpu_gauges(interval) if gpu else None
+        if gpus is not None:
+            self.add(gpus.collect)
+        if cpu:
+            self.add(CpuGauges(interval).collect)
+
+    def statistics(
+        self, name: str, version: int, *, decoupled: bool = False, buckets: Iterable[float] = ()
+    ) -> ModelStatistics:
+        """New statistics for a model version, with the distributions that the configuration asks for.
+
+        First responses are kept for decoupled models; ``buckets`` (milliseconds) are those of the
+        model's ``model_metrics``, where it has them.
+        """
+        histogram = self.config.histogram_latencies and decoupled
+        return ModelStatistics(
+            name,
+            version,
+            summaries=Summaries() if self.config.summary_latencies else None,
+            first_response=Histogram(sorted(set(buckets)) or FIRST_RESPONSE_BUCKETS) if histogram else None,
+        )
+
+    def register(
+        self,
+        statistics: ModelStatistics,
+        *,
+        tags: Mapping[str, str] | None = None,
+        gpu_uuid: str = "",
+        namespace: str = "",
+        cached: bool = False,
+    ) -> None:
+        """Show a model version, in place of an earlier load of the same.
+
+        ``tags`` are those of the model's ``metric_tags``; ``cached`` says that it uses the response cache.
+        """
+        labels = {"model": statistics.name, "version": str(statistics.version)}
+        labels |= {f"_{tag}": value for tag, value in (tags or {}).items()}
+        labels |= {name: value for name, value in (("gpu_uuid", gpu_uuid), ("namespace", namespace)) if value}
+        self._models[_key(statistics, namespace)] = Registered(
+            statistics, dict(sorted(labels.items())), cached, self.config.quantiles
+        )
+
+    def unregister(self, statistics: ModelStatistics, *, namespace: str = "") -> None:
+        """Show a model version no more; a later load of the same stays."""
+        key = _key(statistics, namespace)
+        if key in self._models and self._models[key].statistics is statistics:
+            del self._models[key]
+
+    def add(self, collect: Callable[[], Iterable[Family]]) -> None:
+        """Show also what ``collect`` returns at every scrape."""
+        self._collectors.append(collect)
+
+    def render(self) -> bytes:
+        """The page, in Prometheus' text format."""
+        return page(self._families())
+
+    def _families(self) -> Iterator[Family]:
+        yield from self._of_models(families.COUNTS)
+        if self.config.counter_latencies:
+            yield from self._of_models(families.DURATIONS)
+        yield from self._of_models(families.CACHE)
+        yield from self._of_models(families.GAUGES)
+        if self.config.histogram_latencies:
+            yield from self._of_models(families.HISTOGRAMS)
+        yield from _PINNED
+        for collect in self._collectors:
+            yield from collect()
+        if self.config.summary_latencies:
+            yield from self._of_models(families.SUMMARIES)
+
+    def _of_models(self, table: Mapping[Metric, families.Read]) -> Iterator[Family]:
+        for metric, read in table.items():
+            yield metric, [sample for model in self._models.values() for sample in read(model)]
+
+
+def _key(statistics: ModelStatistics, namespace: str) -> tuple[str, ...]:
+    return namespace, statistics.name, str(statistics.version)
+
+
+def _quantiles(text: str) -> tuple[float, ...]:
+    try:
+        pairs = [tuple(map(float, pair.split(":"))) for pair in text.split(",")]
+        quantiles = tuple(quantile for quantile, _ in pairs)
+    except ValueError:
+        quantiles = (-1.0,)
+    if not all(0 <= quantile <= 1 for quantile in quantiles):
+        raise invalid(f"--metrics-config summary_quantiles is <quantile>:<error>,... from 0 to 1. Got {text}")
+    return quantiles

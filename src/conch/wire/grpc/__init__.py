@@ -1,0 +1,1 @@
+"""The gRPC protocol: protobuf messages of requests and responses, both directions."""

@@ -1,0 +1,206 @@
+"""Inference messages: from ``ModelInferRequest`` to a request, and from a response to the bytes of its message.
+
+Called by the gRPC front end for every inference, on the event loop.  A response's tensors are
+never put into a message object: its bytes are the tensors' own buffers between small encoded parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from tritonclient.grpc import service_pb2
+
+from conch.errors import invalid, unsupported
+from conch.inference import InferRequest, InferResponse, ParameterValue
+from conch.tensors import Buffer, Tensor
+from conch.wire.grpc.contents import read_contents
+from conch.wire.grpc.parameters import (
+    FINAL_RESPONSE,
+    names_shared_memory,
+    read_classification,
+    read_request_parameters,
+    response_parameter,
+)
+from conch.wire.json.classification import classify
+
+#: The largest message that the protocol buffers library can take.
+MAX_RESPONSE_SIZE: Final = 2**31 - 1
+
+#: Keys of the fields that hold tensors' bytes and, on a stream, the whole response (field number and wire type).
+_RAW_OUTPUT_CONTENTS: Final = b"\x32"
+_INFER_RESPONSE: Final = b"\x12"
+
+_SHARED_MEMORY: Final = "shared memory is not available in this build of conch"
+
+
+@dataclass(slots=True)
+class OutputPlan:
+    """How the client wants the response; ``classification`` names outputs and how many classes they become."""
+
+    classification: dict[str, int] = field(default_factory=dict)
+    empty_final: bool = False
+
+
+def decode_infer(
+    message: service_pb2.ModelInferRequest, on_response: Callable[[InferResponse], None], version: int
+) -> tuple[InferRequest, OutputPlan]:
+    """The request in ``message`` for model version ``version``, and how its response is to be written.
+
+    The request is not yet checked against the model (:mod:`conch.validation` does that).  Raises
+    INVALID_ARG with Triton's texts for whatever is wrong with the message.
+    """
+    request = InferRequest(message.model_name, {}, on_response, model_version=version, id=message.id)
+    plan = OutputPlan()
+    parameters = message.parameters
+    if parameters:
+        plan.empty_final = read_request_parameters(parameters, request)
+    _read_inputs(message, request)
+    outputs = message.outputs
+    if outputs:
+        request.outputs = tuple(dict.fromkeys([output.name for output in outputs]))
+        for output in outputs:
+            if output.parameters:
+                _read_output(output, plan)
+    return request, plan
+
+
+def _read_inputs(message: service_pb2.ModelInferRequest, request: InferRequest) -> None:
+    inputs = request.inputs
+    raw = iter(message.raw_input_contents)
+    has_raw = bool(message.raw_input_contents)
+    for tensor in message.inputs:
+        name = tensor.name
+        if tensor.parameters and names_shared_memory(tensor.parameters, name):
+            if tensor.HasField("contents"):
+                raise invalid(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{name}'"
+                    f" for model '{request.model_name}'"
+                )
+            raise unsupported(_SHARED_MEMORY)
+        if name in inputs:
+            raise request.error(f"input '{name}' already exists in request")
+        data: Buffer | None
+        if has_raw:
+            if tensor.HasField("contents"):
+                raise invalid(
+                    f"contents field must not be specified when using raw_input_contents for '{name}'"
+                    f" for model '{request.model_name}'"
+                )
+            data = next(raw, None)
+        elif tensor.HasField("contents"):
+            data = read_contents(tensor.contents, name, tensor.datatype, request.model_name)
+        else:
+            data = None
+        if data is None:
+            raise invalid(
+                f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request."
+            )
+        inputs[name] = Tensor(name, tensor.datatype, tuple(tensor.shape), data)
+
+
+def _read_output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor, plan: OutputPlan) -> None:
+    in_memory = names_shared_memory(output.parameters, output.name)
+    classes = read_classification(output.parameters)
+    if in_memory:
+        if classes:
+            raise invalid("output can't set both 'shared_memory_region' and 'classification'")
+        raise unsupported(_SHARED_MEMORY)
+    if classes:
+        plan.classification[output.name] = classes
+
+
+def encode_infer(
+    request: InferRequest,
+    response: InferResponse,
+    plan: OutputPlan,
+    labels: Callable[[str], Sequence[str] | None],
+    batched: bool,
+) -> list[Buffer]:
+    """The bytes of a ``ModelInferResponse``, in parts.
+
+    ``labels`` gives the label file's lines of an output, if it has one; ``batched`` says whether
+    outputs begin with a batch dimension.  Raises INVALID_ARG for outputs that cannot be written the
+    way the client asked, and for a response that no message can hold.
+    """
+    version = response.model_version if response.model_version >= 0 else request.model_version
+    body: list[Buffer] = [_model(response.model_name or request.model_name, version)]
+    if request.id:
+        body.append(service_pb2.ModelInferResponse(id=request.id).SerializeToString())
+    if response.parameters:
+        body += [_parameter(key, value) for key, value in response.parameters.items()]
+    contents: list[Buffer] = []
+    wanted = request.outputs
+    for tensor in response.outputs:
+        if wanted and tensor.name not in wanted:
+            continue
+        classes = plan.classification.get(tensor.name)
+        if classes:
+            tensor = classify(tensor, classes, labels(tensor.name), batched)
+        body.append(_output(tensor.name, tensor.datatype, tuple(tensor.shape)))
+        contents += (_RAW_OUTPUT_CONTENTS, _varint(len(tensor.data)), tensor.data)
+    body += contents
+    size = sum(map(len, body))
+    if size > MAX_RESPONSE_SIZE:
+        raise invalid(f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_RESPONSE_SIZE}.")
+    return body
+
+
+def encode_stream_response(body: list[Buffer], final: bool) -> list[Buffer]:
+    """A ``ModelStreamInferResponse`` around a response in parts, marked as its request's last or not."""
+    body = [*body, _parameter(FINAL_RESPONSE, final)]
+    return [_INFER_RESPONSE, _varint(sum(map(len, body))), *body]
+
+
+def encode_stream_error(error: str, request_id: str) -> list[Buffer]:
+    """A ``ModelStreamInferResponse`` for a request that was not executed."""
+    infer_response = service_pb2.ModelInferResponse(id=request_id)
+    return [
+        service_pb2.ModelStreamInferResponse(error_message=error, infer_response=infer_response).SerializeToString()
+    ]
+
+
+def encode_execution_error(error: str, request: InferRequest, final: bool) -> list[Buffer]:
+    """A ``ModelStreamInferResponse`` for an error that execution ended with, or sent in between."""
+    message = service_pb2.ModelStreamInferResponse(error_message=error)
+    response = message.infer_response
+    response.id = request.id
+    response.model_name = request.model_name
+    response.model_version = "" if request.model_version < 0 else str(request.model_version)
+    response.parameters[FINAL_RESPONSE].bool_param = final
+    return [message.SerializeToString()]
+
+
+# Encoded messages one after the other are the encoding of all their fields together, so parts that
+# come again are encoded once.
+
+
+@lru_cache(1024)
+def _model(name: str, version: int) -> bytes:
+    return service_pb2.ModelInferResponse(model_name=name, model_version=str(version)).SerializeToString()
+
+
+@lru_cache(4096)
+def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    response = service_pb2.ModelInferResponse()
+    response.outputs.add(name=name, datatype=datatype, shape=shape)
+    return response.SerializeToString()
+
+
+def _parameter(key: str, value: ParameterValue) -> bytes:
+    response = service_pb2.ModelInferResponse()
+    response.parameters[key].CopyFrom(response_parameter(value))
+    return response.SerializeToString()
+
+
+def _varint(value: int) -> bytes:
+    if value < 128:
+        return bytes((value,))
+    digits = bytearray()
+    while value >= 128:
+        digits.append(value & 127 | 128)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)

@@ -1,0 +1,124 @@
+"""Parameters of gRPC messages (``map<string, InferParameter>``), both directions.
+
+Called for every inference by :mod:`conch.wire.grpc.infer`; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tritonclient.grpc import service_pb2
+
+from conch.errors import invalid
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue
+
+Parameters = Mapping[str, service_pb2.InferParameter]
+
+#: Asks for a message for the empty final response of a decoupled model; on a stream only.
+EMPTY_FINAL: Final = "triton_enable_empty_final_response"
+#: Says of a response on a stream whether it is its request's last.
+FINAL_RESPONSE: Final = "triton_final_response"
+
+
+def read_request_parameters(parameters: Parameters, request: InferRequest) -> bool:
+    """Put a request's parameters where they belong in ``request``; returns whether it wants an empty final response.
+
+    Raises INVALID_ARG with Triton's texts.
+    """
+    custom: dict[str, ParameterValue] = {}
+    empty_final = False
+    for key, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if key == "sequence_id":
+            _expect(kind, ("int64_param", "string_param"), key, "int64_param or string_param")
+            value = getattr(parameter, kind)
+            # The same 64 bits, which clients send signed.
+            request.correlation_id = value if isinstance(value, str) else value % 2**64
+        elif key == "sequence_start":
+            _expect(kind, ("bool_param",), key, "bool_param")
+            request.flags |= SEQUENCE_START if parameter.bool_param else 0
+        elif key == "sequence_end":
+            _expect(kind, ("bool_param",), key, "bool_param")
+            request.flags |= SEQUENCE_END if parameter.bool_param else 0
+        elif key == "priority":
+            _expect(kind, ("int64_param", "uint64_param"), key, "int64_param or uint64_param")
+            if parameter.int64_param < 0:
+                raise invalid("invalid value for 'priority', expected value >= 0.")
+            request.priority = getattr(parameter, kind)
+        elif key == "timeout":
+            _expect(kind, ("int64_param",), key, "int64_param")
+            request.timeout = max(0, parameter.int64_param)
+        elif key.startswith("triton_"):
+            if key != EMPTY_FINAL:
+                raise invalid(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys"
+                    f" starting with 'triton_' are allowed: {EMPTY_FINAL}"
+                )
+            _expect(kind, ("bool_param",), key, "bool_param")
+            empty_final = parameter.bool_param
+        elif kind in ("int64_param", "bool_param", "string_param", "double_param"):
+            custom[key] = getattr(parameter, kind)
+        else:
+            raise invalid(
+                f"invalid value type for '{key}' parameter, expected int64_param, bool_param, or string_param."
+            )
+    request.parameters = custom
+    return empty_final
+
+
+def _expect(kind: str | None, kinds: tuple[str, ...], key: str, words: str) -> None:
+    if kind not in kinds:
+        raise invalid(f"invalid value type for '{key}' parameter, expected {words}.")
+
+
+def response_parameter(value: ParameterValue) -> service_pb2.InferParameter:
+    """A parameter of a response."""
+    if isinstance(value, bool):
+        return service_pb2.InferParameter(bool_param=value)
+    if isinstance(value, int):
+        return service_pb2.InferParameter(int64_param=value)
+    if isinstance(value, float):
+        return service_pb2.InferParameter(double_param=value)
+    return service_pb2.InferParameter(string_param=value)
+
+
+def read_classification(parameters: Parameters) -> int:
+    """How many classes a requested output is to be turned into; 0 for none.  Raises INVALID_ARG."""
+    parameter = parameters.get("classification")
+    if parameter is None:
+        return 0
+    if parameter.WhichOneof("parameter_choice") != "int64_param":
+        raise invalid("invalid value type for 'classification' parameter, expected int64_param")
+    if parameter.int64_param <= 0:
+        raise invalid("invalid value for 'classification' parameter, expected >= 0")
+    return int(parameter.int64_param)
+
+
+def names_shared_memory(parameters: Parameters, tensor: str) -> bool:
+    """Whether a tensor's parameters place it in a shared memory region; raises INVALID_ARG for malformed ones."""
+    region = parameters.get("shared_memory_region")
+    size = parameters.get("shared_memory_byte_size")
+    offset = parameters.get("shared_memory_offset")
+    if region is None:
+        for name, parameter in (("shared_memory_byte_size", size), ("shared_memory_offset", offset)):
+            if parameter is not None:
+                raise invalid(
+                    f"'{name}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor}'"
+                )
+        return False
+    _expect_memory(region, "shared_memory_region", "string_param", tensor)
+    if size is None:
+        raise invalid(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter"
+            f" for tensor '{tensor}'"
+        )
+    _expect_memory(size, "shared_memory_byte_size", "int64_param", tensor)
+    if offset is not None:
+        _expect_memory(offset, "shared_memory_offset", "int64_param", tensor)
+    return True
+
+
+def _expect_memory(parameter: service_pb2.InferParameter, name: str, kind: str, tensor: str) -> None:
+    if parameter.WhichOneof("parameter_choice") != kind:
+        raise invalid(f"invalid value type for '{name}' parameter for tensor '{tensor}', expected {kind}.")

@@ -1,0 +1,140 @@
+"""JSON bodies of everything but inference: metadata, repository, statistics, log settings, errors.
+
+Called by the HTTP front end on the event loop.  ``read_…`` takes a request's body, ``…_body``
+makes a response's; neither does what the client asked for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from conch.errors import internal, invalid, unavailable, unsupported
+from conch.inference import ModelSignature, TensorSpec
+from conch.tensors import Buffer
+from conch.wire.json import text
+
+#: What Triton's server metadata lists, in its order.
+EXTENSIONS: Final = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+LOG_FORMATS: Final = ("default", "ISO8601")
+_FILE: Final = "file:"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParameters:
+    """What a load brings instead of the repository's files: a configuration (JSON) and files by relative path."""
+
+    config: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def error_body(message: str) -> bytes:
+    """The body of every failure."""
+    return text.dumps({"error": text.string(text.utf8(message))})
+
+
+def server_metadata_body(name: str, version: str) -> bytes:
+    return text.dumps({"name": name, "version": version, "extensions": EXTENSIONS})
+
+
+def model_metadata_body(signature: ModelSignature, platform: str, versions: Iterable[int]) -> bytes:
+    """``platform`` is the configuration's, or its backend; ``versions`` are the ready ones, ascending."""
+    batching = signature.max_batch_size > 0
+    return text.dumps(
+        {
+            "name": signature.name,
+            "versions": [str(version) for version in versions],
+            "platform": platform,
+            "inputs": [_tensor_metadata(spec, batching) for spec in signature.inputs.values()],
+            "outputs": [_tensor_metadata(spec, batching) for spec in signature.outputs.values()],
+        }
+    )
+
+
+def _tensor_metadata(spec: TensorSpec, batching: bool) -> dict[str, Any]:
+    shape = (-1, *spec.dims) if batching else spec.dims
+    return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
+
+
+def document_body(document: Any) -> bytes:
+    """A response whose layout is made elsewhere: statistics, the repository index, settings."""
+    return text.dumps(document)
+
+
+def read_index(body: Buffer) -> bool:
+    """Whether only ready models are to be listed."""
+    ready = _object(body).get("ready", False)
+    if type(ready) is not bool:
+        raise invalid("Invalid value for 'ready': expected a boolean")
+    return ready
+
+
+def read_load(body: Buffer) -> LoadParameters:
+    """Raises INTERNAL for parameters that are not known, as Triton does, and INVALID_ARG for bad base64."""
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in text.as_members(_object(body).get("parameters", {})).items():
+        given = text.as_string(value)
+        if key == "config":
+            config = given
+        elif key.startswith(_FILE):
+            files[text.as_string(key).removeprefix(_FILE)] = _base64(key, given)
+        else:
+            raise internal("unexpected error on creating Triton parameter")
+    return LoadParameters(config, files)
+
+
+def _base64(key: str, value: str) -> bytes:
+    try:
+        return base64.b64decode(value.encode("ascii", "replace"), validate=True)
+    except binascii.Error as error:
+        raise invalid(f"load parameter '{key}' is not valid base64: {error}") from None
+
+
+def read_unload(body: Buffer) -> bool:
+    """Whether the models that an ensemble is made of are to be unloaded with it."""
+    parameters = text.optional_object(_object(body), "parameters")
+    return text.as_bool(parameters.get("unload_dependents", False), "Unable to parse 'unload_dependents'")
+
+
+def read_log_settings(body: Buffer) -> dict[str, bool | int | str]:
+    """The settings to change by name (``log_info``, ``log_verbose_level`` …), without ``null`` and unknown ones."""
+    document = text.loads(body)
+    settings: dict[str, bool | int | str] = {}
+    for key, value in document.items() if type(document) is dict else ():
+        if value is None:
+            continue
+        if key == "log_file":
+            raise unsupported("log file location can not be updated through network protocol")
+        if key in ("log_info", "log_warning", "log_error"):
+            settings[key] = text.as_bool(value)
+        elif key == "log_verbose_level":
+            settings[key] = text.as_unsigned(value)
+        elif key == "log_format":
+            settings[key] = text.as_string(value)
+            if value not in LOG_FORMATS:
+                raise unavailable(f"invalid argument for --log_format, got: {value}")
+    return settings
+
+
+def _object(body: Buffer) -> dict[str, Any]:
+    """A body that may be missing; JSON that is not an object counts as an empty one, as it does for Triton."""
+    document = text.loads(body) if len(body) else {}
+    return document if type(document) is dict else {}

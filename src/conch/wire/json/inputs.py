@@ -1,0 +1,140 @@
+"""The inputs of one inference request: JSON data, binary data behind the JSON, or the raw body.
+
+Called by :mod:`conch.wire.json.infer`.  Binary data is sliced, never copied.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Final, NoReturn
+
+from conch.errors import invalid, unsupported
+from conch.inference import InferRequest, ModelSignature
+from conch.tensors import ELEMENT_SIZE, MAX_ELEMENTS, Buffer, Tensor, format_shape
+from conch.wire.json import tensor as tensor_data
+from conch.wire.json import text
+
+SHARED_MEMORY: Final = "shared memory is not available in this build of conch"
+
+_HINT: Final = "Use --http-max-input-size to increase the limit."
+_INPUTS: Final = "Unable to parse 'inputs'"
+_NAME: Final = "Unable to parse 'name'"
+_DATATYPE: Final = "Unable to parse 'datatype'"
+_SHAPE: Final = "Unable to parse 'shape'"
+
+
+def read_inputs(document: dict[str, Any], binary: Buffer, request: InferRequest, max_input_size: int) -> None:
+    """Fill ``request.inputs``; ``binary`` is what follows the JSON of the body and must be used up."""
+    inputs = request.inputs
+    at = 0
+    for item in text.as_array(text.member(document, "inputs", _INPUTS), _INPUTS):
+        parameters = text.optional_object(item, "parameters")
+        source = _source(item, parameters)
+        name = text.as_string(text.member(item, "name", _NAME), _NAME)
+        datatype = text.as_string(text.member(item, "datatype", _DATATYPE), _DATATYPE)
+        shape = _shape(name, datatype, item)
+        data: Buffer
+        if source == "data":
+            data = _from_json(name, datatype, shape, item["data"], max_input_size)
+        elif source == "binary_data_size":
+            size = text.as_unsigned(parameters["binary_data_size"], "Unable to parse 'binary_data_size'")
+            data = binary[at : at + size]
+            at += size
+            if at > len(binary):
+                raise invalid(
+                    f"unexpected size for input '{name}', expecting {at - len(binary)} additional bytes"
+                    f" for model '{request.model_name}'"
+                )
+        else:
+            refuse_region(parameters)
+        if name in inputs:
+            raise request.error(f"input '{name}' already exists in request")
+        inputs[name] = Tensor(name, datatype, shape, data)
+    if at != len(binary):
+        raise invalid(f"unexpected additional input data for model '{request.model_name}'")
+
+
+def refuse_region(parameters: dict[str, Any]) -> NoReturn:
+    """Refuse shared memory, or first of all parameters for it that make no sense."""
+    text.as_string(parameters["shared_memory_region"], "Unable to parse 'shared_memory_region'")
+    for key in ("shared_memory_offset", "shared_memory_byte_size"):
+        if key in parameters:
+            text.as_unsigned(parameters[key], f"Unable to parse '{key}'")
+    raise unsupported(SHARED_MEMORY)
+
+
+def raw_input(body: Buffer, signature: ModelSignature, request: InferRequest, max_input_size: int) -> None:
+    """Take the whole body as the model's only input; its shape follows from the body's size."""
+    if len(body) > max_input_size:
+        raise invalid(
+            f"Raw input has a byte_size ({len(body)} bytes) that exceeds the maximum allowed value"
+            f" of {max_input_size} bytes. {_HINT}"
+        )
+    if len(signature.inputs) != 1:
+        raise request.error(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(signature.inputs)} inputs"
+            f" in '{signature.name}' model configuration"
+        )
+    (spec,) = signature.inputs.values()
+    batch = (1,) if signature.max_batch_size > 0 else ()
+    if spec.datatype == "BYTES":
+        if spec.dims != (1,):
+            raise request.error(f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
+        body = b"".join((len(body).to_bytes(4, "little"), body))
+        shape = (*batch, 1)
+    elif spec.dims.count(-1) > 1:
+        raise request.error(
+            f"The shape of the raw input '{spec.name}' can not be deduced because there are more than one"
+            " variable-sized dimension"
+        )
+    else:
+        row = prod(dim for dim in spec.dims if dim != -1) * ELEMENT_SIZE[spec.datatype]
+        shape = (*batch, *(len(body) // row if dim == -1 else dim for dim in spec.dims))
+    request.inputs[spec.name] = Tensor(spec.name, spec.datatype, shape, body)
+
+
+def _source(item: Any, parameters: dict[str, Any]) -> str:
+    """Where the data of an input is: exactly one of three places."""
+    has_data = type(item) is dict and "data" in item
+    if has_data and not parameters:
+        return "data"
+    given = ["data"] if has_data else []
+    given += [key for key in ("binary_data_size", "shared_memory_region") if key in parameters]
+    if len(given) != 1:
+        found = f"set {' '.join(map(repr, given))}" if given else "no field is set"
+        raise invalid(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters',"
+            f" 'shared_memory_region' in 'parameters'. But {found}"
+        )
+    return given[0]
+
+
+def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any, max_input_size: int) -> bytes:
+    count = prod(shape)
+    # The smallest that a BYTES element takes is its length.
+    size = count * ELEMENT_SIZE.get(datatype, 4)
+    if size > max_input_size:
+        raise invalid(
+            f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum allowed value"
+            f" of {max_input_size} bytes. {_HINT}"
+        )
+    return tensor_data.from_json(name, datatype, count, data)
+
+
+def _shape(name: str, datatype: str, item: dict[str, Any]) -> tuple[int, ...]:
+    """The shape of an input; refuses those whose elements or bytes cannot be counted in 63 bits."""
+    shape = tuple([text.as_unsigned(dim, _SHAPE) for dim in text.as_array(text.member(item, "shape", _SHAPE), _SHAPE)])
+    count, size = prod(shape), ELEMENT_SIZE.get(datatype, 1)
+    if 0 < count * size <= MAX_ELEMENTS:
+        return shape
+    prefix = f"invalid shape for input '{name}': shape {format_shape(shape)}"
+    if any(dim > MAX_ELEMENTS for dim in shape):
+        raise invalid(f"{prefix} contains one or more invalid dimensions")
+    if prod(dim for dim in shape if dim) > MAX_ELEMENTS:
+        raise invalid(f"{prefix} causes total element count to exceed maximum size of {MAX_ELEMENTS}")
+    if count * size > MAX_ELEMENTS:
+        raise invalid(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size ({size})"
+            f" exceeds maximum allowed size ({MAX_ELEMENTS})"
+        )
+    return shape

@@ -1,0 +1,119 @@
+"""Where conch answers otherwise than Triton 2.51, on purpose.
+
+Every entry has a reason.  What conch answers instead is still checked: ``status`` (HTTP)
+or ``code`` (gRPC) and ``error``, a regular expression for the whole message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Difference:
+    """conch's answer to one case of the differential tests; ``None`` fields must be as Triton's.
+
+    With ``ask_triton`` false the case is not sent to Triton, which does not survive it.
+    """
+
+    reason: str
+    status: int | None = None
+    error: str | None = None
+    code: str | None = None
+    ask_triton: bool = True
+
+
+#: Rules that hold for every HTTP case.
+GENERAL = {
+    "content type of errors": "Triton sends some error bodies as text/plain; conch sends all as application/json.",
+    "content type of nothing": "The content type of an empty body says nothing.",
+    "duplicate keys": "Triton repeats keys of a JSON object (parameters of ensembles); conch sends each once.",
+    "order of names in messages": "Triton lists inputs in the order of a hash table when there are too many.",
+    "place of a JSON error": "What is wrong with JSON and where is told in the words of another parser.",
+    "server's version": "conch may state another version of the protocol.",
+}
+
+_JSON = "the JSON parser's own words"
+_TOO_LARGE = "the shape's byte size is checked for overflow, as newer releases do; 2.51 dies"
+
+HTTP: dict[str, Difference] = {
+    "shape too large": Difference(
+        _TOO_LARGE,
+        status=400,
+        r"byte size overflow for input 'INPUT': element count \(4611686018427387904\) \* data type size \(4\) exceeds "
+        r"maximum allowed size \(9223372036854775807\)",
+        ask_triton=False,
+    ),
+    "shape overflows": Difference(
+        "the shape's element count is checked for overflow, as newer releases do",
+        status=400,
+        r"invalid shape for input 'INPUT': shape \[1099511627776,1099511627776\] causes total element count to exceed "
+        r"maximum size of 9223372036854775807",
+    ),
+    "classes of strings": Difference(
+        "2.51 dies of a division by zero; the text is the one for other types without classification",
+        status=400,
+        r"class result not available for output due to unsupported type 'BYTES'",
+        ask_triton=False,
+    ),
+    "too few elements": Difference(
+        "the text of newer releases", 500, r"Failed to parse 'data' field: shape does not match true shape"
+    ),
+    "output twice": Difference(
+        "refused as in newer releases", 400, r"\[request id: <id_unknown>\] output 'OUTPUT0' already exists in request"
+    ),
+    "fault nothing": Difference(
+        "2.51 never answers when execute of a non-decoupled model returns None",
+        status=500,
+        r"Failed to process the request\(s\) for model 'faults_0', message: Expected a list in the execute return, "
+        r"found type '<class 'NoneType'>'\.",
+        ask_triton=False,
+    ),
+    "header length not a number": Difference(
+        "refused as in newer releases; 2.51 reads it as 0, a raw request",
+        status=400,
+        r"Unable to parse Inference-Header-Content-Length, got: abc",
+    ),
+    "header length empty": Difference(
+        "refused as in newer releases; 2.51 reads it as 0, a raw request",
+        status=400,
+        r"Unable to parse Inference-Header-Content-Length, got: ",
+    ),
+    "header length beyond any int": Difference(
+        "refused as in newer releases",
+        status=400,
+        r"Unable to parse Inference-Header-Content-Length, value is out of range \[ -2147483648, 2147483647 \], got: "
+        r"99999999999",
+    ),
+    "gzip of nonsense": Difference("2.51 takes what cannot be decompressed for an empty body", 400, r".+"),
+    "deflate of nonsense": Difference("2.51 takes what cannot be decompressed for an empty body", 400, r".+"),
+    "gzip cut": Difference("2.51 goes on with what it could decompress", 400, r".+"),
+    "index ready text": Difference(
+        "the status and the text of newer releases", 400, r"Invalid value for 'ready': expected a boolean"
+    ),
+    "ensemble one output": Difference(
+        "2.51 ends in a deadlock error when the output wanted also feeds a step that is not needed",
+        status=200,
+    ),
+    **{
+        f"shm {case}": Difference(
+            "clients' shared memory needs --allow-client-shm=true, as in newer releases",
+            status=501,
+            r"Client shared memory is disabled\. Start the server with '--allow-client-shm=true' to enable\.",
+        )
+        for case in (
+            "unregister all", "unregister unknown", "register without key", "register without size",
+            "register without region", "register absent",
+        )
+    },
+    **{
+        f"cuda {case}": Difference(
+            "clients' shared memory needs --allow-client-shm=true, as in newer releases",
+            status=501,
+            r"Client shared memory is disabled\. Start the server with '--allow-client-shm=true' to enable\.",
+        )
+        for case in ("register without handle", "unregister all")
+    },
+}  # fmt: skip
+
+GRPC: dict[str, Difference] = {}

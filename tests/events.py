@@ -1,0 +1,34 @@
+"""Events between tests and models, as files in a folder; and waiting with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Events:
+    """The folder where models write ``<name>.started`` and tests write ``<name>.go``."""
+
+    folder: Path
+
+    def wait(self, name: str, timeout: float = 30) -> None:
+        eventually((self.folder / name).exists, f"the event {name}", timeout)
+
+    def happened(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def set(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).touch()
+
+
+def eventually(condition: Callable[[], object], what: str, timeout: float = 30) -> None:
+    """Return when the condition holds; fail when it does not within ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not happen within {timeout:g} s")
+        time.sleep(0.01)

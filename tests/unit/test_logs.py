@@ -1,0 +1,130 @@
+"""Lines and tables as Triton writes them."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conch import logs
+from conch.errors import ConchError
+from conch.logs import LogSettings
+
+LOG = logging.getLogger("conch")
+
+
+@pytest.fixture
+def output(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.setup(LogSettings())
+    yield stream
+    logging.getLogger().removeHandler(logs._handler)
+
+
+def test_line_has_severity_time_process_and_place(output: io.StringIO) -> None:
+    LOG.warning("loading: %s:%d", "m", 1)
+    pattern = r'W\d{4} \d\d:\d\d:\d\d\.\d{6} PID test_logs\.py:\d+\] "loading: m:1"\n'.replace("PID", str(os.getpid()))
+    assert re.fullmatch(pattern, output.getvalue())
+
+
+def test_iso_format(output: io.StringIO) -> None:
+    logs.current().update(log_format="ISO8601")
+    LOG.error("x")
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ E \d+ test_logs.py:\d+] \"x\"\n", output.getvalue())
+
+
+def test_time_is_utc_with_microseconds(output: io.StringIO) -> None:
+    record = LOG.makeRecord("conch", logging.INFO, "a.py", 7, "x", (), None)
+    record.created = 1_700_000_000.25
+    LOG.handle(record)
+    assert output.getvalue().startswith("I1114 22:13:20.250000 ")
+
+
+def test_message_is_quoted_and_escaped(output: io.StringIO) -> None:
+    LOG.info('hello "you"\nline two é')
+    assert output.getvalue().endswith('] "hello \\"you\\"\\nline two é"\n')
+
+
+def test_traceback_stays_on_the_line(output: io.StringIO) -> None:
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        LOG.exception("failed")
+    assert output.getvalue().count("\n") == 1
+    assert "ValueError: bad" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("off", "written"),
+    [("log_info", ["w", "e"]), ("log_warning", ["i", "e"]), ("log_error", ["i", "w"])],
+)
+def test_severity_that_is_off_is_not_written(output: io.StringIO, off: str, written: list[str]) -> None:
+    logs.current().update(**{off: False})
+    LOG.info("i")
+    LOG.warning("w")
+    LOG.error("e")
+    assert re.findall('"(.)"', output.getvalue()) == written
+
+
+def test_verbose_lines_are_written_up_to_the_level(output: io.StringIO) -> None:
+    logs.verbose(1, "none yet")
+    logs.current().update(log_verbose_level=1, log_info=False)
+    logs.verbose(1, "request %d", 3)
+    logs.verbose(2, "too verbose")
+    assert re.fullmatch(r'I.* test_logs\.py:\d+\] "request 3"\n', output.getvalue())
+
+
+def test_table_is_raw_after_its_heading(output: io.StringIO) -> None:
+    logs.table("", ["Model", "Version", "Status"], [["simple", 1, "READY"]])
+    head, *rest = output.getvalue().split("\n")
+    assert head.endswith("] ")
+    assert "\n".join(rest) == (
+        "+--------+---------+--------+\n"
+        "| Model  | Version | Status |\n"
+        "+--------+---------+--------+\n"
+        "| simple | 1       | READY  |\n"
+        "+--------+---------+--------+\n\n"
+    )
+
+
+def test_empty_table_has_its_rules(output: io.StringIO) -> None:
+    logs.table("agents", ["Path"], [])
+    assert output.getvalue().endswith('] "agents"\n+------+\n| Path |\n+------+\n+------+\n\n')
+
+
+def test_line_of_a_worker_keeps_the_models_place(output: io.StringIO) -> None:
+    logs.emit_from_worker("WARNING", "/repository/m/1/model.py", 12, "100% odd")
+    assert re.fullmatch(r'W.* model\.py:12\] "100% odd"\n', output.getvalue())
+
+
+def test_verbose_line_of_a_worker_needs_the_level(output: io.StringIO) -> None:
+    logs.emit_from_worker("VERBOSE", "model.py", 1, "quiet")
+    logs.current().update(log_verbose_level=1)
+    logs.emit_from_worker("VERBOSE", "model.py", 1, "loud")
+    assert re.findall('"(.*)"', output.getvalue()) == ["loud"]
+
+
+def test_warning_of_a_library_has_the_same_format(output: io.StringIO) -> None:
+    logging.getLogger("some.library").warning("odd")
+    logging.getLogger("some.library").info("chatter")
+    assert re.fullmatch(r'W.* test_logs\.py:\d+\] "odd"\n', output.getvalue())
+
+
+def test_log_file_is_appended_to(output: io.StringIO, tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_text("before\n")
+    logs.setup(LogSettings(log_file=str(file)))
+    LOG.info("after")
+    assert re.fullmatch(r'before\nI.*"after"\n', file.read_text())
+    assert output.getvalue() == ""
+
+
+def test_log_file_that_cannot_be_opened_is_an_error(output: io.StringIO, tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match=r"failed to open log file '.*': No such file or directory"):
+        logs.setup(LogSettings(log_file=str(tmp_path / "none" / "log")))
