@@ -98,6 +98,8 @@ class Settings:
     exit_on_error: bool = option(True, "Server", "Exit when a model fails to load at startup.", common=True)
     strict_readiness: bool = option(True, "Server", "Be ready only while every model is.")
     allow_client_shm: bool = option(False, "Server", "Let clients register shared memory regions.")
+    # 10,000 small requests take some 50 MB, and wait a second where 10,000 are served in one; at 100 a second, the last
+    # would wait longer than clients do.
     max_pending_requests: Count = option(10_000, "Server", "Requests that may wait where a model sets no limit.")
 
     allow_http: bool = option(True, "HTTP", "Serve HTTP.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -27,7 +28,7 @@ VALUES: dict[str, np.ndarray] = {
     "FP16": np.array([0.5, -65504], np.float16),
     "FP32": np.array([0.1, -np.inf, 3.4e38], np.float32),
     "FP64": np.array([0.1, 1e308], np.float64),
-    "BF16": np.array([1.5, -2.0], np.float32),
+    "BF16": np.array([1.5, -2.0], ml_dtypes.bfloat16),
     "BYTES": strings(b"", b"\xff\x00 any bytes", "ä".encode()),
 }
 TEXTUAL = [name for name in VALUES if name not in ("FP16", "BF16")]
@@ -47,8 +48,7 @@ def test_every_datatype_comes_back_as_json(server: Server, datatype: str) -> Non
     client = Client("http", server)
     value = VALUES[datatype] if datatype != "BYTES" else strings("", "ä € 😀", '"\\\n')
     result = client.infer("types", {f"IN_{datatype}": value}, [f"OUT_{datatype}"], binary=False)
-    expected = [v.encode() for v in value] if datatype == "BYTES" else value.tolist()
-    assert result[f"OUT_{datatype}"].tolist() == expected
+    assert result[f"OUT_{datatype}"].tolist() == value.tolist()
 
 
 def test_all_datatypes_at_once(client: Client) -> None:
@@ -352,7 +352,9 @@ class TestEnsembles:
 
 class TestSequences:
     @pytest.mark.parametrize("model", ["accumulate", "accumulate_state"])
-    def test_sequences_are_kept_apart(self, client: Client, model: str) -> None:
+    def test_sequences_are_kept_apart(self, client: Client, model: str, server_kind: str) -> None:
+        if (server_kind, model) == ("triton", "accumulate_state"):
+            pytest.skip("Triton's Python backend drops the state that a model gives back")
         sums: dict[int, list[int]] = {101: [], 102: []}
         for step in range(1, 4):
             for sequence in sums:

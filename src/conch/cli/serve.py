@@ -28,8 +28,6 @@ def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **give
     if disable_auto_complete_config:
         texts[_BARE] = ("true",)
     settings = parse(texts)
-    if not settings.model_repository:
-        raise invalid("error: creating server: Invalid argument - --model-repository must be specified")
 
     from conch.app import run
 

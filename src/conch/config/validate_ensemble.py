@@ -125,14 +125,13 @@ def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> 
 
     ``members`` are their effective configurations by name; one that is not there is not available.
     """
-    missing = sorted({step.model_name for step in config.ensemble_scheduling.step} - set(members))
-    if missing:
-        first = next(i for i, step in enumerate(config.ensemble_scheduling.step) if step.model_name in missing)
-        yield Problem(
-            f"ensemble {config.name} contains models that are not available or ambiguous: {', '.join(missing)}",
-            (*_step_path(first), "model_name"),
-        )
-        return
+    for index, step in enumerate(config.ensemble_scheduling.step):
+        if step.model_name not in members:
+            yield Problem(
+                f"ensemble {config.name} contains models that are not available or ambiguous: {step.model_name}",
+                (*_step_path(index), "model_name"),
+            )
+            return
     tensors = _Tensors(config)
     for index, step in enumerate(config.ensemble_scheduling.step):
         member = members[step.model_name]
@@ -236,3 +235,47 @@ def _in_order(config: ModelConfig) -> Iterator[int]:
         for index in ready:
             connected.update(waiting.pop(index).output_map.values())
             yield index
+
+
+def cycle_problem(name: str, members_of: Mapping[str, Iterable[str]]) -> Problem | None:
+    """The refusal of ensemble ``name`` when it contains itself; ``members_of`` names each ensemble's members."""
+    waiting, seen = [name], {name}
+    while waiting:
+        ensemble = waiting.pop()
+        for member in members_of.get(ensemble, ()):
+            if member == name:
+                return Problem(
+                    f"circular dependency between ensembles: {name} -> ... -> {ensemble} -> {name}", _SCHEDULING
+                )
+            if member not in seen:
+                seen.add(member)
+                waiting.append(member)
+    return None
+
+
+def version_problem(config: ModelConfig, loaded: Mapping[str, Iterable[int]]) -> Problem | None:
+    """The refusal of an ensemble with a step whose version is not among those ``loaded``; -1 is any version."""
+    for index, step in enumerate(config.ensemble_scheduling.step):
+        if step.model_version >= 0 and step.model_version not in loaded.get(step.model_name, ()):
+            return Problem(
+                f"ensemble '{config.name}' depends on '{step.model_name}' whose required version {step.model_version} "
+                "is not loaded.",
+                (*_step_path(index), "model_version" if step.model_version else "model_name"),
+                hint="model_version: -1 is the latest version",
+            )
+    return None
+
+
+def member_not_loaded(ensemble: str, member: str, error: str) -> Problem:
+    """The refusal of an ensemble whose member has no loaded version; ``error`` is the member's load error."""
+    return Problem(
+        f"ensemble '{ensemble}' depends on '{member}' which has no loaded version. Model '{member}' loading failed "
+        f"with error: {error}"
+    )
+
+
+def member_not_valid(ensemble: str, member: str, error: str) -> Problem:
+    """The refusal of an ensemble whose member is an ensemble that was refused because of ``error``."""
+    return Problem(
+        f"ensemble '{ensemble}' depends on '{member}' which is not valid. Model '{member}' failed with error: {error}"
+    )

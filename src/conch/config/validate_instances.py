@@ -44,6 +44,10 @@ def _gpu_problems(group: InstanceGroup, subject: str, gpus: Sequence[int], where
             )
 
 
+#: Warmup samples become requests without an id before these are noticed.
+_REQUEST = "[request id: <id_unknown>] "
+
+
 def warmup_problems(config: ModelConfig) -> Problems:
     """What is wrong with warmup requests before any of their files is read; samples of batch size 0 never run."""
     for index, sample in enumerate(config.model_warmup):
@@ -57,9 +61,11 @@ def warmup_problems(config: ModelConfig) -> Problems:
                     f"warmup setting expects all variable-size dimensions are specified for input '{name}'", where
                 )
             if tensor.WhichOneof("input_data_type") is None or tensor.data_type == DataType.TYPE_INVALID:
-                yield Problem(f"warmup setting expects input '{name}' to have input_data_type set", where)
+                yield Problem(f"{_REQUEST}warmup setting expects input '{name}' to have input_data_type set", where)
 
 
 def warmup_size_problem(file: str, expected: int, size: int) -> Problem:
     """A warmup input's file of ``size`` bytes where ``expected`` are needed.  The missing blank is the known text."""
-    return Problem(f"warmup setting expects {expected} bytes, but the data provided from {file}only has {size} bytes")
+    return Problem(
+        f"{_REQUEST}warmup setting expects {expected} bytes, but the data provided from {file}only has {size} bytes"
+    )

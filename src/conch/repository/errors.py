@@ -28,7 +28,7 @@ class NotFoundError(PollError):
     """No repository has a directory of that name."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, f"failed to poll model '{name}': not found in any model repository")
+        super().__init__(name, f"failed to poll model '{name}': model not found in any model repository.")
 
 
 class NotUniqueError(PollError):

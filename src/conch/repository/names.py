@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from conch.errors import invalid
 
-#: The longest name that common file systems accept, in bytes.
-MAX_NAME_BYTES = 255
+
+def is_directory_name(name: str) -> bool:
+    """Whether ``name`` joined to a directory is an entry of that directory, and not a hidden one."""
+    return bool(name) and not name.startswith(".") and not any(mark in name for mark in "/\\\0")
 
 
 def check_model_name(name: str) -> None:
-    """Refuse, with INVALID_ARG, a name that is blank or could lead out of the repository."""
+    """Refuse, with INVALID_ARG, a client's name that is blank or looks as if it led out of the repository."""
     if not name.strip():
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
-    if "/" in name or "\\" in name or ".." in name or "\0" in name or name == ".":
+    if ".." in name or not is_directory_name(name):
         printable = name.replace("\0", "\\0")
         raise invalid(f"invalid model name '{printable}', model name must not contain path traversal characters")

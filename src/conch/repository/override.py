@@ -33,11 +33,11 @@ class Override:
         return self.config is not None or bool(self.files)
 
 
-def read_parameters(parameters: Mapping[str, object]) -> Override:
-    """The override that a load's parameters ask for; the contents of files are bytes.
+def read_parameters(name: str, parameters: Mapping[str, object]) -> Override:
+    """The override that the parameters of a load of model ``name`` ask for; the contents of files are bytes.
 
-    Raises INVALID_ARG for an unknown parameter, a wrong type, a file path that leads out of the
-    model directory, and files without ``config``.
+    Raises INVALID_ARG for an unknown parameter or a wrong type, and :class:`PollError` for a file
+    path that leads out of the model directory and for files without ``config``.
     """
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -45,21 +45,23 @@ def read_parameters(parameters: Mapping[str, object]) -> Override:
         if key == "config" and isinstance(value, str):
             config = value
         elif key.startswith(_FILE) and isinstance(value, bytes):
-            files[_inside(key.removeprefix(_FILE))] = value
+            files[_inside(name, key)] = value
         else:
             raise invalid(f"Unrecognized load parameter '{key}' with type '{_type_name(value)}'")
     if files and config is None:
-        raise invalid("Load parameter 'config' must be specified for model file override")
+        raise PollError.of(name, invalid("Load parameter 'config' must be specified for model file override"))
     return Override(config, files)
 
 
-def _inside(path: str) -> str:
-    normalized = posixpath.normpath(path)
-    if not path or "\0" in path or "\\" in path or posixpath.isabs(path) or normalized.split("/")[0] in ("..", "."):
-        raise invalid(
-            f"Invalid file parameter '{_FILE}{path}' with normalized path '{normalized}' "
-            "must stay within model directory."
+def _inside(name: str, key: str) -> str:
+    """The path that ``file:<path>`` names, without its detours; a leading ``/`` means the model directory."""
+    path = key.removeprefix(_FILE)
+    normalized = posixpath.normpath(path.lstrip("/") or ".")
+    if normalized == "." or normalized.split("/")[0] == ".." or "\0" in path or "\\" in path:
+        cause = invalid(
+            f"Invalid file parameter '{key}' with normalized path '{normalized}' must stay within model directory."
         )
+        raise PollError.of(name, cause)
     return normalized
 
 

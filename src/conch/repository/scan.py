@@ -14,10 +14,10 @@ from pathlib import Path
 from conch.config import pbtxt
 from conch.config.problem import ConfigError
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError, invalid
+from conch.errors import ConchError, internal, invalid
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
-from conch.repository.names import check_model_name
+from conch.repository.names import is_directory_name
 from conch.repository.versions import read_versions
 
 CONFIG_FILE = "config.pbtxt"
@@ -47,7 +47,7 @@ class ModelFiles:
     def labels(self) -> dict[str, list[str]]:
         """The labels of each output that names a label file, a line each.
 
-        Raises INTERNAL for a file that is not there, INVALID_ARG for one outside the directory.
+        Raises INTERNAL for a file that cannot be read, INVALID_ARG for one outside the directory.
         """
         return {
             output.name: read_labels(self.directory, output.label_filename)
@@ -81,11 +81,10 @@ class ModelRepository:
     def directory(self, name: str) -> Path:
         """The one directory of ``name``.
 
-        Raises INVALID_ARG for a name that is no directory name, :class:`PollError` when there is none or more than one.
+        Raises :class:`PollError` when there is none or more than one; a name that is no directory name is not there.
         """
-        check_model_name(name)
-        found = [root / name for root in self._roots if _is_directory(root / name)]
-        if not found or name.startswith("."):
+        found = [root / name for root in self._roots if is_directory_name(name) and _is_directory(root / name)]
+        if not found:
             raise NotFoundError(name)
         if len(found) > 1:
             raise NotUniqueError(name)
@@ -149,8 +148,11 @@ def read_labels(directory: Path, filename: str) -> list[str]:
         raise invalid(f"label file '{filename}' must be inside the model directory")
     try:
         return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConchError(f"failed to read label file '{filename}': {error}") from error
+    except UnicodeDecodeError as error:
+        raise internal(f"failed to read text file {path}: not UTF-8 at byte {error.start}") from error
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise internal(f"failed to open text file for read {path}: {reason}") from error
 
 
 def _directories(directory: Path) -> list[str]:

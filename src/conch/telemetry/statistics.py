@@ -96,7 +96,8 @@ class ModelStatistics:
     """The counters of one model version; they start at zero with every load.
 
     ``summaries`` and ``first_response`` are given only where the server's configuration asks for
-    them; ``clock`` returns the time of day in nanoseconds since the epoch.
+    them; ``clock`` returns the time of day in nanoseconds since the epoch.  Whoever keeps the queue
+    sets ``pending`` to its length; whoever loads the model sets ``load_ns``.
     """
 
     __slots__ = (
@@ -140,14 +141,6 @@ class ModelStatistics:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: dict[int, ResponseStatistics] = {}
-
-    def enqueued(self) -> None:
-        """A request began to wait."""
-        self.pending += 1
-
-    def dequeued(self, count: int = 1) -> None:
-        """Requests stopped waiting: they run, or failed before that."""
-        self.pending -= count
 
     def record_success(
         self, batch_size: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int, total_ns: int

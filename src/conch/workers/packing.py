@@ -82,18 +82,19 @@ class Unpacker:
 
         Raises INTERNAL for descriptors that lie about sizes or reach outside of the frame.
         """
-        tensors = []
-        for descriptor in descriptors:
-            try:
-                name, datatype, shape, size = descriptor[:4]
-                honest = type(size) is int and size >= 0 and (not shape or min(shape) >= 0)
-                if not honest or (datatype != "BYTES" and size != ELEMENT_SIZE[datatype] * prod(shape)):
-                    raise ValueError
-                data = self._inline(size) if len(descriptor) == 4 else self._shared(size, *descriptor[4:])
-            except (TypeError, ValueError, KeyError):
-                raise internal(f"a frame describes a tensor wrongly: {descriptor!r:.200}") from None
-            tensors.append(Tensor(name, datatype, tuple(shape), data))
-        return tensors
+        return [Tensor(*self.take(descriptor)) for descriptor in descriptors]
+
+    def take(self, descriptor: Descriptor) -> Tuple[str, str, Tuple[int, ...], Buffer]:
+        """Name, datatype, shape and data of the next tensor."""
+        try:
+            name, datatype, shape, size = descriptor[:4]
+            honest = type(size) is int and size >= 0 and (not shape or min(shape) >= 0)
+            if not honest or (datatype != "BYTES" and size != ELEMENT_SIZE[datatype] * prod(shape)):
+                raise ValueError
+            data = self._inline(size) if len(descriptor) == 4 else self._shared(size, *descriptor[4:])
+        except (TypeError, ValueError, KeyError):
+            raise internal(f"a frame describes a tensor wrongly: {descriptor!r:.200}") from None
+        return name, datatype, tuple(shape), data
 
     def _inline(self, size: int) -> Buffer:
         start = self._at

@@ -127,10 +127,3 @@ def test_responses_are_counted_by_their_index(statistics: ModelStatistics) -> No
     assert responses["1"]["fail"] == {"count": 1, "ns": 21}
     assert responses["1"]["cancel"] == {"count": 1, "ns": 7}
     assert responses["2"]["empty_response"] == {"count": 1, "ns": 5}
-
-
-def test_pending_rises_and_falls(statistics: ModelStatistics) -> None:
-    for _ in range(3):
-        statistics.enqueued()
-    statistics.dequeued(2)
-    assert statistics.pending == 1

@@ -63,26 +63,29 @@ _rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("P
 _exported: Dict[int, Tuple[Any, ...]] = {}
 
 
-@_Deleter
 def _delete(address: int) -> None:
     _exported.pop(address, None)
 
 
-@_Deleter
 def _destroy(capsule: int) -> None:
     if _is_valid_at(capsule, _FRESH):  # nobody took it over
-        _exported.pop(_pointer_at(capsule, _FRESH), None)
+        _delete(_pointer_at(capsule, _FRESH))
+
+
+# Kept here, since C calls them for as long as there are capsules.
+_c_delete = _Deleter(_delete)
+_c_destroy = _Deleter(_destroy)
 
 
 def export(array: "np.ndarray[Any, Any]", datatype: str) -> Any:
     """A capsule for a C-contiguous array whose elements are of ``datatype`` (BF16 as its bits)."""
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
     code, bits = _TYPE[datatype]
-    managed = _Managed(deleter=ctypes.cast(_delete, ctypes.c_void_p))
+    managed = _Managed(deleter=ctypes.cast(_c_delete, ctypes.c_void_p))
     managed.tensor = _Tensor(array.ctypes.data, CPU, 0, array.ndim, code, bits, 1, shape, None, 0)
     address = ctypes.addressof(managed)
     _exported[address] = (managed, shape, array)
-    return _new(address, _FRESH, ctypes.cast(_destroy, ctypes.c_void_p))
+    return _new(address, _FRESH, ctypes.cast(_c_destroy, ctypes.c_void_p))
 
 
 def load(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
@@ -135,7 +138,7 @@ def _check_device(device: int) -> None:
 
 def _is_contiguous(shape: Tuple[int, ...], strides: Any) -> bool:
     expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides)):
+    for size, stride in zip(reversed(shape), reversed(strides)):  # noqa: B905
         if size != 1 and stride != expected:
             return 0 in shape
         expected *= size

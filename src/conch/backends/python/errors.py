@@ -88,4 +88,4 @@ def _places(error: BaseException) -> str:
         if not module.startswith(_OWN):
             lines.append(f"  {frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}\n")
         frame = frame.f_back
-    return "\n\nAt:\n" + "".join(lines)
+    return "\n\nAt:\n" + "".join(lines) if lines else ""

@@ -29,7 +29,7 @@ class Logger:
     VERBOSE = LogLevel.VERBOSE
 
     @staticmethod
-    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+    def log(message: str, level: IntEnum = LogLevel.INFO) -> None:
         if not isinstance(level, LogLevel):
             raise TypeError(f"Logger.log: the level must be one of Logger's, not {level!r}")
         _log(message, level)

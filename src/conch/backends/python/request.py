@@ -57,7 +57,7 @@ class InferenceRequest:
 
     __slots__ = (
         "__weakref__", "_correlation_id", "_flags", "_id", "_inputs", "_model_name", "_model_version", "_outputs",
-        "_parameters", "_preferred_memory", "_release_flags", "_reply", "_timeout", "_trace",
+        "_parameters", "_preferred_memory", "_reply", "_timeout", "_trace",
     )  # fmt: skip
 
     def __init__(
@@ -92,7 +92,6 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters: Mapping[str, Any] = check_parameters(parameters)
-        self._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         self._reply: Optional[Reply] = None
 
     @staticmethod
@@ -106,7 +105,6 @@ class InferenceRequest:
         request._flags = fields["flags"]
         request._timeout = fields["timeout"]
         request._parameters = fields["parameters"]
-        request._release_flags = TRITONSERVER_REQUEST_RELEASE_ALL
         request._trace = None
         request._reply = reply
         return request
@@ -148,8 +146,9 @@ class InferenceRequest:
         return InferenceResponseSender(self._received_reply())
 
     def set_release_flags(self, flags: int) -> None:
-        """Say whether the request is to be scheduled again (``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE``)."""
-        self._release_flags = flags
+        """Accepts ``TRITONSERVER_REQUEST_RELEASE_ALL``, which every request has anyway."""
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+            raise TritonModelException("Rescheduling a request is not supported yet.")
 
     def exec(self, decoupled: bool = False) -> Any:
         raise TritonModelException("Calling other models from a model (BLS) is not supported yet.")

@@ -47,7 +47,9 @@ class InferenceResponse:
             if type(tensor) is not Tensor:
                 if tensor is None:
                     raise TritonModelException("Output tensor for inference response should not be empty.")
-                raise TypeError(f"InferenceResponse: output_tensors must be a list of Tensor, with a {type(tensor)} in it")
+                raise TypeError(
+                    f"InferenceResponse: output_tensors must be a list of Tensor, with a {type(tensor)} in it"
+                )
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"InferenceResponse: error must be a TritonError, not {type(error)}")
         self._tensors = list(output_tensors)

@@ -102,7 +102,14 @@ class Reply:
             self.close()
             error = [code, message]
             self.runtime.channel.send(
-                {"op": "response", "serial": self.serial, "outputs": [], "parameters": {}, "error": error, "final": True}
+                {
+                    "op": "response",
+                    "serial": self.serial,
+                    "outputs": [],
+                    "parameters": {},
+                    "error": error,
+                    "final": True,
+                }
             )
 
 

@@ -6,7 +6,8 @@ model's array until they are sent.  Runs in the worker of a Python model.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+import weakref
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from conch.backends.python import dlpack, strings
 from conch.backends.python.datatypes import DATATYPE, DTYPE, NUMBER
 from conch.backends.python.errors import TritonModelException
 from conch.tensors import Buffer
-from conch.workers.packing import INLINE_LIMIT, Descriptor, Packer
+from conch.workers.channel import Channel
+from conch.workers.packing import INLINE_LIMIT, Descriptor, Packer, Unpacker
+
 
 class Tensor:
     """A named tensor in CPU memory.  ``Tensor(name, array)`` makes an output of a model."""
@@ -118,3 +121,26 @@ class Tensor:
         if not array.flags.aligned:
             array = array.copy()
         return array.reshape(self._shape)
+
+
+class ArrayUnpacker(Unpacker):
+    """Makes a request's input tensors, which look into the server's memory regions without a copy.
+
+    A region is given back when the last array that looks into it has been collected.
+    """
+
+    def __init__(self, payload: bytearray, channel: Channel) -> None:
+        super().__init__(payload, channel.regions)
+        self._channel = channel
+        self._arrays: "Dict[int, np.ndarray[Any, Any]]" = {}
+
+    def tensors(self, descriptors: Sequence[Descriptor]) -> List[Tensor]:
+        return [Tensor.received(*self.take(descriptor)) for descriptor in descriptors]
+
+    def borrow(self, region: Any, id: int, offset: int, size: int) -> Any:
+        array = self._arrays.get(id)
+        if array is None:
+            # Every view of this array refers to it, however it was made.
+            array = self._arrays[id] = np.frombuffer(region, np.uint8)
+            weakref.finalize(array, self._channel.give_back, id).atexit = False
+        return array[offset : offset + size]

@@ -211,24 +211,23 @@ class Call:
 class UnaryCall(Call):
     """A call with one message each way: ``run`` is called with the client's."""
 
-    __slots__ = ("_request",)
+    __slots__ = ("_message",)
 
     def __init__(self, stream: Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
-        self._request: bytes | None = None
+        self._message: bytes | None = None
         super().__init__(stream, head, loop)
 
-    def run(self, request: bytes) -> None:
+    def run(self, message: bytes) -> None:
         """Do the work; ``ConchError`` and ``CallFault`` end the call."""
         raise NotImplementedError
 
     def message(self, data: bytes) -> None:
-        if self._request is not None:
+        if self._message is not None:
             raise CallFault(Status.INTERNAL, "More than one message for a unary call")
-        self._request = data
+        self._message = data
 
     def half_closed(self) -> None:
-        if self._request is None:
+        if self._message is None:
             raise CallFault(Status.INTERNAL, "No message for a unary call")
-        request, self._request = self._request, b""
-        self.run(request)
-
+        message, self._message = self._message, b""
+        self.run(message)

@@ -136,3 +136,16 @@ def encode(body: Sequence[Buffer], encoding: str = "identity") -> tuple[list[Buf
         if smaller < size:
             return [PREFIX.pack(1, smaller), *parts], PREFIX.size + smaller
     return [PREFIX.pack(0, size), *body], PREFIX.size + size
+
+
+def choose_encoding(level: str, accepted: Sequence[str]) -> str:
+    """The compression for a level (``none``, ``low``, ``medium``, ``high``) out of those that the client takes.
+
+    As in gRPC: the cheapest for ``low``, the most thorough for ``high``.
+    """
+    if level == "none":
+        return "identity"
+    usable = [encoding for encoding in ("gzip", "deflate") if encoding in accepted]
+    if not usable:
+        return "identity"
+    return usable[0] if level == "low" else usable[len(usable) // 2] if level == "medium" else usable[-1]

@@ -9,7 +9,16 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from conch.frontends.grpc.frames import DATA, END_HEADERS, END_STREAM, FRAME, HEADERS, ErrorCode, rst_stream, window_update
+from conch.frontends.grpc.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME,
+    HEADERS,
+    ErrorCode,
+    rst_stream,
+    window_update,
+)
 from conch.frontends.grpc.limits import STREAM_WINDOW, MessageBudget
 from conch.tensors import Buffer
 

@@ -95,9 +95,7 @@ def _read_inputs(message: service_pb2.ModelInferRequest, request: InferRequest) 
         else:
             data = None
         if data is None:
-            raise invalid(
-                f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request."
-            )
+            raise invalid(f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request.")
         inputs[name] = Tensor(name, tensor.datatype, tuple(tensor.shape), data)
 
 

@@ -1,0 +1,230 @@
+"""The Python backend: runs a user's ``TritonPythonModel`` in a worker of its own.
+
+The worker's main thread makes every call here.  A model's coroutines run on one thread with an event
+loop; a decoupled model sends responses from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+import traceback
+from time import monotonic_ns
+from typing import Any, Callable, Dict, List, Optional
+
+from conch.backends.python import model as loader
+from conch.backends.python import runtime
+from conch.backends.python.errors import describe
+from conch.backends.python.model_config import ModelConfig
+from conch.backends.python.request import InferenceRequest
+from conch.backends.python.response import InferenceResponse
+from conch.backends.python.runtime import Reply, Runtime
+from conch.backends.python.tensor import ArrayUnpacker
+from conch.errors import Code, ConchError, internal, unsupported
+from conch.workers.channel import Channel, Header
+from conch.workers.packing import Packer
+
+
+class PythonBackend:
+    """One instance of a Python model.  Methods raise ConchError with the text that the server reports."""
+
+    def __init__(self, channel: Channel, init: Header) -> None:
+        self._channel = channel
+        self._model: Dict[str, Any] = init["model"]
+        self._config: Dict[str, Any] = json.loads(init["config"])
+        self._runtime = Runtime(channel, self._model, init["log"])
+        self._class: Optional[Any] = None
+        self._instance: Optional[Any] = None
+        self._instance_name = ""
+        self._execute: Callable[[List[InferenceRequest]], Any] = _not_started
+        self._decoupled = False
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        runtime.install(self._runtime)
+        loader.prepare(self._model)
+
+    def control(self, header: Header) -> bool:
+        """Cancellation and log settings, at any time; False for other frames."""
+        return self._runtime.control(header)
+
+    def complete(self) -> str:
+        """The configuration as the model's ``auto_complete_config`` completes it, as JSON."""
+        function = getattr(self._load(), "auto_complete_config", None)
+        if function is None:
+            return json.dumps(self._config)
+        try:
+            completed = function(ModelConfig(json.dumps(self._config)))
+        except BaseException as error:
+            raise internal(describe(error)) from None
+        if not isinstance(completed, ModelConfig):
+            raise internal(
+                f"auto_complete_config function in model '{self._model['name']}' must return a valid "
+                "pb.ModelConfig object."
+            )
+        return json.dumps(completed.as_dict())
+
+    def start(self, instance: Dict[str, Any], config: str) -> bool:
+        """Make the model's object and initialise it; says whether ``execute`` is a coroutine function."""
+        self._config = json.loads(config)
+        _check_force_cpu(self._config)
+        policy: Dict[str, Any] = self._config.get("model_transaction_policy", {})
+        self._decoupled = bool(policy.get("decoupled", False))
+        self._instance_name = instance["name"]
+        model_class = self._load()
+        try:
+            model = model_class()
+            if not hasattr(model, "execute"):
+                path = f"{self._model['version_directory']}/{self._model['filename']}"
+                raise internal(f"Python model {path} does not implement `execute` method.")
+            if hasattr(model, "initialize"):
+                model.initialize(self._arguments(instance, config))
+        except ConchError:
+            raise
+        except BaseException as error:
+            raise internal(describe(error)) from None
+        self._instance = model
+        self._execute = model.execute
+        if not inspect.iscoroutinefunction(model.execute):
+            return False
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="conch-event-loop", daemon=True).start()
+        return True
+
+    def execute(self, header: Header, payload: bytearray) -> None:
+        """Run one batch and send what came of it."""
+        begin = monotonic_ns()
+        unpacker = ArrayUnpacker(payload, self._channel)
+        decoupled = self._decoupled
+        replies: List[Reply] = []
+        requests: List[InferenceRequest] = []
+        try:
+            for fields in header["requests"]:
+                reply = Reply(self._runtime, fields["serial"], set(fields["outputs"]), decoupled)
+                replies.append(reply)
+                requests.append(InferenceRequest.received(fields, unpacker.tensors(fields["inputs"]), reply))
+        except ConchError as error:
+            self._fail(header, replies, error)
+            return
+        for reply in replies:
+            self._runtime.replies[reply.serial] = reply
+        decoded = monotonic_ns()
+        packer = Packer()
+        try:
+            returned = self._run(requests, replies)
+            del requests, unpacker
+            executed = monotonic_ns()
+            responses = self._responses(returned, replies, packer)
+        except ConchError as error:
+            self._fail(header, replies, error)
+            return
+        times = (decoded - begin, executed - decoded, monotonic_ns() - executed)
+        self._channel.send({"op": "done", "batch": header["batch"], "times": times, "responses": responses}, packer)
+
+    def stop(self) -> None:
+        """Call the model's ``finalize``."""
+        finalize = getattr(self._instance, "finalize", None)
+        if finalize is not None:
+            try:
+                finalize()
+            except BaseException as error:
+                self._log_error(describe(error))
+        self._instance = None
+
+    def _load(self) -> Any:
+        if self._class is None:
+            name = loader.module_name(self._model)
+            try:
+                self._class = __import__(name, fromlist=["TritonPythonModel"]).TritonPythonModel
+            except BaseException as error:
+                raise internal(describe(error)) from None
+        return self._class
+
+    def _arguments(self, instance: Dict[str, Any], config: str) -> Dict[str, str]:
+        return {
+            "model_config": config,
+            "model_instance_kind": instance["kind"],
+            "model_instance_name": instance["name"],
+            "model_instance_device_id": str(instance["device_id"]),
+            "model_repository": self._model["directory"],
+            "model_version": str(self._model["version"]),
+            "model_name": self._model["name"],
+        }
+
+    def _run(self, requests: List[InferenceRequest], replies: List[Reply]) -> Any:
+        try:
+            if self._loop is None:
+                return self._execute(requests)
+            running = asyncio.run_coroutine_threadsafe(self._execute(requests), self._loop)
+            if not self._decoupled:
+                return running.result()
+        except BaseException as error:
+            raise self._failed(describe(error)) from None
+        running.add_done_callback(lambda done: self._finished(done.exception(), replies))
+        return None
+
+    def _finished(self, error: Optional[BaseException], replies: List[Reply]) -> None:
+        """A decoupled model's coroutine has ended: with an error, its open requests end too."""
+        if error is not None:
+            self._log_error("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+            message = self._failed(describe(error)).message
+            for reply in replies:
+                reply.fail(Code.INTERNAL.name, message)
+
+    def _responses(self, returned: Any, replies: List[Reply], packer: Packer) -> List[Optional[Dict[str, Any]]]:
+        """What ``execute`` returned, as the entries of a ``done`` frame."""
+        if self._decoupled and returned is not None:
+            raise self._failed(
+                f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must "
+                "return None."
+            )
+        if returned is None:
+            return [None] * len(replies)
+        if not isinstance(returned, list):
+            raise self._failed(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(returned) != len(replies):
+            raise self._failed(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(replies)}, and InferenceResponse(s) size is:{len(returned)}\n"
+            )
+        for response in returned:
+            if response is not None and not isinstance(response, InferenceResponse):
+                raise self._failed(
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response)}'."
+                )
+        return [self._entry(response, reply, packer) for response, reply in zip(returned, replies)]  # noqa: B905
+
+    def _entry(self, response: Optional[InferenceResponse], reply: Reply, packer: Packer) -> Optional[Dict[str, Any]]:
+        if response is None:
+            return None
+        if reply.sent:
+            message = "Unable to send response. Non-decoupled model cannot send more than one response."
+            self._log_error(self._failed(message).message)
+            reply.fail(Code.INTERNAL.name, message)
+            return None
+        reply.close()
+        return response.encode(reply.outputs, packer)
+
+    def _fail(self, header: Header, replies: List[Reply], error: ConchError) -> None:
+        for reply in replies:
+            reply.close()
+        self._log_error(error.message)
+        done = {"op": "done", "batch": header["batch"], "times": (0, 0, 0), "error": [error.code.name, error.message]}
+        self._channel.send(done)
+
+    def _failed(self, message: str) -> ConchError:
+        return internal(f"Failed to process the request(s) for model '{self._instance_name}', message: {message}")
+
+    def _log_error(self, message: str) -> None:
+        self._runtime.write_log("ERROR", self._model["filename"], 0, message)
+
+
+def _check_force_cpu(config: Dict[str, Any]) -> None:
+    value = config.get("parameters", {}).get("FORCE_CPU_ONLY_INPUT_TENSORS", {}).get("string_value", "yes")
+    if value not in ("yes", "no"):
+        raise unsupported(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")
+
+
+def _not_started(requests: List[InferenceRequest]) -> Any:
+    raise RuntimeError("the instance has not been started")

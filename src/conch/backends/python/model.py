@@ -1,0 +1,26 @@
+"""Import a model's ``model.py`` the way Triton does.
+
+Called once in a worker of its own, so that nothing a model does to its interpreter reaches another.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Dict
+
+from conch.backends.python import pb_utils
+
+
+def prepare(model: Dict[str, Any]) -> None:
+    """Let the model's files be found, and ``triton_python_backend_utils`` by its names."""
+    for directory in (model["version_directory"], model["directory"]):
+        if directory not in sys.path:
+            sys.path.append(directory)
+    sys.modules["triton_python_backend_utils"] = pb_utils
+    sys.modules["c_python_backend_utils"] = pb_utils
+
+
+def module_name(model: Dict[str, Any]) -> str:
+    """``<version>.<file name>``, the name that the model's module goes by: ``1.model``."""
+    return f"{os.path.basename(model['version_directory'])}.{os.path.splitext(model['filename'])[0]}"

@@ -1,0 +1,124 @@
+"""The module that a ``model.py`` imports as ``triton_python_backend_utils``.
+
+Gathers what models use from the modules beside it; runs in the worker of a Python model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from conch.backends.python.datatypes import (
+    TRITON_STRING_TO_NUMPY,
+    numpy_to_triton_type,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+from conch.backends.python.errors import TritonError, TritonModelException
+from conch.backends.python.logger import Logger
+from conch.backends.python.model_config import ModelConfig
+from conch.backends.python.request import (
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+    get_input_tensor_by_name,
+)
+from conch.backends.python.response import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceResponse,
+    InferenceResponseSender,
+    get_output_tensor_by_name,
+)
+from conch.backends.python.runtime import current
+from conch.backends.python.strings import deserialize_bytes_tensor, serialize_byte_tensor
+from conch.backends.python.tensor import Tensor
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "InferenceTrace",
+    "Logger",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
+
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+
+
+class MetricFamily:
+    """Custom metrics: not supported yet, making one raises TritonModelException."""
+
+    COUNTER = "COUNTER"
+    GAUGE = "GAUGE"
+    HISTOGRAM = "HISTOGRAM"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise TritonModelException("Custom metrics are not supported yet.")
+
+
+def get_model_dir() -> str:
+    """The directory of the model version that is running."""
+    return str(current().model["version_directory"])
+
+
+def get_input_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
+    """The part of a configuration about that input; None if there is none."""
+    return _by_name(model_config.get("input", ()), name)
+
+
+def get_output_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
+    """The part of a configuration about that output; None if there is none."""
+    return _by_name(model_config.get("output", ()), name)
+
+
+def using_decoupled_model_transaction_policy(model_config: Dict[str, Any]) -> bool:
+    """Whether a configuration (as a dictionary) says that the model is decoupled."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def load_model(model_name: str, config: str = "", files: Optional[Dict[str, bytes]] = None) -> None:
+    raise TritonModelException("Loading models from a model is not supported yet.")
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    raise TritonModelException("Unloading models from a model is not supported yet.")
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    raise TritonModelException("Asking for other models from a model is not supported yet.")
+
+
+def _by_name(tensors: Any, name: str) -> Optional[Dict[str, Any]]:
+    return next((tensor for tensor in tensors if tensor["name"] == name), None)

@@ -1,0 +1,86 @@
+"""``ModelInfer``: one request, one response.
+
+Opened by the service for every call; runs on the event loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2
+
+from conch.errors import ConchError, internal, unsupported
+from conch.frontends.grpc.calls import LOGGER, UnaryCall
+from conch.frontends.grpc.messages import choose_encoding
+from conch.frontends.grpc.requests import RequestHead
+from conch.frontends.grpc.status import CallFault, Status
+from conch.frontends.grpc.streams import Stream
+from conch.inference import InferRequest, InferResponse
+from conch.wire.grpc.control import read_version
+from conch.wire.grpc.infer import OutputPlan, decode_infer, encode_infer
+
+if TYPE_CHECKING:
+    from conch.frontends.grpc.service import Service
+    from conch.server.core import Model
+
+
+class InferCall(UnaryCall):
+    """Ends when its request does: with the only response, or with an error."""
+
+    __slots__ = ("_model", "_plan", "_request", "_response", "_responses", "_service")
+
+    _model: Model
+    _plan: OutputPlan
+
+    def __init__(self, stream: Stream, head: RequestHead, service: Service) -> None:
+        super().__init__(stream, head, service.loop)
+        self._service = service
+        self._request: InferRequest | None = None
+        self._response: InferResponse | None = None
+        self._responses = 0
+
+    def run(self, message: bytes) -> None:
+        parsed = parse_request(message)
+        service = self._service
+        model = service.server.model(parsed.model_name, read_version(parsed.model_version))
+        if model.signature.decoupled:
+            raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        self._model = model
+        self._request, self._plan = decode_infer(parsed, self._respond, model.version)
+        service.forwarding.add(self.head, self._request)
+        model.infer(self._request)
+
+    def cancelled(self) -> None:
+        if self._request is not None:
+            self._request.cancel()
+
+    def _respond(self, response: InferResponse) -> None:
+        if not response.empty or response.error is not None:
+            self._responses += 1
+            self._response = response
+        if not response.final or self.finished:
+            return
+        assert self._request is not None
+        try:
+            answer = self._response
+            if answer is None or self._responses > 1:
+                raise internal(f"expected a single response, got {self._responses}")
+            if answer.error is not None:
+                raise answer.error
+            signature = self._model.signature
+            body = encode_infer(self._request, answer, self._plan, self._model.labels, signature.max_batch_size > 0)
+            self.encoding = choose_encoding(self._service.compression, self.head.accepted_encodings)
+            self.answer(body)
+        except (ConchError, CallFault) as error:
+            self.fail(error)
+        except Exception as error:
+            LOGGER.exception("a response of model '%s' cannot be sent", self._model.name)
+            self.fail(CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}"))
+
+
+def parse_request(data: bytes) -> service_pb2.ModelInferRequest:
+    try:
+        return service_pb2.ModelInferRequest.FromString(data)
+    except DecodeError:
+        raise CallFault(Status.INTERNAL, "Failed to parse the request message") from None

@@ -1,0 +1,56 @@
+"""How long a connection lasts: keepalive pings, and the age at which clients are asked to reconnect.
+
+One for every connection, made by :mod:`conch.frontends.grpc.server`; timers on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from conch.frontends.grpc.frames import ErrorCode
+from conch.frontends.grpc.http2 import Connection
+from conch.settings import Settings
+
+
+class Lifetime:
+    """Ends a connection that is silent for too long, or too old."""
+
+    def __init__(self, connection: Connection, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._loop = loop
+        self._unanswered = 0
+        self._silence = loop.call_later(settings.grpc_keepalive_time / 1000, self._check)
+        self._age: asyncio.TimerHandle | None = None
+        if settings.grpc_max_connection_age:
+            self._age = loop.call_later(settings.grpc_max_connection_age / 1000, self._grow_old)
+
+    def stop(self) -> None:
+        """The connection is gone."""
+        self._silence.cancel()
+        if self._age is not None:
+            self._age.cancel()
+
+    def _check(self) -> None:
+        """Ping a client that was silent for the whole keepalive time."""
+        connection, settings = self._connection, self._settings
+        wait = settings.grpc_keepalive_time
+        if connection.active:
+            connection.active = False
+        elif connection.streams or settings.grpc_keepalive_permit_without_calls:
+            connection.ping()
+            self._silence = self._loop.call_later(settings.grpc_keepalive_timeout / 1000, self._expect_pong)
+            return
+        self._silence = self._loop.call_later(wait / 1000, self._check)
+
+    def _expect_pong(self) -> None:
+        if not self._connection.active:
+            self._connection.fail(ErrorCode.NO_ERROR, "keepalive_timeout")
+            return
+        self._silence = self._loop.call_later(self._settings.grpc_keepalive_time / 1000, self._check)
+
+    def _grow_old(self) -> None:
+        self._connection.drain()
+        grace = self._settings.grpc_max_connection_age_grace
+        if grace:
+            self._age = self._loop.call_later(grace / 1000, self._connection.fail, ErrorCode.NO_ERROR, "max_age")

@@ -1,0 +1,120 @@
+"""Messages of everything but inference: metadata, repository, statistics, log settings.
+
+Called by the gRPC front end on the event loop.  ``read_…`` takes a request's message apart,
+the others make responses out of the server's answers, which are laid out as HTTP shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from tritonclient.grpc import service_pb2
+
+from conch.config.schema import ModelConfig
+from conch.errors import invalid, unsupported
+from conch.logs import FORMATS, LogSettings
+
+_FILE: Final = "file:"
+
+
+def read_version(text: str) -> int:
+    """A model version as requests give it: empty for any (-1).  Raises INVALID_ARG for what is not a number."""
+    if not text:
+        return -1
+    try:
+        return int(text)
+    except ValueError:
+        raise invalid(
+            f"failed to get model version from specified version string '{text}' (details: stoll),"
+            " version should be an integral value > 0"
+        ) from None
+
+
+def model_metadata(metadata: Mapping[str, Any]) -> service_pb2.ModelMetadataResponse:
+    return service_pb2.ModelMetadataResponse(**metadata)
+
+
+def model_config(config: ModelConfig) -> service_pb2.ModelConfigResponse:
+    return service_pb2.ModelConfigResponse(config=config)
+
+
+def statistics(entries: Iterable[Mapping[str, Any]]) -> service_pb2.ModelStatisticsResponse:
+    return service_pb2.ModelStatisticsResponse(model_stats=entries)
+
+
+def index(entries: Iterable[Mapping[str, Any]]) -> service_pb2.RepositoryIndexResponse:
+    return service_pb2.RepositoryIndexResponse(models=entries)
+
+
+def read_load(request: service_pb2.RepositoryModelLoadRequest) -> tuple[str | None, dict[str, bytes]]:
+    """The configuration (JSON) and the files by relative path that a load brings.  Raises INVALID_ARG, UNSUPPORTED."""
+    check_repository_name(request.repository_name)
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, parameter in request.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if key == "config":
+            if kind != "string_param":
+                raise invalid(f"invalid value type for load parameter '{key}', expected string_param.")
+            config = parameter.string_param
+        elif key.startswith(_FILE):
+            if kind != "bytes_param":
+                raise invalid(f"invalid value type for load parameter '{key}', expected bytes_param.")
+            files[key.removeprefix(_FILE)] = parameter.bytes_param
+        else:
+            raise invalid(f"unrecognized load parameter '{key}'.")
+    return config, files
+
+
+def read_unload(request: service_pb2.RepositoryModelUnloadRequest) -> bool:
+    """Whether the models that an ensemble is made of are to be unloaded with it."""
+    check_repository_name(request.repository_name)
+    parameter = request.parameters.get("unload_dependents")
+    if parameter is None:
+        return False
+    if parameter.WhichOneof("parameter_choice") != "bool_param":
+        raise invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
+    return bool(parameter.bool_param)
+
+
+def check_repository_name(name: str) -> None:
+    if name:
+        raise unsupported("'repository_name' specification is not supported")
+
+
+def read_log_settings(request: service_pb2.LogSettingsRequest) -> dict[str, bool | int | str]:
+    """The settings to change by name (``log_info``, ``log_verbose_level`` …)."""
+    changes: dict[str, bool | int | str] = {}
+    for key, setting in request.settings.items():
+        kind = setting.WhichOneof("parameter_choice")
+        if key == "log_file":
+            raise unsupported("log file location can not be updated through network protocol")
+        if key in ("log_info", "log_warning", "log_error"):
+            if kind != "bool_param":
+                raise invalid(f"expect boolean for '{key}'")
+            changes[key] = setting.bool_param
+        elif key == "log_verbose_level":
+            if kind != "uint32_param":
+                raise invalid(f"expect int32 for '{key}'")
+            changes[key] = setting.uint32_param
+        elif key == "log_format":
+            if kind != "string_param":
+                raise invalid(f"expect string for '{key}'")
+            if setting.string_param not in FORMATS:
+                raise invalid(f"invalid argument for log_format, got: {setting.string_param}")
+            changes[key] = setting.string_param
+    return changes
+
+
+def log_settings(settings: LogSettings) -> service_pb2.LogSettingsResponse:
+    response = service_pb2.LogSettingsResponse()
+    for name, value in asdict(settings).items():
+        if isinstance(value, bool):
+            response.settings[name].bool_param = value
+        elif isinstance(value, int):
+            response.settings[name].uint32_param = value
+        else:
+            response.settings[name].string_param = value
+    return response

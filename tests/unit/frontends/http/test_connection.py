@@ -1,0 +1,244 @@
+"""HTTP over a real socket, in front of an application that the test controls."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from conch.errors import ConchError
+from conch.frontends.http import connection as module
+from conch.frontends.http.connection import Application
+from conch.frontends.http.exchange import Exchange
+from conch.frontends.http.server import HttpListener
+
+LIMIT = 1000
+
+
+class Client:
+    """A raw client; reads one response at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, text: bytes) -> None:
+        self.writer.write(text)
+
+    async def response(self) -> tuple[int, dict[str, str], bytes]:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        body = b""
+        if "content-length" in headers:
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        elif headers.get("transfer-encoding") == "chunked":
+            while size := int(await self.reader.readuntil(b"\r\n"), 16):
+                body += await self.reader.readexactly(size)
+                await self.reader.readexactly(2)
+            await self.reader.readexactly(2)
+        return int(head[0].split()[1]), headers, body
+
+    async def is_closed(self) -> bool:
+        return await self.reader.read() == b""
+
+
+class Site:
+    """The application under test: ``exchanges`` collects what arrived; ``answer`` may answer at once."""
+
+    def __init__(self) -> None:
+        self.exchanges: list[Exchange] = []
+        self.arrived = asyncio.Event()
+        self.answer: Callable[[Exchange], None] | None = lambda exchange: exchange.respond(200, [], exchange.body)
+
+    def handle(self, exchange: Exchange) -> None:
+        self.exchanges.append(exchange)
+        self.arrived.set()
+        if self.answer is not None:
+            self.answer(exchange)
+
+    def admit(self, exchange: Exchange) -> tuple[int, ConchError]:
+        return LIMIT, ConchError("too large")
+
+    async def next(self) -> Exchange:
+        await self.arrived.wait()
+        self.arrived.clear()
+        return self.exchanges[-1]
+
+
+@pytest.fixture
+async def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+async def listener(site: Site) -> AsyncIterator[HttpListener]:
+    listener = HttpListener(Application(site.handle, site.admit, lambda error: error.message.encode()))
+    listener.address = await listener.start("127.0.0.1", 0)  # type: ignore[attr-defined]
+    yield listener
+    await listener.stop(0)
+
+
+@pytest.fixture
+async def client(listener: HttpListener) -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection(*listener.address)  # type: ignore[attr-defined]
+    yield Client(reader, writer)
+    writer.close()
+
+
+def post(body: bytes, *headers: bytes) -> bytes:
+    return b"\r\n".join([b"POST /p?q=1 HTTP/1.1", b"Content-Length: %d" % len(body), *headers, b"", b""]) + body
+
+
+async def test_connection_serves_one_request_after_the_other(client: Client, site: Site) -> None:
+    for body in (b"one", b"two"):
+        client.send(post(body))
+        assert (await client.response())[2] == body
+    assert site.exchanges[0].path == b"/p"
+
+
+async def test_pipelined_requests_are_answered_in_order(client: Client, site: Site) -> None:
+    site.answer = None
+    client.send(post(b"one") + post(b"two"))
+    first = await site.next()
+    assert first.body == b"one"
+    assert len(site.exchanges) == 1
+    first.respond(200, [], b"1")
+    second = await site.next()
+    second.respond(200, [], b"2")
+    assert [(await client.response())[2], (await client.response())[2]] == [b"1", b"2"]
+
+
+async def test_chunked_body_arrives_whole(client: Client) -> None:
+    client.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+    assert (await client.response())[2] == b"abcde"
+
+
+async def test_large_response_arrives_whole(client: Client, site: Site) -> None:
+    parts = [b"a" * 100_000, b"b" * 2_000_000]
+    site.answer = lambda exchange: exchange.respond(200, [], *parts)
+    client.send(post(b""))
+    assert (await client.response())[2] == b"".join(parts)
+
+
+async def test_streamed_response_is_chunked(client: Client, site: Site) -> None:
+    def answer(exchange: Exchange) -> None:
+        exchange.start(200, [(b"content-type", b"text/event-stream")])
+        exchange.write(b"one")
+        exchange.write(b"two")
+        exchange.finish()
+
+    site.answer = answer
+    client.send(post(b""))
+    assert (await client.response())[2] == b"onetwo"
+
+
+async def test_client_that_expects_it_is_told_to_continue(client: Client) -> None:
+    client.send(b"POST / HTTP/1.1\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+    assert (await client.response())[0] == 100
+    client.send(b"abc")
+    assert (await client.response())[2] == b"abc"
+
+
+@pytest.mark.parametrize(
+    "head", [b"Content-Length: 1001\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001]
+)
+async def test_body_beyond_the_limit_is_refused_and_the_connection_closed(
+    client: Client, site: Site, head: bytes
+) -> None:
+    client.send(b"POST / HTTP/1.1\r\n" + head)
+    status, _, body = await client.response()
+    assert (status, body) == (400, b"too large")
+    assert await client.is_closed()
+    assert site.exchanges == []
+
+
+async def test_too_many_chunks_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CHUNKS", 3)
+    client.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 4)
+    status, _, body = await client.response()
+    assert status == 400
+    assert b"Chunked request body exceeds maximum" in body
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"y" * 70_000 + b"\r\n\r\n"],
+    ids=["target", "header"],
+)
+async def test_oversized_head_is_refused(client: Client, head: bytes) -> None:
+    client.send(head)
+    assert (await client.response())[0] == 431
+
+
+async def test_head_without_an_end_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_UNFINISHED_HEAD", 10_000)
+    client.send(b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000)
+    assert (await client.response())[0] == 431
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"FOO BAR\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_gets_400(client: Client, garbage: bytes) -> None:
+    client.send(garbage)
+    assert (await client.response())[0] == 400
+    assert await client.is_closed()
+
+
+async def test_client_that_hangs_up_is_noticed_and_its_answer_dropped(client: Client, site: Site) -> None:
+    site.answer = None
+    gone = asyncio.Event()
+    client.send(post(b""))
+    exchange = await site.next()
+    exchange.on_disconnect = gone.set
+    client.writer.close()
+    await asyncio.wait_for(gone.wait(), 5)
+    exchange.respond(200, [], b"nobody hears this")
+
+
+async def test_hanging_up_gives_up_pipelined_requests_too(client: Client, site: Site) -> None:
+    site.answer = None
+    client.send(post(b"one") + post(b"two"))
+    exchange = await site.next()
+    gone = asyncio.Event()
+    exchange.on_disconnect = gone.set
+    client.writer.close()
+    await asyncio.wait_for(gone.wait(), 5)
+    exchange.respond(200, [])
+    assert len(site.exchanges) == 1
+
+
+async def test_connection_close_is_honoured(client: Client) -> None:
+    client.send(post(b"x", b"Connection: close"))
+    _, headers, _ = await client.response()
+    assert headers["connection"] == "close"
+    assert await client.is_closed()
+
+
+async def test_shutdown_lets_a_due_answer_out_and_closes(client: Client, site: Site, listener: HttpListener) -> None:
+    site.answer = None
+    client.send(post(b""))
+    exchange = await site.next()
+    stopping = asyncio.ensure_future(listener.stop(5))
+    await asyncio.sleep(0)
+    exchange.respond(200, [], b"late")
+    assert (await client.response())[2] == b"late"
+    assert await client.is_closed()
+    await stopping
+
+
+async def test_shutdown_closes_idle_connections(client: Client, listener: HttpListener) -> None:
+    client.send(post(b"x"))
+    await client.response()
+    await listener.stop(5)
+    assert await client.is_closed()
+
+
+async def test_port_that_is_taken_is_an_error(site: Site, listener: HttpListener) -> None:
+    other = HttpListener(Application(site.handle, site.admit, lambda error: b""))
+    with pytest.raises(ConchError, match="already in use"):
+        await other.start(*listener.address)  # type: ignore[attr-defined]

@@ -1,0 +1,202 @@
+"""The flow through an ensemble, with members that answer when the test says so."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from conch.errors import Code, ConchError, invalid, not_found
+from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.schedulers.ensemble import Ensemble, Step
+from conch.tensors import Tensor
+
+
+def tensor(name: str, *shape: int) -> Tensor:
+    return Tensor(name, "FP32", shape or (1,), name.encode())
+
+
+def specs(*names: str) -> dict[str, TensorSpec]:
+    return {name: TensorSpec(name, "FP32", (-1,)) for name in names}
+
+
+@dataclass
+class FakeMember:
+    signature: ModelSignature
+    requests: list[InferRequest] = field(default_factory=list)
+    refusal: ConchError | None = None
+
+    def run_step(self, request: InferRequest) -> None:
+        if self.refusal:
+            raise self.refusal
+        self.requests.append(request)
+
+
+class Flow:
+    """An ensemble of fake members ``a``, ``b`` …, each with an input ``x`` and an output ``y``."""
+
+    def __init__(self, *steps: Step, outputs: tuple[str, ...], decoupled: str = "", inputs=("in",), batch=None) -> None:
+        self.members = {
+            step.model: FakeMember(
+                ModelSignature(
+                    step.model,
+                    1,
+                    (batch or {}).get(step.model, 0),
+                    specs(*step.inputs),
+                    specs(*step.outputs),
+                    decoupled=step.model in decoupled,
+                )
+            )
+            for step in steps
+        }
+        signature = ModelSignature("e", 1, 0, specs(*inputs), specs(*outputs), decoupled=bool(decoupled))
+        self.ensemble = Ensemble(signature, steps, self.find)
+        self.responses: list[InferResponse] = []
+
+    def find(self, name: str, version: int) -> FakeMember:
+        if name not in self.members:
+            raise not_found(f"Request for unknown model: '{name}' is not found")
+        return self.members[name]
+
+    def run(self, outputs: tuple[str, ...] = (), **fields) -> InferRequest:
+        request = InferRequest("e", {"in": tensor("in")}, self.responses.append, outputs=outputs, **fields)
+        self.ensemble.run(request)
+        return request
+
+    def answer(self, member: str, *outputs: str, final: bool = True) -> None:
+        self.members[member].requests[-1].respond(InferResponse([tensor(name) for name in outputs], final=final))
+
+    def asked(self) -> list[str]:
+        return [name for name, member in self.members.items() if member.requests]
+
+
+def step(model: str, source: str | dict[str, str], target: str | dict[str, str]) -> Step:
+    inputs = {"x": source} if isinstance(source, str) else source
+    outputs = {"y": target} if isinstance(target, str) else target
+    return Step(model, -1, inputs, outputs)
+
+
+def test_steps_run_one_after_the_other() -> None:
+    flow = Flow(step("a", "in", "mid"), step("b", "mid", "out"), outputs=("out",))
+    flow.run()
+    assert flow.asked() == ["a"]
+    flow.answer("a", "y")
+    assert flow.asked() == ["a", "b"]
+    assert flow.members["b"].requests[0].inputs["x"].data == b"y"
+    flow.answer("b", "y")
+    assert [one.name for one in flow.responses[0].outputs] == ["out"]
+    assert flow.responses[0].final
+
+
+def test_independent_steps_run_at_the_same_time() -> None:
+    flow = Flow(
+        step("a", "in", "left"),
+        step("b", "in", "right"),
+        step("c", {"x": "left", "z": "right"}, "out"),
+        outputs=("out",),
+    )
+    flow.run()
+    assert flow.asked() == ["a", "b"]
+    flow.answer("b", "y")
+    assert flow.asked() == ["a", "b"]
+    flow.answer("a", "y")
+    assert flow.asked() == ["a", "b", "c"]
+
+
+def test_unrequested_outputs_prune_their_steps() -> None:
+    flow = Flow(step("a", "in", "one"), step("b", "in", "two"), outputs=("one", "two"))
+    flow.run(outputs=("two",))
+    assert flow.asked() == ["b"]
+
+
+def test_first_error_ends_the_request_and_cancels_the_rest() -> None:
+    flow = Flow(step("a", "in", "one"), step("b", "in", "two"), outputs=("one", "two"))
+    flow.run()
+    flow.members["a"].requests[0].fail(invalid("bad"))
+    assert [one.error.status for one in flow.responses if one.error] == ["Invalid argument: in ensemble 'e', bad"]
+    assert flow.members["b"].requests[0].cancelled
+    flow.answer("b", "y")
+    assert len(flow.responses) == 1
+
+
+def test_refused_step_is_an_error_of_the_ensemble() -> None:
+    flow = Flow(step("a", "in", "out"), outputs=("out",))
+    flow.members["a"].refusal = ConchError("full", Code.UNAVAILABLE)
+    flow.run()
+    assert flow.responses[0].error is not None
+    assert flow.responses[0].error.status == "Unavailable: in ensemble 'e', full"
+
+
+def test_cancelling_reaches_the_running_steps() -> None:
+    flow = Flow(step("a", "in", "out"), outputs=("out",))
+    flow.run().cancel()
+    assert flow.members["a"].requests[0].cancelled
+    assert flow.responses[0].error is not None
+    assert flow.responses[0].error.code is Code.CANCELLED
+
+
+def test_output_that_a_step_does_not_give_is_absent_downstream() -> None:
+    flow = Flow(
+        step("a", "in", {"y": "mid", "extra": "option"}),
+        step("b", {"x": "mid", "z": "option"}, "out"),
+        outputs=("out",),
+    )
+    flow.run()
+    flow.answer("a", "y")
+    assert list(flow.members["b"].requests[0].inputs) == ["x"]
+
+
+def test_optional_input_of_the_ensemble_may_be_absent() -> None:
+    flow = Flow(step("a", {"x": "in", "z": "maybe"}, "out"), outputs=("out",), inputs=("in", "maybe"))
+    flow.run()
+    assert list(flow.members["a"].requests[0].inputs) == ["x"]
+
+
+def test_each_response_of_a_decoupled_member_flows_on() -> None:
+    flow = Flow(step("a", "in", "mid"), step("b", "mid", "out"), outputs=("out",), decoupled="a")
+    flow.run()
+    flow.answer("a", "y", final=False)
+    flow.answer("b", "y")
+    flow.answer("a", "y", final=False)
+    flow.answer("a")
+    assert [one.final for one in flow.responses] == [False]
+    flow.answer("b", "y")
+    assert [(len(one.outputs), one.final) for one in flow.responses] == [(1, False), (1, False), (0, True)]
+
+
+def test_decoupled_member_without_responses_ends_the_request() -> None:
+    flow = Flow(step("a", "in", "out"), outputs=("out",), decoupled="a")
+    flow.run()
+    flow.answer("a")
+    assert [(one.empty, one.final) for one in flow.responses] == [(True, True)]
+
+
+def test_slow_branch_beside_a_decoupled_one_is_waited_for() -> None:
+    flow = Flow(
+        step("a", "in", "mid"), step("b", "in", "side"), step("c", {"x": "mid", "z": "side"}, "out"),
+        outputs=("out",), decoupled="a",
+    )  # fmt: skip
+    flow.run()
+    flow.answer("a", "y", final=False)
+    flow.answer("a", "y", final=True)
+    assert flow.asked() == ["a", "b"]
+    flow.answer("b", "y")
+    assert len(flow.members["c"].requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "given", "seen"),
+    [({"a": 4}, (3,), (1, 3)), ({"a": 4}, (2, 3), (2, 3)), ({"a": 0}, (1, 3), (3,)), ({"a": 0}, (3,), (3,))],
+)
+def test_batch_dimension_is_adapted(batch: dict[str, int], given: tuple[int, ...], seen: tuple[int, ...]) -> None:
+    flow = Flow(step("a", "in", "out"), outputs=("out",), batch=batch)
+    request = InferRequest("e", {"in": tensor("in", *given)}, flow.responses.append)
+    flow.ensemble.run(request)
+    assert flow.members["a"].requests[0].inputs["x"].shape == seen
+
+
+def test_request_fields_reach_every_step_and_a_member_may_change_the_sequence() -> None:
+    flow = Flow(step("a", "in", "mid"), step("b", "mid", "out"), outputs=("out",))
+    flow.run(id="r1", priority=2, timeout=5, parameters={"k": 1}, correlation_id=7)
+    seen = flow.members["a"].requests[0]
+    assert (seen.id, seen.priority, seen.timeout, seen.parameters, seen.correlation_id) == ("r1", 2, 5, {"k": 1}, 7)
+    seen.respond(InferResponse([tensor("y")], parameters={"sequence_id": 9, "sequence_start": True}))
+    assert (flow.members["b"].requests[0].correlation_id, flow.members["b"].requests[0].flags) == (9, 1)

@@ -1,0 +1,122 @@
+"""A queue of one model: order, limits, timeouts and cancellation, with the time passed in."""
+
+import pytest
+
+from conch.errors import Code, ConchError
+from conch.inference import InferRequest, InferResponse
+from conch.schedulers.queue import QueuePolicy, RequestQueue
+
+MS = 1_000_000
+
+
+def request(responses: list[InferResponse] | None = None, **fields: int) -> InferRequest:
+    return InferRequest("m", {}, (responses if responses is not None else []).append, **fields)  # type: ignore[arg-type]
+
+
+def waiting(queue: RequestQueue, now: int = 0) -> list[InferRequest]:
+    return [one.request for one in queue.in_order(now)]
+
+
+def test_first_come_first_served() -> None:
+    queue = RequestQueue()
+    requests = [request() for _ in range(3)]
+    for one in requests:
+        queue.add(one, 0)
+    assert waiting(queue) == requests
+
+
+def test_higher_priority_goes_first_and_unknown_ones_get_the_default() -> None:
+    queue = RequestQueue(levels=3, default_level=2)
+    low, high, none, beyond = request(priority=3), request(priority=1), request(), request(priority=9)
+    for one in (low, high, none, beyond):
+        queue.add(one, 0)
+    assert waiting(queue) == [high, none, beyond, low]
+
+
+def test_full_level_refuses_at_once_and_others_stay_open() -> None:
+    queue = RequestQueue(levels=2, default_level=1, level_policies={1: QueuePolicy(max_queue_size=1)})
+    queue.add(request(priority=1), 0)
+    with pytest.raises(ConchError, match="Exceeds maximum queue size") as error:
+        queue.add(request(priority=1), 0)
+    assert error.value.code is Code.UNAVAILABLE
+    queue.add(request(priority=2), 0)
+
+
+def test_limit_bounds_a_queue_without_policy() -> None:
+    queue = RequestQueue(limit=2)
+    queue.add(request(), 0)
+    queue.add(request(), 0)
+    with pytest.raises(ConchError, match=r"\[request id: <id_unknown>\] Exceeds maximum queue size"):
+        queue.add(request(), 0)
+
+
+def test_late_request_is_refused_before_it_runs() -> None:
+    queue = RequestQueue(QueuePolicy(default_timeout_us=1000))
+    responses: list[InferResponse] = []
+    queue.add(request(responses), 0)
+    later = request()
+    queue.add(later, MS)
+    assert waiting(queue, 1 * MS) == [later]
+    assert responses[0].error is not None
+    assert responses[0].error.status == "Unavailable: Request timeout expired"
+    assert len(queue) == 1
+
+
+def test_late_request_is_set_back_where_the_policy_delays() -> None:
+    queue = RequestQueue(QueuePolicy(default_timeout_us=1000, delay_when_late=True))
+    late, timely = request(), request()
+    queue.add(late, 0)
+    queue.add(timely, MS)
+    assert waiting(queue, MS) == [timely, late]
+    assert queue.take([*queue.in_order(MS)]) == [timely, late]
+    assert len(queue) == 0
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asked", "deadline"), [(True, 500, 500), (True, 5000, 1000), (False, 500, 1000), (True, 0, 1000)]
+)
+def test_request_may_shorten_the_timeout_where_allowed(allowed: bool, asked: int, deadline: int) -> None:
+    policy = QueuePolicy(default_timeout_us=1000, allow_timeout_override=allowed)
+    assert policy.deadline(request(timeout=asked), 0) == deadline * 1000
+
+
+def test_cancelled_request_never_runs_and_ends_once() -> None:
+    queue = RequestQueue()
+    responses: list[InferResponse] = []
+    gone, stays = request(responses), request()
+    queue.add(gone, 0)
+    queue.add(stays, 0)
+    gone.cancel()
+    gone.cancel()
+    assert [one.error.code for one in responses if one.error] == [Code.CANCELLED]
+    assert waiting(queue) == [stays]
+    assert len(queue) == 1
+
+
+def test_request_that_was_taken_is_not_the_queues_to_cancel() -> None:
+    queue = RequestQueue()
+    responses: list[InferResponse] = []
+    one = request(responses)
+    queue.add(one, 0)
+    queue.take([next(queue.in_order(0))])
+    one.cancel()
+    assert responses == []
+
+
+def test_next_deadline_is_the_earliest() -> None:
+    queue = RequestQueue(QueuePolicy(allow_timeout_override=True))
+    assert queue.next_deadline() == 0
+    queue.add(request(timeout=9), 0)
+    queue.add(request(timeout=4), 0)
+    queue.add(request(), 0)
+    assert queue.next_deadline() == 4000
+
+
+def test_drain_returns_what_still_waits() -> None:
+    queue = RequestQueue(levels=2, default_level=1)
+    first, gone, second = request(priority=2), request(), request()
+    for one in (first, gone, second):
+        queue.add(one, 0)
+    gone.cancel()
+    assert queue.drain() == [second, first]
+    assert len(queue) == 0
