@@ -127,7 +127,7 @@ class Server:
         parameters: dict[str, object] = {f"file:{path}": content for path, content in (files or {}).items()}
         if config is not None:
             parameters["config"] = config
-        await self._lifecycle.load(name, read_parameters(parameters))
+        await self._lifecycle.load(name, read_parameters(name, parameters))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         """Stop serving a model; an unknown one is none already."""

@@ -1,18 +1,17 @@
-"""Bodies of infer requests and responses: framing, JSON, binary data, parameters, outputs."""
+"""Bodies of infer requests: framing, the JSON object, binary data, parameters, outputs."""
 
 from __future__ import annotations
 
 import json
-import math
 import struct
 from typing import Any
 
 import pytest
 
 from conch.errors import Code, ConchError
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, TensorSpec
-from conch.tensors import Tensor, pack_bytes, split_bytes
-from conch.wire.json.infer import OutputPlan, RequestedOutput, decode_infer, encode_infer, parse_header_length
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ModelSignature, TensorSpec
+from conch.tensors import Tensor, split_bytes
+from conch.wire.json.infer import OutputPlan, RequestedOutput, decode_infer, parse_header_length
 
 
 def signature(*inputs: TensorSpec, max_batch_size: int = 0) -> ModelSignature:
@@ -23,13 +22,6 @@ def signature(*inputs: TensorSpec, max_batch_size: int = 0) -> ModelSignature:
 def decode(document: Any, header_length: int | None = None, **options: Any) -> tuple[InferRequest, OutputPlan]:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     return decode_infer(body, header_length, signature(), lambda response: None, **options)
-
-
-def one(datatype: str, data: Any, shape: list[Any] | None = None) -> bytes:
-    """The bytes that JSON data of one input becomes."""
-    shape = [len(data)] if shape is None else shape
-    request, _ = decode({"inputs": [{"name": "IN", "datatype": datatype, "shape": shape, "data": data}]})
-    return bytes(request.inputs["IN"].data)
 
 
 def refusal(document: Any, header_length: int | None = None, **options: Any) -> tuple[Code, str]:
@@ -275,8 +267,8 @@ def test_dimensions_are_unsigned_integers(dim: Any) -> None:
         ),
         (
             [2**62],
-            "byte size overflow for input 'IN': element count (4611686018427387904) * data type size (4) exceeds maximum"
-            " allowed size (9223372036854775807)",
+            "byte size overflow for input 'IN': element count (4611686018427387904) * data type size (4) exceeds"
+            " maximum allowed size (9223372036854775807)",
         ),
     ],
 )
@@ -289,8 +281,8 @@ def test_shapes_that_overflow_are_refused(shape: list[int], message: str) -> Non
 def test_small_json_cannot_claim_a_huge_tensor() -> None:
     assert refusal({"inputs": [INPUT | {"shape": [2**40]}]}) == (
         Code.INVALID_ARG,
-        "JSON input 'IN' has a byte_size (4398046511104 bytes) that exceeds the maximum allowed value of 67108864 bytes."
-        " Use --http-max-input-size to increase the limit.",
+        "JSON input 'IN' has a byte_size (4398046511104 bytes) that exceeds the maximum allowed value of"
+        " 67108864 bytes. Use --http-max-input-size to increase the limit.",
     )
 
 
@@ -307,97 +299,6 @@ def test_json_and_raw_bodies_are_limited_but_binary_data_is_not() -> None:
     assert caught.value.message == (
         "Raw input has a byte_size (24 bytes) that exceeds the maximum allowed value of 20 bytes."
         " Use --http-max-input-size to increase the limit."
-    )
-
-
-# --- JSON data
-
-
-@pytest.mark.parametrize(
-    ("datatype", "data", "packed"),
-    [
-        ("BOOL", [True, False], b"\1\0"),
-        ("INT8", [-1, 2], b"\xff\2"),
-        ("UINT16", [1, 65535], b"\1\0\xff\xff"),
-        ("INT64", [-(2**63)], struct.pack("<q", -(2**63))),
-        ("UINT64", [2**64 - 1], b"\xff" * 8),
-        ("FP32", [1, 0.5], struct.pack("<2f", 1, 0.5)),
-        ("FP64", [2**64], struct.pack("<d", 2.0**64)),
-        ("BYTES", ["a", "é\0"], b"\1\0\0\0a\3\0\0\0\xc3\xa9\0"),
-    ],
-)
-def test_elements_become_little_endian_bytes(datatype: str, data: list[Any], packed: bytes) -> None:
-    assert one(datatype, data) == packed
-
-
-@pytest.mark.parametrize("data", [[1, 2, 3, 4], [[1, 2], [3, 4]], [[1, 2], 3, [[4]]], [[], [1, [2, 3]], 4]])
-def test_nesting_of_data_does_not_matter(data: list[Any]) -> None:
-    assert one("INT32", data, [4]) == struct.pack("<4i", 1, 2, 3, 4)
-
-
-@pytest.mark.parametrize(
-    ("datatype", "value", "packed"),
-    [
-        ("INT8", 300, b"\x2c"),
-        ("UINT8", 2**63, b"\0"),
-        ("INT32", 2**31, b"\0\0\0\x80"),
-        ("INT32", -(2**31) - 1, b"\xff\xff\xff\x7f"),
-        ("UINT16", 65536 + 7, b"\7\0"),
-    ],
-)
-def test_integers_are_cut_to_the_width_of_the_datatype(datatype: str, value: int, packed: bytes) -> None:
-    assert one(datatype, [value]) == packed
-
-
-def test_fp32_beyond_its_range_becomes_infinity() -> None:
-    assert one("FP32", [1e39]) == struct.pack("<f", math.inf)
-
-
-@pytest.mark.parametrize(
-    ("datatype", "values", "words"),
-    [
-        ("BOOL", [1, "x", None], "JSON non-boolean as boolean"),
-        ("UINT8", [True, "x", 1.5, -1, None, {}, 2**64], "JSON non-unsigned-integer as unsigned-integer"),
-        ("INT32", [True, "x", 1.5, None, {}, 2**63], "JSON non-signed-integer as signed-integer"),
-        ("UINT64", [-1, 2**64], "JSON non-unsigned-integer as unsigned-integer"),
-        ("INT64", [2**63, 1e30], "JSON non-signed-integer as signed-integer"),
-        ("FP32", [True, "x", None, []], "JSON non-number as double"),
-    ],
-)
-def test_elements_of_the_wrong_type_are_refused(datatype: str, values: list[Any], words: str) -> None:
-    for value in values:
-        if value == []:
-            continue
-        document = {"inputs": [INPUT | {"datatype": datatype, "shape": [1], "data": [value]}]}
-        assert refusal(document) == (Code.INTERNAL, f"Unable to parse 'data': attempt to access {words}")
-
-
-@pytest.mark.parametrize("value", [1, True, 1.5, None, {}])
-def test_bytes_elements_must_be_strings(value: Any) -> None:
-    document = {"inputs": [INPUT | {"datatype": "BYTES", "data": ["a", value]}]}
-    message = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
-    assert refusal(document) == (Code.INTERNAL, message)
-
-
-def test_number_of_elements_must_match_the_shape() -> None:
-    more = "Unable to parse 'data': Shape does not match true shape of 'data' field"
-    fewer = "Failed to parse 'data' field: shape does not match true shape"
-    assert refusal({"inputs": [INPUT | {"data": [1, 2, "x"]}]}) == (Code.INTERNAL, more)
-    assert refusal({"inputs": [INPUT | {"data": [1]}]}) == (Code.INTERNAL, fewer)
-    wrong = "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
-    assert refusal({"inputs": [INPUT | {"data": [1, "x", "x"]}]}) == (Code.INTERNAL, wrong)
-
-
-@pytest.mark.parametrize("datatype", ["INT32", "BYTES", "FP16"])
-def test_empty_shape_ignores_the_data(datatype: str) -> None:
-    assert one(datatype, [], [0]) == one(datatype, ["x"], [3, 0]) == b""
-
-
-@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_precision_is_not_read_from_json(datatype: str) -> None:
-    assert refusal({"inputs": [INPUT | {"datatype": datatype}]}) == (
-        Code.INVALID_ARG,
-        f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input IN",
     )
 
 
@@ -512,92 +413,3 @@ def test_shared_memory_is_refused_once_its_parameters_make_sense() -> None:
         item = {"name": "IN", "datatype": "INT32", "shape": [1], "parameters": region}
         assert refusal({"inputs": [item]})[0] is code
         assert refusal({"inputs": [], "outputs": [{"name": "O", "parameters": region}]})[0] is code
-
-
-# --- responses
-
-
-def encode(
-    *outputs: Tensor, plan: OutputPlan | None = None, labels: dict[str, list[str]] | None = None, **response: Any
-) -> tuple[bytes, list[Any]]:
-    request = InferRequest("m", {}, lambda response: None, model_version=3, id=response.pop("id", ""))
-    return encode_infer(request, InferResponse(outputs, **response), plan or OutputPlan(), (labels or {}).get)
-
-
-def test_response_is_written_in_tritons_order() -> None:
-    first = Tensor("A", "INT32", (1, 2), struct.pack("<2i", 1, -2))
-    second = Tensor("B", "BYTES", (2,), pack_bytes([b"x", "é".encode()]))
-    body, blobs = encode(first, second, id="q", parameters={"p": 1, "f": math.nan}, model_name="n", model_version=9)
-    assert body.decode() == (
-        '{"id":"q","model_name":"n","model_version":"9","parameters":{"p":1,"f":NaN},"outputs":['
-        '{"name":"A","datatype":"INT32","shape":[1,2],"data":[1,-2]},'
-        '{"name":"B","datatype":"BYTES","shape":[2],"data":["x","é"]}]}'
-    )
-    assert blobs == []
-
-
-def test_request_names_the_model_unless_the_response_does() -> None:
-    assert encode()[0] == b'{"model_name":"m","model_version":"3","outputs":[]}'
-
-
-@pytest.mark.parametrize(
-    ("datatype", "data", "shown"),
-    [
-        ("BOOL", b"\0\1", "[false,true]"),
-        ("UINT64", b"\xff" * 8, "[18446744073709551615]"),
-        ("FP32", struct.pack("<f", 0.1), "[0.10000000149011612]"),
-        ("FP32", struct.pack("<4f", math.nan, math.inf, -math.inf, 1), "[NaN,Infinity,-Infinity,1.0]"),
-        ("FP64", struct.pack("<d", 0.1), "[0.1]"),
-        ("INT32", b"", "[]"),
-        ("BYTES", pack_bytes([b'a\0"\\\n']), r'["a\u0000\"\\\n"]'),
-    ],
-)
-def test_data_is_written_flat(datatype: str, data: bytes, shown: str) -> None:
-    body, _ = encode(Tensor("A", datatype, (1,), memoryview(data)))
-    assert f'"data":{shown}}}'.encode() in body
-
-
-def test_text_that_is_not_utf8_is_written_as_it_is() -> None:
-    body, _ = encode(Tensor("A", "BYTES", (2,), pack_bytes([b'a\xff"', b"c"])))
-    assert body.endswith(b'"data":["a\xff\\"","c"]}]}')
-
-
-def test_binary_outputs_follow_the_json_uncopied() -> None:
-    data = bytearray(struct.pack("<2i", 1, 2))
-    outputs = [Tensor("A", "INT32", (2,), data), Tensor("B", "INT32", (1,), bytes(4)), Tensor("C", "INT32", (0,), b"")]
-    plan = OutputPlan(outputs={"A": RequestedOutput(True), "B": RequestedOutput(False), "C": RequestedOutput(True)})
-    body, blobs = encode(*outputs, plan=plan)
-    written = json.loads(body)["outputs"]
-    assert [output.get("parameters") for output in written] == [{"binary_data_size": 8}, None, {"binary_data_size": 0}]
-    assert len(blobs) == 1 and blobs[0] is data
-
-
-def test_only_requested_outputs_are_written() -> None:
-    outputs = [Tensor(name, "INT8", (1,), b"\1") for name in "CBA"]
-    body, _ = encode(*outputs, plan=OutputPlan(outputs={"A": RequestedOutput(False), "C": RequestedOutput(False)}))
-    assert [output["name"] for output in json.loads(body)["outputs"]] == ["C", "A"]
-
-
-@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_precision_is_written_in_binary_only(datatype: str) -> None:
-    tensor = Tensor("A", datatype, (1,), b"ab")
-    assert encode(tensor, plan=OutputPlan(binary=True))[1] == [b"ab"]
-    with pytest.raises(ConchError) as caught:
-        encode(tensor)
-    assert caught.value.message == (
-        f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
-    )
-
-
-def test_classification_replaces_the_output() -> None:
-    tensor = Tensor("A", "FP32", (2, 3), struct.pack("<6f", 1, 3, 2, 6, 5, 4))
-    plan = OutputPlan(batched=True, outputs={"A": RequestedOutput(False, 2)})
-    body, _ = encode(tensor, plan=plan, labels={"A": ["cat", "", "dog"]})
-    assert json.loads(body)["outputs"] == [
-        {
-            "name": "A",
-            "datatype": "BYTES",
-            "shape": [2, 2],
-            "data": ["3.000000:1", "2.000000:2:dog", "6.000000:0:cat", "5.000000:1"],
-        }
-    ]

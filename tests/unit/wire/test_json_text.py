@@ -145,7 +145,7 @@ def test_values_of_the_wrong_type_are_named(read: object, value: object, message
 
 def test_missing_member_is_named() -> None:
     for value in ({}, [], None, "x"):
-        with pytest.raises(ConchError, match="^attempt to access non-existing object member 'x'$"):
+        with pytest.raises(ConchError, match=r"^attempt to access non-existing object member 'x'$"):
             text.member(value, "x")
 
 
