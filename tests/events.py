@@ -14,7 +14,7 @@ class Events:
 
     folder: Path
 
-    def wait(self, name: str, timeout: float = 30) -> None:
+    def wait(self, name: str, timeout: float = 15) -> None:
         eventually((self.folder / name).exists, f"the event {name}", timeout)
 
     def happened(self, name: str) -> bool:
@@ -25,7 +25,7 @@ class Events:
             (self.folder / name).touch()
 
 
-def eventually(condition: Callable[[], object], what: str, timeout: float = 30) -> None:
+def eventually(condition: Callable[[], object], what: str, timeout: float = 15) -> None:
     """Return when the condition holds; fail when it does not within ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():

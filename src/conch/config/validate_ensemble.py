@@ -35,10 +35,12 @@ def ensemble_problems(config: ModelConfig) -> Problems:
         yield Problem(f"model_warmup can not be specified for ensemble '{name}'", ("model_warmup",))
     if not config.ensemble_scheduling.step:
         yield Problem(f"must specify 'step' for ensemble '{name}'", _SCHEDULING)
-    incomplete = list(_step_problems(config))
-    yield from incomplete
-    if not incomplete:
-        yield from _graph_problems(config)
+    # Each of these makes sense only where the one before found nothing.
+    for check in (_step_problems, _edge_problems, _unused_problems):
+        found = list(check(config))
+        yield from found
+        if found:
+            return
 
 
 def _step_problems(config: ModelConfig) -> Problems:
@@ -66,7 +68,7 @@ def _values(mapping: Mapping[str, str]) -> list[str]:
     return [mapping[key] for key in sorted(mapping)]
 
 
-def _graph_problems(config: ModelConfig) -> Problems:
+def _edge_problems(config: ModelConfig) -> Problems:
     name, steps = config.name, config.ensemble_scheduling.step
     read = {tensor for step in steps for tensor in step.input_map.values()}
     writers = {tensor: step for step in steps for tensor in step.output_map.values()}
@@ -83,10 +85,16 @@ def _graph_problems(config: ModelConfig) -> Problems:
                 lacking = sorted(set(writers[tensor.name].input_map.values()) - connected)
                 reason = f": at least one of its depending tensors, '{lacking[0]}', is not connected"
             yield Problem(f"output '{tensor.name}' for ensemble '{name}' is not written{reason}", ("output", index))
+
+
+def _unused_problems(config: ModelConfig) -> Problems:
+    steps = config.ensemble_scheduling.step
+    read = {tensor for step in steps for tensor in step.input_map.values()}
+    written = {tensor for step in steps for tensor in step.output_map.values()}
     wanted = read | {tensor.name for tensor in config.output}
-    for tensor_name in sorted(read | set(writers)):
-        if tensor_name not in connected or tensor_name not in wanted:
-            yield Problem(f"ensemble tensor '{tensor_name}' is unused in ensemble '{name}'", _SCHEDULING)
+    for name in sorted(read | written):
+        if name not in _connected(config) or name not in wanted:
+            yield Problem(f"ensemble tensor '{name}' is unused in ensemble '{config.name}'", _SCHEDULING)
 
 
 def _connected(config: ModelConfig) -> set[str]:

@@ -14,6 +14,6 @@ def check_model_name(name: str) -> None:
     """Refuse, with INVALID_ARG, a client's name that is blank or looks as if it led out of the repository."""
     if not name.strip():
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
-    if ".." in name or not is_directory_name(name):
+    if ".." in name or name == "." or any(mark in name for mark in "/\\\0"):
         printable = name.replace("\0", "\\0")
         raise invalid(f"invalid model name '{printable}', model name must not contain path traversal characters")

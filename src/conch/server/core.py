@@ -19,8 +19,9 @@ from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
 from conch.server.devices import visible_gpus
 from conch.server.lifecycle import Lifecycle
-from conch.server.loading import Loader, log_levels
+from conch.server.loading import Loader
 from conch.server.model import Model
+from conch.server.starting import log_levels
 from conch.server.states import ModelTable, State
 from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry.metrics import Registry

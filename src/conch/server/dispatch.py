@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from time import monotonic_ns
 from typing import Any
@@ -18,6 +18,7 @@ from conch.inference import InferRequest, InferResponse
 from conch.schedulers.batching import Scheduler
 from conch.schedulers.ordering import InOrder
 from conch.server.instance import Instance
+from conch.server.starting import Placement
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.process import Execution
 
@@ -30,16 +31,29 @@ class Dispatcher:
         self._queue = scheduler.queue
         self._statistics = statistics
         self._order = InOrder() if preserve_ordering else None
-        self._instances: Sequence[Instance] = ()
+        self._instances: list[Instance] = []
         self._free: deque[Instance] = deque()
         self._loop = asyncio.get_running_loop()
         self._asking = False
         self._timer: asyncio.TimerHandle | None = None
         self._lost: ConchError | None = None  # why nothing can run, as long as that is so
 
-    def serve(self, instances: Sequence[Instance]) -> None:
-        """Take the instances to feed; they announce themselves by :meth:`available`."""
-        self._instances = instances
+    def add(self, instance: Instance) -> None:
+        """Feed one instance more; it announces itself by :meth:`available`."""
+        self._instances.append(instance)
+
+    def placements(self) -> list[Placement]:
+        """Where the instances are."""
+        return [instance.place for instance in self._instances]
+
+    async def keep(self, places: Collection[Placement]) -> None:
+        """End the instances that are anywhere else, each after what it is doing."""
+        leaving = [instance for instance in self._instances if instance.place not in places]
+        self._instances = [instance for instance in self._instances if instance.place in places]
+        self._free = deque(instance for instance in self._free if instance.place in places)
+        for instance in leaving:
+            await instance.finish()
+        await asyncio.gather(*(instance.stop() for instance in leaving))
 
     @property
     def ready(self) -> bool:
@@ -113,7 +127,7 @@ class Dispatcher:
     def _done(self, instance: Instance, execution: Execution) -> None:
         size = sum(request.batch_size for request in execution.requests)
         self._statistics.record_execution(size, *execution.times)
-        if instance.ready:
+        if instance.ready and instance in self._instances:
             self._free.append(instance)
             if len(self._queue):
                 self._ask()

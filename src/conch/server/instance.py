@@ -1,6 +1,6 @@
 """An instance of a model: a worker that is started again when it dies.
 
-Runs on the event loop.  The dispatcher hears of it through ``on_available`` and gives it batches.
+Runs on the event loop; belongs to the dispatcher that gives it batches.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from conch.errors import ConchError
-from conch.inference import InferRequest
+from conch.inference import InferRequest, InferResponse
+from conch.server.starting import Placement
 from conch.workers.process import Execution, WorkerProcess
 
 LOG = logging.getLogger("conch")
@@ -20,25 +21,27 @@ LOG = logging.getLogger("conch")
 BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
+class Owner(Protocol):
+    """Who gives batches to an instance."""
+
+    def available(self, instance: Instance) -> None:
+        """The instance can take a batch now."""
+
+    def lost(self, instance: Instance) -> None:
+        """The instance has no worker, and one could not be started."""
+
+    def sent(self, request: InferRequest, response: InferResponse) -> None:
+        """A response sender gave a response."""
+
+
 class Instance:
-    """One instance, from its load to its end.
+    """One instance at its ``place``; ``launch`` starts and initializes a worker there, or raises."""
 
-    ``launch`` starts and initializes a worker, or raises.  ``on_available`` is called whenever the
-    instance is free to take a batch, ``on_lost`` when a worker could not be replaced at once.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        launch: Callable[[], Awaitable[WorkerProcess]],
-        on_available: Callable[[Instance], None],
-        on_lost: Callable[[Instance], None],
-    ) -> None:
-        self.name = name
-        self.restarts = 0
+    def __init__(self, place: Placement, launch: Callable[[Placement], Awaitable[WorkerProcess]], owner: Owner) -> None:
+        self.place = place
+        self.name = place.name
         self._launch = launch
-        self._on_available = on_available
-        self._on_lost = on_lost
+        self._owner = owner
         self._worker: WorkerProcess | None = None
         self._restart: asyncio.Task[None] | None = None
         self._stopped = False
@@ -52,8 +55,9 @@ class Instance:
         """Take over an initialized worker."""
         self._worker = worker
         worker.on_exit = self._exited
+        worker.on_sent = self._owner.sent
         if worker.alive:
-            self._on_available(self)
+            self._owner.available(self)
         else:
             self._exited(worker)
 
@@ -66,6 +70,11 @@ class Instance:
         """Tell the model's logger which levels are wanted."""
         if self._worker is not None:
             self._worker.set_log(dict(levels))
+
+    async def finish(self) -> None:
+        """Wait until no request is with the worker."""
+        if self._worker is not None:
+            await self._worker.finish()
 
     async def stop(self) -> None:
         """Finalize the model and end the worker."""
@@ -91,12 +100,11 @@ class Instance:
             await asyncio.sleep(BACK_OFF[min(attempt, len(BACK_OFF) - 1)])
             attempt += 1
             try:
-                worker = await self._launch()
+                worker = await self._launch(self.place)
             except ConchError as error:
                 LOG.error("worker of '%s' could not be started again: %s", self.name, error.status)
-                self._on_lost(self)
+                self._owner.lost(self)
                 continue
-            self.restarts += 1
             self._restart = None
             self.adopt(worker)
             return

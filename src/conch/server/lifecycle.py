@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.errors import ConchError, internal, invalid
 from conch.repository.errors import NotUniqueError, PollError
+from conch.repository.fingerprint import Fingerprint
 from conch.repository.override import Override, UploadedModel, describe_override
 from conch.repository.scan import ModelFiles, ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
@@ -153,8 +154,10 @@ class Lifecycle:
         if uploaded is None:
             with contextlib.suppress(ConchError, OSError):
                 fingerprint = await asyncio.to_thread(self._repository.fingerprint, files.name)
+        kept = {} if overridden else self._untouched(known, config, fingerprint)
         loaded = await asyncio.gather(
-            *(self._load_version(files, version, config) for version in selection.versions), return_exceptions=True
+            *(self._load_version(files, version, config, kept.get(version)) for version in selection.versions),
+            return_exceptions=True,
         )
         failed = {
             version: result
@@ -163,7 +166,7 @@ class Lifecycle:
         }
         models = [result for result in loaded if isinstance(result, Model)]
         if failed:
-            await asyncio.gather(*(model.stop() for model in models))
+            await asyncio.gather(*(model.stop() for model in models if model not in kept.values()))
             self._note_failure(known, selection.versions, failed)
             raise _load_failed(files.name, failed)
         self._swap(known, models)
@@ -172,8 +175,23 @@ class Lifecycle:
         known.files, known.config, known.fingerprint = files, config, fingerprint
         known.uploaded, known.overridden, known.poll_reason = uploaded, overridden, ""
 
-    async def _load_version(self, files: ModelFiles, version: int, config: ModelConfig) -> Model:
+    def _untouched(self, known: ModelState, config: ModelConfig, fingerprint: Fingerprint | None) -> dict[int, Model]:
+        """The versions that may run on, with other instances perhaps: nothing else of them has changed."""
+        if known.overridden or known.config is None or known.fingerprint is None or fingerprint is None:
+            return {}
+        if is_ensemble(config) or _without_instances(known.config) != _without_instances(config):
+            return {}
+        return {
+            model.version: model
+            for model in known.models()
+            if known.fingerprint.same_version(fingerprint, model.version)
+        }
+
+    async def _load_version(self, files: ModelFiles, version: int, config: ModelConfig, running: Model | None) -> Model:
         async with self._slots:
+            if running is not None:
+                await self._loader.rescale(running, files, config)
+                return running
             for attempt in range(self._retries + 1):
                 try:
                     if is_ensemble(config):
@@ -233,6 +251,8 @@ class Lifecycle:
         for version, model in sorted(new.items()):
             previous = known.versions[version].model
             known.versions[version] = VersionState(State.READY, "", model)
+            if previous is model:
+                continue
             if previous is not None:
                 self._end(previous, None)
             self._registry.register(model.statistics, tags=dict(model.config.metric_tags))
@@ -377,6 +397,14 @@ class _Load:
             if member not in path and (found := self._cycle(member, [*path, member])):
                 return found
         return []
+
+
+def _without_instances(config: ModelConfig) -> ModelConfig:
+    rest = ModelConfig()
+    rest.CopyFrom(config)
+    rest.ClearField("instance_group")
+    rest.ClearField("version_policy")
+    return rest
 
 
 def _load_failed(name: str, failed: Mapping[int, BaseException]) -> ConchError:

@@ -87,6 +87,11 @@ class Model:
             "outputs": [_describe(config, tensor) for tensor in config.output],
         }
 
+    def reconfigure(self, config: ModelConfig) -> None:
+        """Take over a configuration that differs in nothing that requests depend on."""
+        self.config = config
+        self.config_json = render.to_json(config).encode()
+
     def labels(self, output: str) -> Sequence[str] | None:
         """The labels of an output's classes, where a file names them."""
         return self._labels.get(output)

@@ -37,7 +37,9 @@ _CAPACITY = 256 << 10
 _JOIN_LIMIT = 32 << 10
 _MAX_BUFFERS = 64
 _ANCILLARY = socket.CMSG_SPACE(16 * 4)
-_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+# Plain integers: enum members are slow to combine.
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_DONTWAIT = int(socket.MSG_DONTWAIT)
 
 try:
     import orjson
@@ -286,7 +288,7 @@ class Channel:
             return
         try:
             while True:
-                self._frames.extend(frame for frame in self._read(socket.MSG_DONTWAIT) if not handle(frame[0]))
+                self._frames.extend(frame for frame in self._read(_DONTWAIT) if not handle(frame[0]))
         except BlockingIOError:
             pass
         finally:

@@ -59,7 +59,8 @@ class RegionPool:
         self._dropped: List[int] = []
         self._idle = 0
         self._last = 0
-        self._lock = threading.Lock()
+        # Re-entrant, since the garbage collector may come back here through Channel.give_back.
+        self._lock = threading.RLock()
 
     def take(self, size: int) -> Region:
         """Lend a region of at least ``size`` bytes; its old contents are anything."""

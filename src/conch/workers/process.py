@@ -64,6 +64,7 @@ class WorkerProcess:
         self._batches = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._stopping = False
+        self._idle: asyncio.Event | None = None  # only while somebody waits for it
         self._ended = asyncio.Event()
         self._socket: socket.socket
         self._process: subprocess.Popen[bytes]
@@ -151,6 +152,12 @@ class WorkerProcess:
         if self.alive:
             self._send({"op": "log", "log": log})
 
+    async def finish(self) -> None:
+        """Wait until no request is with the worker."""
+        if not self.idle:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Let the model finalize and wait for the process to end; kill it when it takes too long."""
         self._stopping = True
@@ -219,6 +226,8 @@ class WorkerProcess:
             return
         for frame in frames:
             self._handle(frame)
+        if self._idle is not None and self.idle:
+            self._idle.set()
         if self.alive and not self._executions:
             self._flush()
 
@@ -309,6 +318,8 @@ class WorkerProcess:
             request.fail(error)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
+        if self._idle is not None:
+            self._idle.set()
         self._ended.set()
         if not self._stopping and self.on_exit is not None:
             self.on_exit(self)

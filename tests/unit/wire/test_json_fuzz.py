@@ -72,26 +72,26 @@ def try_infer(signature: ModelSignature, body: bytes, header: bytes | None) -> N
         encode_infer(request, InferResponse(list(request.inputs.values())), plan, lambda name: ["a"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(SIGNATURES), st.binary(max_size=200), st.none() | st.integers(-1, 210))
 def test_any_bytes_as_infer_body(signature: ModelSignature, body: bytes, length: int | None) -> None:
     try_infer(signature, body, None if length is None else str(length).encode())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.sampled_from(SIGNATURES), requests, st.binary(max_size=40), st.booleans())
 def test_any_document_as_infer_body(signature: ModelSignature, document: Any, data: bytes, framed: bool) -> None:
     header = json.dumps(document).encode()
     try_infer(signature, header + data, str(len(header)).encode() if framed else None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(SIGNATURES), st.text('[]{}":,\\u0dNa1.eE- \n', max_size=60) | st.binary(max_size=60))
 def test_text_that_looks_like_json(signature: ModelSignature, body: str | bytes) -> None:
     try_infer(signature, body.encode() if isinstance(body, str) else body, None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(SIGNATURES),
     members(IN=values, B=values, id=values, x=values, parameters=members(IN=values, B=values, x=values)),
@@ -103,7 +103,7 @@ def test_any_document_as_generate_body(signature: ModelSignature, document: Any)
         encode_generate(request, InferResponse(list(request.inputs.values())))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from([control.read_index, control.read_load, control.read_unload, control.read_log_settings]),
     st.binary(max_size=50)

@@ -11,7 +11,7 @@ import pytest
 from conch.errors import Code, ConchError
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ModelSignature, TensorSpec
 from conch.tensors import Tensor, split_bytes
-from conch.wire.json.infer import OutputPlan, RequestedOutput, decode_infer, parse_header_length
+from conch.wire.json.infer import OutputPlan, RequestedOutput, decode_infer
 
 
 def signature(*inputs: TensorSpec, max_batch_size: int = 0) -> ModelSignature:
@@ -85,35 +85,6 @@ def test_absurd_binary_size_is_refused() -> None:
 def test_header_longer_than_the_body_is_refused() -> None:
     expected = (Code.INVALID_ARG, "unexpected size for request JSON, expecting 5 more bytes")
     assert refusal(b"{}", 7) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "length"), [(None, None), (b"0", 0), (b"5", 5), (b" 5 ", 5), (b"+5", 5), (b"10", 10)]
-)
-def test_header_length_is_read(value: bytes | None, length: int | None) -> None:
-    assert parse_header_length(value, 10) == length
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (b"abc", "Unable to parse Inference-Header-Content-Length, got: abc"),
-        (b"", "Unable to parse Inference-Header-Content-Length, got: "),
-        (b"1_0", "Unable to parse Inference-Header-Content-Length, got: 1_0"),
-        (b"\xb2", "Unable to parse Inference-Header-Content-Length, got: \xb2"),
-        (b"-1", "inference header size should be in range (0, 10), got: -1"),
-        (b"11", "inference header size should be in range (0, 10), got: 11"),
-        (
-            b"2147483648",
-            "Unable to parse Inference-Header-Content-Length, value is out of range"
-            " [ -2147483648, 2147483647 ], got: 2147483648",
-        ),
-    ],
-)
-def test_bad_header_length_is_refused(value: bytes, message: str) -> None:
-    with pytest.raises(ConchError) as caught:
-        parse_header_length(value, 10)
-    assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, message)
 
 
 # --- raw requests
@@ -276,6 +247,11 @@ def test_shapes_that_overflow_are_refused(shape: list[int], message: str) -> Non
     assert refusal({"inputs": [INPUT | {"shape": shape}]}) == (Code.INVALID_ARG, message)
     header = json.dumps({"inputs": [binary("IN", 4, shape)]}).encode()
     assert refusal(header + bytes(4), len(header)) == (Code.INVALID_ARG, message)
+
+
+def test_a_product_of_many_large_dimensions_is_not_computed() -> None:
+    code, message = refusal({"inputs": [INPUT | {"shape": [2**63 - 1] * 50_000}]})
+    assert code is Code.INVALID_ARG and "causes total element count to exceed" in message
 
 
 def test_small_json_cannot_claim_a_huge_tensor() -> None:

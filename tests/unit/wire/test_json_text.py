@@ -103,6 +103,12 @@ def test_a_hundred_levels_and_many_brackets_are_accepted() -> None:
     assert text.loads(b'["\\"' + b"{" * 1000 + b'\\\\"]') == ['"' + "{" * 1000 + "\\"]
 
 
+def test_a_string_of_escaped_quotes_without_end_is_read_once() -> None:
+    # Trying each of its quotes as the beginning of a string would take minutes.
+    with pytest.raises(ConchError, match="Missing a closing quotation mark"):
+        text.loads(b"[" * 99 + b'"' + b'\\"' * 500_000 + b"[[[")
+
+
 def test_an_integer_of_thousands_of_digits_is_refused() -> None:
     with pytest.raises(ConchError, match="Number too big"):
         text.loads(b"[NaN," + b"9" * 5000 + b"]")

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
+import sys
 import threading
 import traceback
+from concurrent.futures import CancelledError, Future
 from time import monotonic_ns
 from typing import Any, Callable, Dict, List, Optional
 
@@ -160,11 +163,12 @@ class PythonBackend:
                 return running.result()
         except BaseException as error:
             raise self._failed(describe(error)) from None
-        running.add_done_callback(lambda done: self._finished(done.exception(), replies))
+        running.add_done_callback(lambda done: self._finished(done, replies))
         return None
 
-    def _finished(self, error: Optional[BaseException], replies: List[Reply]) -> None:
+    def _finished(self, done: "Future[Any]", replies: List[Reply]) -> None:
         """A decoupled model's coroutine has ended: with an error, its open requests end too."""
+        error = CancelledError("the coroutine was cancelled") if done.cancelled() else done.exception()
         if error is not None:
             self._log_error("".join(traceback.format_exception(type(error), error, error.__traceback__)))
             message = self._failed(describe(error)).message
@@ -217,7 +221,7 @@ class PythonBackend:
         return internal(f"Failed to process the request(s) for model '{self._instance_name}', message: {message}")
 
     def _log_error(self, message: str) -> None:
-        self._runtime.write_log("ERROR", self._model["filename"], 0, message)
+        self._runtime.write_log("ERROR", os.path.basename(__file__), sys._getframe(1).f_lineno, message)
 
 
 def _check_force_cpu(config: Dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ connection each, on the event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import hpack
 from hpack.table import HeaderTable
@@ -76,11 +76,11 @@ class HeaderDecoder(Generic[Head]):
             self._parsed[block] = head
         return head
 
-    def fields(self, block: bytes) -> list[Field]:
+    def fields(self, block: bytes) -> Sequence[Field]:
         """The fields of a block; raises ``ConnectionFault``."""
         self._table.changed = False
         try:
-            fields = list(self._decoder.decode(block, raw=True))
+            fields: Sequence[Any] = list(self._decoder.decode(block, raw=True))
         except hpack.OversizedHeaderListError:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from None
         except (hpack.HPACKError, IndexError, ValueError):

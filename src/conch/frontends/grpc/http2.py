@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from conch.frontends.grpc import frames, limits
 from conch.frontends.grpc.frames import ConnectionFault, ErrorCode, StreamFault
@@ -100,10 +100,10 @@ class Connection(asyncio.Protocol):
     # The transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=MAX_TURN)
-        self.outbox = Outbox(self._loop, transport)
+        # uvloop's transports have the interface, not the base class.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=MAX_TURN)
+        self.outbox = Outbox(self._loop, self._transport)
         self.outbox.write(_GREETING)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -501,7 +501,7 @@ class Connection(asyncio.Protocol):
 
 
 def _chunk(buffer: bytes, start: int, end: int) -> bytes | memoryview:
-    """A part of a received buffer: a view if it is much of it, or else a copy, which keeps no more alive than it has."""
+    """A part of a received buffer: a view where it is much of it, or else a copy, which keeps nothing else alive."""
     if end - start >= 4096 and 4 * (end - start) >= len(buffer):
         return memoryview(buffer)[start:end]
     return buffer[start:end]

@@ -22,7 +22,7 @@ from conch.wire.grpc.infer import OutputPlan, decode_infer, encode_infer
 
 if TYPE_CHECKING:
     from conch.frontends.grpc.service import Service
-    from conch.server.core import Model
+    from conch.server.model import Model
 
 
 class InferCall(UnaryCall):

@@ -44,7 +44,7 @@ class RequestHead:
 
 
 def parse_head(fields: Sequence[Field]) -> RequestHead:
-    """The head that the fields of a request's header block make; ``StreamFault`` for a malformed block (RFC 9113, 8.2)."""
+    """The head that a request's fields make; raises ``StreamFault`` for malformed ones (RFC 9113, 8.2)."""
     pseudo: dict[bytes, bytes] = {}
     metadata: list[tuple[str, str]] = []
     for name, value in fields:

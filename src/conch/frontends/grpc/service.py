@@ -33,6 +33,10 @@ _HEALTH: Final = "/grpc.health.v1.Health/"
 _STOPPING: Final = "GRPC server is shutting down and has stopped accepting new requests."
 
 
+#: From a request's message to the response's, or to something that is awaited for it.
+Answer = Callable[[Any], Message | Awaitable[Message]]
+
+
 class Method(NamedTuple):
     """One RPC: who may call it, and the call that serves it."""
 
@@ -107,55 +111,53 @@ class Service:
         paths[_HEALTH + "Check"] = ("health", unary(health_pb2.HealthCheckRequest, self._health_check))
         return paths
 
-    def _unary(
-        self, request_class: type[Message], answer: Callable[[Any], Message | Awaitable[Message]]
-    ) -> Callable[[Stream, RequestHead], Call]:
+    def _unary(self, request_class: type[Message], answer: Answer) -> Callable[[Stream, RequestHead], Call]:
         return lambda stream, head: ControlCall(stream, head, self, request_class, answer)
 
     # The answers
 
-    def _server_live(self, request: pb.ServerLiveRequest) -> Message:
+    def _server_live(self, request: pb.ServerLiveRequest) -> Any:
         return pb.ServerLiveResponse(live=self.server.live)
 
-    def _server_ready(self, request: pb.ServerReadyRequest) -> Message:
+    def _server_ready(self, request: pb.ServerReadyRequest) -> Any:
         return pb.ServerReadyResponse(ready=self.server.ready)
 
-    def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
+    def _model_ready(self, request: pb.ModelReadyRequest) -> Any:
         ready = self.server.model_ready(request.name, control.read_version(request.version))
         return pb.ModelReadyResponse(ready=ready)
 
-    def _server_metadata(self, request: pb.ServerMetadataRequest) -> Message:
+    def _server_metadata(self, request: pb.ServerMetadataRequest) -> Any:
         return pb.ServerMetadataResponse(**self.server.metadata())
 
-    def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
+    def _model_metadata(self, request: pb.ModelMetadataRequest) -> Any:
         return control.model_metadata(self.server.model_metadata(request.name, control.read_version(request.version)))
 
-    def _model_config(self, request: pb.ModelConfigRequest) -> Message:
+    def _model_config(self, request: pb.ModelConfigRequest) -> Any:
         return control.model_config(self.server.model(request.name, control.read_version(request.version)).config)
 
-    def _model_statistics(self, request: pb.ModelStatisticsRequest) -> Message:
+    def _model_statistics(self, request: pb.ModelStatisticsRequest) -> Any:
         return control.statistics(self.server.statistics(request.name, control.read_version(request.version)))
 
-    def _repository_index(self, request: pb.RepositoryIndexRequest) -> Message:
+    def _repository_index(self, request: pb.RepositoryIndexRequest) -> Any:
         control.check_repository_name(request.repository_name)
         return control.index(self.server.index(request.ready))
 
-    async def _load(self, request: pb.RepositoryModelLoadRequest) -> Message:
+    async def _load(self, request: pb.RepositoryModelLoadRequest) -> Any:
         config, files = control.read_load(request)
         await self.server.load(request.model_name, config, files)
         return pb.RepositoryModelLoadResponse()
 
-    async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
+    async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Any:
         await self.server.unload(request.model_name, control.read_unload(request))
         return pb.RepositoryModelUnloadResponse()
 
-    def _log_settings(self, request: pb.LogSettingsRequest) -> Message:
+    def _log_settings(self, request: pb.LogSettingsRequest) -> Any:
         changes = control.read_log_settings(request)
         if changes:
             self.server.update_logs(changes)
         return control.log_settings(self.server.logs)
 
-    def _health_check(self, request: health_pb2.HealthCheckRequest) -> Message:
+    def _health_check(self, request: health_pb2.HealthCheckRequest) -> Any:
         serving = health_pb2.HealthCheckResponse.ServingStatus
         return health_pb2.HealthCheckResponse(status=serving.SERVING if self.server.ready else serving.NOT_SERVING)
 
@@ -197,7 +199,7 @@ class ControlCall(UnaryCall):
         head: RequestHead,
         service: Service,
         request_class: type[Message],
-        answer: Callable[[Any], Message | Awaitable[Message]],
+        answer: Answer,
     ) -> None:
         super().__init__(stream, head, service.loop)
         self._service = service

@@ -17,7 +17,7 @@ from conch.frontends.grpc.frames import ErrorCode
 from conch.frontends.grpc.infer import parse_request
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
-from conch.frontends.grpc.status import CallFault, Status, status_of
+from conch.frontends.grpc.status import Status, status_of
 from conch.frontends.grpc.streams import Stream
 from conch.inference import InferRequest, InferResponse
 from conch.tensors import Buffer
@@ -33,7 +33,7 @@ from conch.wire.grpc.infer import (
 
 if TYPE_CHECKING:
     from conch.frontends.grpc.service import Service
-    from conch.server.core import Model
+    from conch.server.model import Model
 
 #: Bytes of responses that wait for a slow client before its next requests do, too.
 PAUSE_AT: Final = 4 << 20
@@ -174,9 +174,7 @@ class _Exchange:
     def _deliver(self, response: InferResponse) -> None:
         if self.turn is not None:
             self._deliver_only(response)
-        elif not response.empty:
-            self._send(response)
-        elif response.final and self.plan.empty_final:
+        elif not response.empty or (response.final and self.plan.empty_final):
             self._send(response)
 
     def _deliver_only(self, response: InferResponse) -> None:

@@ -177,20 +177,25 @@ def encode_execution_error(error: str, request: InferRequest, final: bool) -> li
 
 @lru_cache(1024)
 def _model(name: str, version: int) -> bytes:
-    return service_pb2.ModelInferResponse(model_name=name, model_version=str(version)).SerializeToString()
+    return _encode(service_pb2.ModelInferResponse(model_name=name, model_version=str(version)))
 
 
 @lru_cache(4096)
 def _output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     response = service_pb2.ModelInferResponse()
     response.outputs.add(name=name, datatype=datatype, shape=shape)
-    return response.SerializeToString()
+    return _encode(response)
 
 
 def _parameter(key: str, value: ParameterValue) -> bytes:
     response = service_pb2.ModelInferResponse()
     response.parameters[key].CopyFrom(response_parameter(value))
-    return response.SerializeToString()
+    return _encode(response)
+
+
+def _encode(response: service_pb2.ModelInferResponse) -> bytes:
+    encoded: bytes = response.SerializeToString()
+    return encoded
 
 
 def _varint(value: int) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any, Final, NoReturn
 
-from conch.errors import invalid, unsupported
+from conch.errors import ConchError, invalid, unsupported
 from conch.inference import InferRequest, ModelSignature
 from conch.tensors import ELEMENT_SIZE, MAX_ELEMENTS, Buffer, Tensor, format_shape
 from conch.wire.json import tensor as tensor_data
@@ -124,17 +124,26 @@ def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any, max_
 def _shape(name: str, datatype: str, item: dict[str, Any]) -> tuple[int, ...]:
     """The shape of an input; refuses those whose elements or bytes cannot be counted in 63 bits."""
     shape = tuple([text.as_unsigned(dim, _SHAPE) for dim in text.as_array(text.member(item, "shape", _SHAPE), _SHAPE)])
-    count, size = prod(shape), ELEMENT_SIZE.get(datatype, 1)
-    if 0 < count * size <= MAX_ELEMENTS:
-        return shape
+    size = ELEMENT_SIZE.get(datatype, 1)
+    count = 1
+    for dim in shape:
+        count *= dim or 1
+        if count * size > MAX_ELEMENTS:
+            raise _overflow(name, shape, size)
+    return shape
+
+
+def _overflow(name: str, shape: tuple[int, ...], size: int) -> ConchError:
     prefix = f"invalid shape for input '{name}': shape {format_shape(shape)}"
     if any(dim > MAX_ELEMENTS for dim in shape):
-        raise invalid(f"{prefix} contains one or more invalid dimensions")
-    if prod(dim for dim in shape if dim) > MAX_ELEMENTS:
-        raise invalid(f"{prefix} causes total element count to exceed maximum size of {MAX_ELEMENTS}")
-    if count * size > MAX_ELEMENTS:
-        raise invalid(
-            f"byte size overflow for input '{name}': element count ({count}) * data type size ({size})"
-            f" exceeds maximum allowed size ({MAX_ELEMENTS})"
-        )
-    return shape
+        return invalid(f"{prefix} contains one or more invalid dimensions")
+    count = 1
+    for dim in shape:
+        count *= dim or 1
+        # Not multiplied to the end: a product of many large dimensions takes for ever.
+        if count > MAX_ELEMENTS:
+            return invalid(f"{prefix} causes total element count to exceed maximum size of {MAX_ELEMENTS}")
+    return invalid(
+        f"byte size overflow for input '{name}': element count ({count}) * data type size ({size})"
+        f" exceeds maximum allowed size ({MAX_ELEMENTS})"
+    )

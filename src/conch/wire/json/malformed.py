@@ -19,7 +19,8 @@ NUMBER_TOO_BIG: Final = "Number too big to be stored in double."
 
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# An unterminated string matches up to the end: otherwise each quote in it would be tried in turn.
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _LONE_HIGH_SURROGATE: Final = re.compile(rb"(?<!\\)(?:\\\\)*+(\\u[dD][89abAB][0-9a-fA-F]{2})(?!\\u[dD][c-fC-F])")
 _MAYBE_TOO_BIG: Final = re.compile(rb"[eE]\+?[0-9]{3}")
 _LITERALS: Final = (b"true", b"false", b"null", b"NaN", b"Infinity", b"-Infinity")

@@ -20,8 +20,6 @@ from conch.wire.json import malformed
 
 MAX_DEPTH: Final = 100
 _MAX_UNSIGNED: Final = 2**64 - 1
-_MIN_SIGNED: Final = -(2**63)
-_MAX_SIGNED: Final = 2**63 - 1
 
 
 def loads(data: Buffer) -> Any:
@@ -137,12 +135,6 @@ def as_unsigned(value: Any, context: str = "") -> int:
     if type(value) is int and 0 <= value <= _MAX_UNSIGNED:
         return value
     raise wrong("attempt to access JSON non-unsigned-integer as unsigned-integer", context)
-
-
-def as_signed(value: Any, context: str = "") -> int:
-    if type(value) is int and _MIN_SIGNED <= value <= _MAX_SIGNED:
-        return value
-    raise wrong("attempt to access JSON non-signed-integer as signed-integer", context)
 
 
 def as_array(value: Any, context: str = "") -> list[Any]:

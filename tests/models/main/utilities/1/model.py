@@ -224,13 +224,11 @@ def logger_levels(model, request):
 
 @case
 def metrics(model, request):
-    counter = model.counters.Metric({"model": "utilities"})
-    gauge = model.gauges.Metric({})
+    counter, gauge = model.counter, model.gauge
     before = counter.value()
     counter.increment(2.5)
     gauge.set(7)
     gauge.increment(-1)
-    model.kept.extend([counter, gauge])
     return [
         counter.value() - before,
         gauge.value(),
@@ -283,7 +281,8 @@ class TritonPythonModel:
         self.config = json.loads(args["model_config"])
         self.counters = pb_utils.MetricFamily("toy_counter", "Counts", pb_utils.MetricFamily.COUNTER)
         self.gauges = pb_utils.MetricFamily("toy_gauge", "Gauges", pb_utils.MetricFamily.GAUGE)
-        self.kept = []
+        self.counter = self.counters.Metric({"model": "utilities"})
+        self.gauge = self.gauges.Metric({})
         self.outside = raised(
             pb_utils.InferenceRequest(
                 model_name="add_sub",

@@ -1,0 +1,160 @@
+"""What serving itself costs: conch beside the real Triton, same ``model.py``, same ``config.pbtxt``.
+
+    python -m benchmarks.serving [--rounds 3] [--seconds 2]
+
+Both servers run at the same time and are measured in turn by NVIDIA's own perf_analyzer; a row shows
+the median over the rounds for both, and the median of the ratios within each round.  Quote ratios:
+absolute figures depend on the machine and on what else it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.oracle import TritonServer, perf_analyzer
+from tests.servers import ConchServer
+
+MODEL = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "INPUT0")
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor.as_numpy())]))
+        return responses
+"""
+
+TEXT_CONFIG = """backend: "python"
+max_batch_size: 16
+input [{name: "INPUT0" data_type: TYPE_STRING dims: [1]}]
+output [{name: "OUTPUT0" data_type: TYPE_STRING dims: [1]}]
+dynamic_batching { }
+instance_group [{kind: KIND_CPU count: 1}]
+"""
+
+TENSOR_CONFIG = """backend: "python"
+input [{name: "INPUT0" data_type: TYPE_FP32 dims: [-1]}]
+output [{name: "OUTPUT0" data_type: TYPE_FP32 dims: [-1]}]
+instance_group [{kind: KIND_CPU count: 1}]
+"""
+
+TEXT = ("--string-data", "some text", "--shape", "INPUT0:1")
+MEBIBYTE = ("--shape", f"INPUT0:{2**18}")
+MODELS = 10
+
+
+@dataclass
+class Question:
+    """One row: what perf_analyzer is asked, and the figure of its answer that counts."""
+
+    title: str
+    model: str
+    protocol: str
+    concurrency: int
+    figure: str
+    arguments: tuple[str, ...]
+    conch: list[float] = field(default_factory=list)
+    triton: list[float] = field(default_factory=list)
+
+    def ask(self, server: ConchServer | TritonServer, seconds: float) -> float:
+        address = server.http if self.protocol == "http" else server.grpc
+        done = perf_analyzer(
+            "-m", self.model, "-i", self.protocol, "-u", address,
+            "--concurrency-range", str(self.concurrency), *self.arguments,
+            "-p", str(int(seconds * 1000)), "-s", "50", "-r", "3",
+        )  # fmt: skip
+        found = re.search(r"throughput: ([\d.]+) infer/sec, latency (\d+) usec", done.stdout)
+        if found is None:
+            raise RuntimeError(f"{self.title}: {done.stdout[-500:]}{done.stderr[-500:]}")
+        return float(found[1 if self.figure == "throughput" else 2])
+
+    def row(self) -> str:
+        ratios = [ours / theirs for ours, theirs in zip(self.conch, self.triton, strict=True)]
+        unit = "infer/s" if self.figure == "throughput" else "µs"
+        return (
+            f"| {self.title} | {self.figure} ({unit}) | {statistics.median(self.conch):.0f} "
+            f"| {statistics.median(self.triton):.0f} | **{statistics.median(ratios):.2f}** "
+            f"| {min(ratios):.2f}–{max(ratios):.2f} |"
+        )
+
+
+def questions() -> list[Question]:
+    asked = []
+    for protocol in ("http", "grpc"):
+        name = {"http": "HTTP", "grpc": "gRPC"}[protocol]
+        asked += [
+            Question(f"BYTES identity, {name}, concurrency 1", "text", protocol, 1, "latency", TEXT),
+            Question(f"BYTES identity, {name}, concurrency 16", "text", protocol, 16, "throughput", TEXT),
+            Question(f"1 MiB FP32 in and out, {name}, concurrency 1", "tensor", protocol, 1, "throughput", MEBIBYTE),
+            Question(f"1 MiB FP32 in and out, {name}, concurrency 4", "tensor", protocol, 4, "throughput", MEBIBYTE),
+        ]
+    return asked
+
+
+def write_model(repository: Path, name: str, config: str) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "1" / "model.py").write_text(MODEL)
+    (repository / name / "config.pbtxt").write_text(config)
+
+
+def time_to_ready() -> float:
+    """Seconds from starting the process to ready, with ten identity models."""
+    with tempfile.TemporaryDirectory() as home:
+        for number in range(MODELS):
+            write_model(Path(home), f"model{number}", TEXT_CONFIG)
+        begun = time.monotonic()
+        with ConchServer(Path(home)):
+            return time.monotonic() - begun
+
+
+@contextlib.contextmanager
+def servers() -> Iterator[tuple[ConchServer, TritonServer]]:
+    with tempfile.TemporaryDirectory() as home:
+        write_model(Path(home), "text", TEXT_CONFIG)
+        write_model(Path(home), "tensor", TENSOR_CONFIG)
+        with ConchServer(Path(home)) as conch, TritonServer(Path(home)) as triton:
+            yield conch, triton
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
+    parser.add_argument("--only", default="", help="a part of the titles to measure")
+    options = parser.parse_args()
+
+    asked = [question for question in questions() if options.only.lower() in question.title.lower()]
+    with servers() as (conch, triton):
+        idle = psutil.Process(conch.process.pid).memory_info().rss / 2**20
+        for number in range(options.rounds):
+            for question in asked:
+                # In turn, and each first in every other round: whatever drifts meets both.
+                order = [(question.conch, conch), (question.triton, triton)]
+                for figures, server in order if number % 2 == 0 else reversed(order):
+                    figures.append(question.ask(server, options.seconds))
+                print(f"round {number + 1}: {question.row()}", file=sys.stderr)
+
+    print("| question | figure | conch | Triton 2.51 | ratio | range |")
+    print("|---|---|---|---|---|---|")
+    for question in asked:
+        print(question.row())
+    print(
+        f"\nIdle server process: {idle:.0f} MiB resident. Start to ready with {MODELS} models: {time_to_ready():.1f} s."
+    )
+
+
+if __name__ == "__main__":
+    main()

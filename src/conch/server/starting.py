@@ -1,0 +1,121 @@
+"""Starts workers for the instances of a model version.
+
+Called by the loader and, when a worker has died, by its instance; on the event loop and in the main
+thread, whose end no worker survives.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from conch import logs
+from conch.backends.table import BACKENDS
+from conch.config import render
+from conch.config.schema import InstanceGroup, ModelConfig
+from conch.config.signature import parameters
+from conch.errors import invalid
+from conch.repository.scan import ModelFiles
+from conch.server.devices import environment_for
+from conch.workers.environment import worker_python
+from conch.workers.process import WorkerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one instance runs: its name, its kind (``CPU``, ``GPU``, ``MODEL``) and, on a GPU, its device."""
+
+    name: str
+    kind: str
+    device: int = 0
+
+
+class WorkerStarter:
+    """Starts workers of one model version under ``config``, its effective configuration."""
+
+    def __init__(self, files: ModelFiles, version: int, config: ModelConfig) -> None:
+        if config.backend not in BACKENDS:
+            raise invalid(
+                f"unable to find backend library for backend '{config.backend}', "
+                "try specifying runtime on the model configuration."
+            )
+        self.config = config
+        self._files = files
+        self._version = version
+
+    async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
+        """A worker whose model has completed the configuration, and the result."""
+        worker = self._start(f"{self.config.name}_0", dict(os.environ))
+        try:
+            answer = await worker.ask({"op": "complete"})
+            return worker, render.from_json(answer["config"])
+        except BaseException:
+            worker.kill()
+            raise
+
+    async def launch(self, place: Placement, worker: WorkerProcess | None = None) -> WorkerProcess:
+        """A worker whose model is initialized: ``worker``, if it may run there, or a new one."""
+        if worker is not None and place.kind == "GPU":
+            await worker.stop()  # it was started without its device
+            worker = None
+        if worker is None:
+            worker = self._start(place.name, environment_for(place.device) if place.kind == "GPU" else dict(os.environ))
+        worker.name = place.name
+        try:
+            await worker.ask(
+                {
+                    "op": "start",
+                    # The worker sees its device alone, so there the device is number 0.
+                    "instance": {"name": place.name, "kind": place.kind, "device_id": 0},
+                    "config": render.to_json(self.config),
+                }
+            )
+        except BaseException:
+            worker.kill()
+            raise
+        return worker
+
+    def _start(self, name: str, environment: dict[str, str]) -> WorkerProcess:
+        files, config = self._files, self.config
+        worker = WorkerProcess(name)
+        worker.start(
+            {
+                "backend": BACKENDS[config.backend],
+                "model": {
+                    "name": files.name,
+                    "version": str(self._version),
+                    "directory": str(files.directory),
+                    "version_directory": str(files.version_directory(self._version)),
+                    "filename": config.default_model_filename or "model.py",
+                },
+                "config": render.to_json(config),
+                "log": log_levels(),
+            },
+            python=worker_python(parameters(config).get("EXECUTION_ENV_PATH", ""), files.directory),
+            environment=environment,
+        )
+        return worker
+
+
+def placements_of(config: ModelConfig) -> Iterator[Placement]:
+    """One placement per instance, in the order of the configuration."""
+    for group in config.instance_group:
+        kind = InstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
+        number = 0
+        for device in group.gpus if kind == "GPU" else [0]:
+            for _ in range(group.count):
+                yield Placement(f"{group.name}_{number}", kind, device)
+                number += 1
+
+
+def log_levels() -> dict[str, Any]:
+    """What the loggers of models are told about the server's log settings."""
+    current = logs.current()
+    return {
+        "info": current.log_info,
+        "warning": current.log_warning,
+        "error": current.log_error,
+        "verbose": current.log_verbose_level,
+    }

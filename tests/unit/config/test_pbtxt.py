@@ -1,0 +1,90 @@
+"""Reading config.pbtxt, and finding a field's line in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from conch.config.pbtxt import locate, parse
+from conch.config.problem import ConfigError
+from conch.errors import Code
+
+TEXT = """\
+name: "m"  # a comment with name: "other" { and [
+input [
+  { name: "A"
+    dims: [ -1, 4,
+            5 ] },
+  { name: "B"
+    dims: 3 dims: -1 }
+]
+output { name: 'with { brace'
+         "continued" label_filename: "l" }
+output <
+  name: "C" >
+"""
+
+
+def test_text_format_is_read_with_lists_comments_and_concatenation() -> None:
+    config = parse('input [{ name: "A" "B", dims: [1, -1]; data_type: TYPE_FP32 }] # end', "config.pbtxt")
+
+    assert config.input[0].name == "AB"
+    assert list(config.input[0].dims) == [1, -1]
+
+
+def refusal(text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "/r/m/config.pbtxt")
+    return caught.value
+
+
+def test_unreadable_text_is_refused_with_file_line_and_column() -> None:
+    error = refusal('name: "m"\ninput { name "A" }')
+
+    assert error.message.startswith("failed to read text proto from /r/m/config.pbtxt: 2:14: ")
+    assert 'Expected ":"' in error.message
+    assert (error.code, error.path, error.line, error.column) == (Code.INTERNAL, "/r/m/config.pbtxt", 2, 14)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("max_batchsize: 4", "did you mean 'max_batch_size'?"),
+        ('input { nam: "A" }', "did you mean 'name'?"),
+        ("input { data_type: TYPE_FP31 }", "did you mean 'TYPE_FP32'?"),
+        ("dynamic_batching { delay: 1 preferred_batch_sizes: 4 }", "known here: "),
+        ("instance_group { kind: KIND_GPUS }", "did you mean 'KIND_GPU'?"),
+    ],
+)
+def test_misspelt_name_is_answered_with_the_nearest_one(text: str, hint: str) -> None:
+    assert refusal(text).hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    "text", ['name: "a" name: "b"', "input {", 'name: "x\n', "max_batch_size: 99999999999", "}", "\0"]
+)
+def test_broken_text_never_escapes_as_another_exception(text: str) -> None:
+    assert refusal(text).line >= 0
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        (("name",), 1),
+        (("input", 0), 3),
+        (("input", 0, "dims", 0), 4),
+        (("input", 0, "dims", 2), 5),
+        (("input", 1, "dims"), 7),
+        (("input", 1, "dims", 1), 7),
+        (("output", 0, "label_filename"), 10),
+        (("output", 1, "name"), 12),
+    ],
+)
+def test_field_is_found_in_every_way_of_writing_it(path: tuple[str | int, ...], line: int) -> None:
+    assert locate(TEXT, path) == line
+
+
+def test_field_that_is_not_written_is_placed_at_its_parent() -> None:
+    assert locate(TEXT, ("input", 1, "data_type")) == 6
+    assert locate(TEXT, ("input", 7)) == 1
+    assert locate(TEXT, ("instance_group",)) == 1
+    assert locate("", ("name",)) == 1
