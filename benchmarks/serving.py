@@ -74,7 +74,7 @@ class Question:
         done = perf_analyzer(
             "-m", self.model, "-i", self.protocol, "-u", address,
             "--concurrency-range", str(self.concurrency), *self.arguments,
-            "-p", str(int(seconds * 1000)), "-s", "50", "-r", "3",
+            "-p", str(int(seconds * 1000)), "-s", "900", "-r", "4",
         )  # fmt: skip
         found = re.search(r"throughput: ([\d.]+) infer/sec, latency (\d+) usec", done.stdout)
         if found is None:

@@ -174,7 +174,7 @@ def _check_model(model: _Model) -> Iterator[Finding]:
 
 
 def _named_gpus(config: ModelConfig) -> list[int]:
-    """Which devices the serving machine has is not known here: those that the configuration names are taken for granted."""
+    """The devices to check against: those named, as it is not known here which the serving machine has."""
     return sorted({gpu for group in config.instance_group for gpu in group.gpus}) or [0]
 
 

@@ -46,6 +46,8 @@ _INT64 = {
     FieldDescriptor.TYPE_SFIXED64,
 }
 _FLOAT = Struct("<f")
+#: What reading JSON of the wrong shape raises besides its own error: no text from a client may stop the server.
+_PARSER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def to_dict(config: ModelConfig) -> dict[str, Any]:
@@ -66,8 +68,10 @@ def from_json(text: str) -> ModelConfig:
     config = ModelConfig()
     try:
         values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("Root element must be a message.")
         json_format.ParseDict(_with_enum_names(values, ModelConfig.DESCRIPTOR), config)
-    except (ValueError, RecursionError, json_format.ParseError) as error:
+    except (*_PARSER_ERRORS, json_format.ParseError) as error:
         raise internal(f"Invalid config override: {error}") from error
     return config
 

@@ -64,6 +64,7 @@ class RegionPool:
 
     def take(self, size: int) -> Region:
         """Lend a region of at least ``size`` bytes; its old contents are anything."""
+        size = _rounded(size)
         with self._lock:
             fitting = [region for region in self.free.values() if size <= region.size <= 4 * size]
             if fitting:
@@ -72,7 +73,7 @@ class RegionPool:
                 self._idle -= region.size
             else:
                 self._last += 1
-                region = _create(self._last, _rounded(size))
+                region = _create(self._last, size)
                 self._created.append(region)
                 self.has_news = True
             self.lent[region.id] = region

@@ -118,9 +118,12 @@ def test_override_keeps_the_case_of_strings() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"nam": 1}', "not json", "", "[]", "3", "null", '{"max_batch_size": "x"}', '{"input": [{"data_type": "TYPE_FP99"}]}',
-     '{"input": 3}', '{"parameters": 3}', "[" * 100_000, '{"a":' * 2_000],
-)  # fmt: skip
+    [
+        *("", "not json", "[]", "3", "null", '{"nam": 1}', '{"max_batch_size": "x"}', '{"input": 3}'),
+        *('{"input": [{"data_type": "TYPE_FP99"}]}', '{"batch_input": [{"kind": Infinity}]}', '{"parameters": 3}'),
+        *("[" * 100_000, '{"a":' * 2_000),
+    ],
+)
 def test_override_that_is_no_configuration_is_refused(text: str) -> None:
     with pytest.raises(ConchError, match=r"^Invalid config override: ") as caught:
         from_json(text)

@@ -41,7 +41,7 @@ class PythonBackend:
         self._class: Optional[Any] = None
         self._instance: Optional[Any] = None
         self._instance_name = ""
-        self._execute: Callable[[List[InferenceRequest]], Any] = _not_started
+        self._execute: Optional[Callable[[List[InferenceRequest]], Any]] = None
         self._decoupled = False
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         runtime.install(self._runtime)
@@ -77,18 +77,13 @@ class PythonBackend:
         model_class = self._load()
         try:
             model = model_class()
-            if not hasattr(model, "execute"):
-                path = f"{self._model['version_directory']}/{self._model['filename']}"
-                raise internal(f"Python model {path} does not implement `execute` method.")
             if hasattr(model, "initialize"):
                 model.initialize(self._arguments(instance, config))
-        except ConchError:
-            raise
         except BaseException as error:
             raise internal(describe(error)) from None
         self._instance = model
-        self._execute = model.execute
-        if not inspect.iscoroutinefunction(model.execute):
+        self._execute = getattr(model, "execute", None)
+        if not inspect.iscoroutinefunction(self._execute):
             return False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="conch-event-loop", daemon=True).start()
@@ -136,6 +131,8 @@ class PythonBackend:
 
     def _load(self) -> Any:
         if self._class is None:
+            if not os.path.exists(loader.path(self._model)):
+                raise internal(f"Python model file not found in '{loader.path(self._model)}'")
             name = loader.module_name(self._model)
             try:
                 self._class = __import__(name, fromlist=["TritonPythonModel"]).TritonPythonModel
@@ -155,6 +152,8 @@ class PythonBackend:
         }
 
     def _run(self, requests: List[InferenceRequest], replies: List[Reply]) -> Any:
+        if self._execute is None:
+            raise self._failed(f"Python model {loader.path(self._model)} does not implement `execute` method.")
         try:
             if self._loop is None:
                 return self._execute(requests)
@@ -228,7 +227,3 @@ def _check_force_cpu(config: Dict[str, Any]) -> None:
     value = config.get("parameters", {}).get("FORCE_CPU_ONLY_INPUT_TENSORS", {}).get("string_value", "yes")
     if value not in ("yes", "no"):
         raise unsupported(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")
-
-
-def _not_started(requests: List[InferenceRequest]) -> Any:
-    raise RuntimeError("the instance has not been started")

@@ -1,4 +1,4 @@
-"""Import a model's ``model.py`` the way Triton does.
+"""Where a model's ``model.py`` is, and what it finds when it is imported, the way Triton does it.
 
 Called once in a worker of its own, so that nothing a model does to its interpreter reaches another.
 """
@@ -19,6 +19,10 @@ def prepare(model: Dict[str, Any]) -> None:
             sys.path.append(directory)
     sys.modules["triton_python_backend_utils"] = pb_utils
     sys.modules["c_python_backend_utils"] = pb_utils
+
+
+def path(model: Dict[str, Any]) -> str:
+    return f"{model['version_directory']}/{model['filename']}"
 
 
 def module_name(model: Dict[str, Any]) -> str:

@@ -129,8 +129,10 @@ class InferenceRequest:
         return self._timeout
 
     def parameters(self) -> str:
-        """The client's parameters as JSON text."""
-        return json.dumps(self._parameters)
+        """The parameters as JSON text: compact for a client's, with blanks and escapes for a model's own."""
+        if self._reply is None:
+            return json.dumps(self._parameters)
+        return json.dumps(self._parameters, ensure_ascii=False, separators=(",", ":"))
 
     def requested_output_names(self) -> Set[str]:
         return set(self._outputs)

@@ -81,10 +81,6 @@ class Call:
             self._reader.feed(chunk)
             self._read()
 
-    def end(self) -> None:
-        if not self.finished and not self.paused:
-            self._read()
-
     def reset(self) -> None:
         if not self.finished:
             self._close()
@@ -104,15 +100,12 @@ class Call:
         reader = self._reader
         stream = self.stream
         try:
-            while not self.paused and not self.finished:
-                message = reader.next()
-                if message is None:
-                    break
+            while not self.paused and (message := reader.next()) is not None:
                 if self._reservation is not None:
                     self._release(stream.budget)
                 self.message(message)
-            if self.finished:
-                return
+                if self.finished:
+                    return
             if not stream.remote_ended:
                 self._allow()
             elif not self.paused and not self._ended:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, cast
 
 from conch.frontends.grpc import frames, limits
 from conch.frontends.grpc.frames import ConnectionFault, ErrorCode, StreamFault
+from conch.frontends.grpc.framing import FrameReader
 from conch.frontends.grpc.headers import MAX_HEADER_LIST, Field, HeaderDecoder
 from conch.frontends.grpc.limits import Allowance, MessageBudget
 from conch.frontends.grpc.outbox import MAX_TURN, Outbox
@@ -23,7 +24,6 @@ LOGGER: Final = logging.getLogger("conch")
 
 #: The connection's own window never holds a client up: what a stream may send is bounded by its window.
 _WINDOW: Final = 1 << 30
-_CREDIT: Final = _WINDOW // 4
 _GREETING: Final = frames.settings(
     {
         frames.MAX_CONCURRENT_STREAMS: limits.MAX_STREAMS,
@@ -33,8 +33,9 @@ _GREETING: Final = frames.settings(
     }
 ) + frames.window_update(0, _WINDOW - frames.DEFAULT_WINDOW)
 _SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
+#: What the server's own pings carry.
 _DRAIN_PING: Final = b"conch-go"
-KEEPALIVE_PING: Final = b"conch-ka"
+_KEEPALIVE_PING: Final = b"conch-ka"
 #: Streams closed before their client had ended them, whose late frames are no fault.
 _REMEMBERED: Final = 4 * limits.MAX_STREAMS
 
@@ -61,27 +62,23 @@ class Connection(asyncio.Protocol):
         self.streams: dict[int, Stream] = {}
         self.budget = MessageBudget(limits.MESSAGE_BUDGET)
         self.active = True
-        self.pong = True
+        self.closed = False
         self._application = application
         self._loop = loop
         self._on_closed = on_closed
+        self._reader = FrameReader(self)
         self._decoder: HeaderDecoder[Any] = HeaderDecoder(application.parse)
-        self._buffer = bytearray()
-        self._needed = len(frames.PREFACE)
-        self._greeted = False
         self._settings_seen = False
-        self._closed = False
         self._draining = False
         self._last_stream = 0
+        #: The last stream that is served, once the client knows that there are no more.
         self._last_accepted: int | None = None
-        self._initial_send_window = frames.DEFAULT_WINDOW
+        self._send_window = frames.DEFAULT_WINDOW
         self._receive_window = _WINDOW
-        #: A DATA frame of which not everything has arrived: stream, bytes of payload and of padding to come, flags.
-        self._partial: tuple[Stream | None, int, int, int] | None = None
-        #: A header block of which not everything has arrived: stream, flags of its HEADERS, its parts.
+        #: A header block of which not everything has arrived: its stream, the flags of HEADERS, its parts.
         self._block: tuple[int, int, list[bytes]] | None = None
         self._closed_early: dict[int, None] = {}
-        self._resets = Allowance("stream resets", 2000, 500)
+        self._resets = Allowance("stream resets", 10_000, 2000)
         self._settings = Allowance("SETTINGS frames", 1000, 100)
         self._pings = Allowance("PING frames", 20_000, 5000)
         self._idle_frames = Allowance("frames without effect", 10_000, 1000)
@@ -117,12 +114,12 @@ class Connection(asyncio.Protocol):
         self.outbox.resume()
 
     def data_received(self, data: bytes) -> None:
-        if self._closed:
+        if self.closed:
             return
         self.active = True
         self.outbox.cork()
         try:
-            self._receive(data)
+            self._reader.feed(data)
         except ConnectionFault as fault:
             self.fail(fault.code, str(fault))
         except Exception:
@@ -134,7 +131,7 @@ class Connection(asyncio.Protocol):
 
     def fail(self, code: ErrorCode, message: str) -> None:
         """End the connection now: GOAWAY, every stream reset."""
-        if self._closed:
+        if self.closed:
             return
         self._end_streams()
         if self.outbox.paused:
@@ -150,16 +147,15 @@ class Connection(asyncio.Protocol):
         A GOAWAY that refuses nothing yet comes first; when the ping behind it is answered, the
         client has seen it, and what it had sent before has arrived.
         """
-        if not self._draining and not self._closed:
+        if not self._draining and not self.closed:
             self._draining = True
             self.outbox.write(
                 frames.goaway(frames.MAX_WINDOW, ErrorCode.NO_ERROR) + frames.frame(frames.PING, 0, 0, _DRAIN_PING)
             )
 
     def ping(self) -> None:
-        """Ask for a sign of life; ``pong`` is set by the answer."""
-        self.pong = False
-        self.outbox.write(frames.frame(frames.PING, 0, 0, KEEPALIVE_PING))
+        """Ask for a sign of life, which will set ``active``."""
+        self.outbox.write(frames.frame(frames.PING, 0, 0, _KEEPALIVE_PING))
 
     def forget(self, stream: Stream) -> None:
         """The stream has ended from the server's side, or was reset."""
@@ -167,19 +163,22 @@ class Connection(asyncio.Protocol):
         if self.streams.pop(stream.id, None) is None:
             return
         if not stream.remote_ended:
-            self._closed_early[stream.id] = None
-            if len(self._closed_early) > _REMEMBERED:
-                del self._closed_early[next(iter(self._closed_early))]
+            self._remember(stream.id)
         if self._last_accepted is not None and not self.streams:
             self._close_gently()
 
+    def _remember(self, stream_id: int) -> None:
+        self._closed_early[stream_id] = None
+        if len(self._closed_early) > _REMEMBERED:
+            del self._closed_early[next(iter(self._closed_early))]
+
     def _close_gently(self) -> None:
-        self._closed = True
+        self.closed = True
         self.outbox.flush()
         self._transport.close()
 
     def _end_streams(self) -> None:
-        self._closed = True
+        self.closed = True
         for stream in list(self.streams.values()):
             self._drop(stream)
 
@@ -188,57 +187,32 @@ class Connection(asyncio.Protocol):
         self.forget(stream)
         stream.receiver.reset()
 
-    # Frames
+    # The frame reader's side
 
-    def _receive(self, data: bytes) -> None:
-        buffer = data
-        if self._buffer:
-            self._buffer += data
-            if len(self._buffer) < self._needed:
-                return
-            buffer = bytes(self._buffer)
-            self._buffer.clear()
-        at = 0 if self._greeted else self._check_preface(buffer)
-        if self._partial is not None:
-            at = self._continue_data(buffer, at)
-        end = len(buffer)
-        self._needed = frames.FRAME_HEADER_SIZE
-        while end - at >= frames.FRAME_HEADER_SIZE and not self._closed:
-            word, flags, stream_id = frames.FRAME.unpack_from(buffer, at)
-            length, kind, stream_id = word >> 8, word & 0xFF, stream_id & frames.MAX_WINDOW
-            body = at + frames.FRAME_HEADER_SIZE
-            if kind == frames.DATA:
-                if flags & frames.PADDED and length and body == end:
-                    self._needed = body - at + 1
-                    break
-                at = self._on_data(flags, stream_id, length, buffer, body)
-                continue
-            self._check_size(kind, length)
-            if end - body < length:
-                self._needed = frames.FRAME_HEADER_SIZE + length
-                break
-            at = body + length
-            self._on_frame(kind, flags, stream_id, buffer[body:at])
-        if at < end and not self._closed:
-            self._buffer += memoryview(buffer)[at:]
+    def on_data(self, stream_id: int, length: int, useless: bool) -> Stream | None:
+        """Account for a DATA frame of ``length`` bytes, padding included; returns the stream to give its payload to."""
+        if self._block is not None:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "header block interrupted")
+        if useless:
+            self._idle_frames.take(self._loop.time())
+        self._receive_window -= length
+        if self._receive_window <= _WINDOW // 2:
+            self._credit()
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._check_not_idle(stream_id)
+            if stream_id not in self._closed_early:
+                self._idle_frames.take(self._loop.time())
+            return None
+        stream.receive_window -= length
+        if stream.remote_ended or stream.receive_window < 0:
+            code = ErrorCode.STREAM_CLOSED if stream.remote_ended else ErrorCode.FLOW_CONTROL_ERROR
+            self._reset(stream_id, code)
+            return None
+        return stream
 
-    def _check_preface(self, buffer: bytes) -> int:
-        """Where frames begin; the whole buffer as long as the preface is incomplete."""
-        size = len(frames.PREFACE)
-        if buffer[:size] != frames.PREFACE[: len(buffer)]:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "not an HTTP/2 client")
-        if len(buffer) < size:
-            return 0
-        self._greeted = True
-        return size
-
-    def _check_size(self, kind: int, length: int) -> None:
-        if length > limits.RECEIVE_FRAME_SIZE:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "frame larger than announced")
-        if kind in (frames.HEADERS, frames.CONTINUATION) and length > limits.MAX_HEADER_BLOCK + 256:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
-
-    def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+    def on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Handle any other frame."""
         if self._block is not None and kind != frames.CONTINUATION:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "header block interrupted")
         if not self._settings_seen and kind != frames.SETTINGS:
@@ -252,101 +226,25 @@ class Connection(asyncio.Protocol):
         except StreamFault as fault:
             self._reset(stream_id, fault.code)
 
+    def _credit(self) -> None:
+        if self._receive_window < 0:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is exceeded")
+        self.outbox.write(frames.window_update(0, _WINDOW - self._receive_window))
+        self._receive_window = _WINDOW
+
     def _reset(self, stream_id: int, code: ErrorCode) -> None:
         """The client broke a rule of this stream."""
         self._resets.take(self._loop.time())
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._drop(stream)
+        else:
+            self._remember(stream_id)
         self.outbox.write(frames.rst_stream(stream_id, code))
 
     def _check_not_idle(self, stream_id: int) -> None:
         if stream_id > self._last_stream or stream_id % 2 == 0:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} does not exist")
-
-    # DATA
-
-    def _on_data(self, flags: int, stream_id: int, length: int, buffer: bytes, at: int) -> int:
-        """Handle what has arrived of a DATA frame; returns where the next frame begins, or the end."""
-        if length > limits.RECEIVE_FRAME_SIZE:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "frame larger than announced")
-        if self._block is not None:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "header block interrupted")
-        stream = self.streams.get(stream_id)
-        padding = 0
-        payload = length
-        if flags & frames.PADDED:
-            if not length:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "padded frame without a padding length")
-            padding = buffer[at]
-            payload = length - 1 - padding
-            at += 1
-            if payload < 0:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding exceeds the frame")
-        if not payload and not flags & frames.END_STREAM:
-            self._idle_frames.take(self._loop.time())
-        self._receive_window -= length
-        if self._receive_window <= _WINDOW - _CREDIT:
-            self._credit_connection()
-        if stream is None:
-            self._check_late(stream_id)
-        elif stream.remote_ended:
-            self._reset(stream_id, ErrorCode.STREAM_CLOSED)
-            stream = None
-        else:
-            stream.receive_window -= length
-            if stream.receive_window < 0:
-                self._reset(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
-                stream = None
-        end = at + payload
-        if end + padding <= len(buffer):
-            if stream is not None:
-                if payload:
-                    stream.receiver.data(_chunk(buffer, at, end))
-                if flags & frames.END_STREAM:
-                    self._end_remote(stream)
-            return end + padding
-        self._partial = (stream, payload, padding, flags)
-        return self._continue_data(buffer, at)
-
-    def _check_late(self, stream_id: int) -> None:
-        """DATA for a stream that is closed is late, or for one that never was; raises for the latter."""
-        self._check_not_idle(stream_id)
-        if stream_id not in self._closed_early:
-            self._idle_frames.take(self._loop.time())
-
-    def _credit_connection(self) -> None:
-        if self._receive_window < 0:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is exceeded")
-        self.outbox.write(frames.window_update(0, _WINDOW - self._receive_window))
-        self._receive_window = _WINDOW
-
-    def _continue_data(self, buffer: bytes, at: int) -> int:
-        assert self._partial is not None
-        stream, payload, padding, flags = self._partial
-        taken = min(payload, len(buffer) - at)
-        if stream is not None and stream.closed:
-            stream = None
-        if taken and stream is not None:
-            stream.receiver.data(_chunk(buffer, at, at + taken))
-        at += taken
-        payload -= taken
-        if not payload:
-            skipped = min(padding, len(buffer) - at)
-            padding -= skipped
-            at += skipped
-        if payload or padding:
-            self._partial = (stream, payload, padding, flags)
-        else:
-            self._partial = None
-            if stream is not None and flags & frames.END_STREAM:
-                self._end_remote(stream)
-        return at
-
-    def _end_remote(self, stream: Stream) -> None:
-        if not stream.closed:
-            stream.remote_ended = True
-            stream.receiver.end()
 
     # HEADERS and CONTINUATION
 
@@ -378,27 +276,24 @@ class Connection(asyncio.Protocol):
                 raise StreamFault(ErrorCode.STREAM_CLOSED, "headers after the end")
             if not flags & frames.END_STREAM:
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
-            self._end_remote(stream)
-        elif stream_id <= self._last_stream or stream_id % 2 == 0:
-            if stream_id not in self._closed_early:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} cannot be opened")
+            stream.deliver(b"", True)
+        elif stream_id > self._last_stream and stream_id % 2:
+            self._open(flags, stream_id, block)
+        elif stream_id in self._closed_early:
             self._decoder.fields(block)
         else:
-            self._open(flags, stream_id, block)
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} cannot be opened")
 
     def _open(self, flags: int, stream_id: int, block: bytes) -> None:
         self._last_stream = stream_id
         head = self._decoder.head(block)
         if len(self.streams) >= limits.MAX_STREAMS or self._last_accepted is not None:
-            self._closed_early[stream_id] = None
             raise StreamFault(ErrorCode.REFUSED_STREAM, "no more streams now")
-        stream = Stream(self, self.outbox, stream_id, self._initial_send_window)
+        stream = Stream(self, self.outbox, stream_id, self._send_window)
         self.streams[stream_id] = stream
+        stream.receiver = self._application.open(stream, head)
         if flags & frames.END_STREAM:
-            stream.remote_ended = True
-        stream.receiver = receiver = self._application.open(stream, head)
-        if stream.remote_ended and not stream.closed:
-            receiver.end()
+            stream.deliver(b"", True)
 
     # Control frames
 
@@ -407,7 +302,7 @@ class Connection(asyncio.Protocol):
         if not stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
         if len(payload) != 5:
-            raise StreamFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of the wrong size")
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of the wrong size")
 
     def _on_rst_stream(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -416,7 +311,6 @@ class Connection(asyncio.Protocol):
         self._resets.take(self._loop.time())
         stream = self.streams.get(stream_id)
         if stream is not None:
-            stream.remote_ended = True
             self._drop(stream)
         self._closed_early.pop(stream_id, None)
 
@@ -436,14 +330,13 @@ class Connection(asyncio.Protocol):
 
     def _apply_setting(self, setting: int, value: int) -> None:
         if setting == frames.INITIAL_WINDOW_SIZE:
-            increment = value - self._initial_send_window
-            self._initial_send_window = value
-            for stream in list(self.streams.values()):
-                if stream.send_window + increment > frames.MAX_WINDOW:
-                    raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "window too large")
-                stream.widen(increment)
-            if value > frames.MAX_WINDOW:
+            increment = value - self._send_window
+            largest = max((stream.send_window for stream in self.streams.values()), default=0)
+            if value > frames.MAX_WINDOW or largest + increment > frames.MAX_WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+            self._send_window = value
+            for stream in list(self.streams.values()):
+                stream.widen(increment)
         elif setting == frames.MAX_FRAME_SIZE:
             if not frames.DEFAULT_FRAME_SIZE <= value < 1 << 24:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "frame size out of range")
@@ -465,8 +358,6 @@ class Connection(asyncio.Protocol):
         self._pings.take(self._loop.time())
         if not flags & frames.ACK:
             self.outbox.write(frames.frame(frames.PING, frames.ACK, 0, payload))
-        elif payload == KEEPALIVE_PING:
-            self.pong = True
         elif payload == _DRAIN_PING and self._draining and self._last_accepted is None:
             self._last_accepted = self._last_stream
             self.outbox.write(frames.goaway(self._last_stream, ErrorCode.NO_ERROR))
@@ -498,10 +389,3 @@ class Connection(asyncio.Protocol):
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "window increment out of range")
         else:
             stream.widen(increment)
-
-
-def _chunk(buffer: bytes, start: int, end: int) -> bytes | memoryview:
-    """A part of a received buffer: a view where it is much of it, or else a copy, which keeps nothing else alive."""
-    if end - start >= 4096 and 4 * (end - start) >= len(buffer):
-        return memoryview(buffer)[start:end]
-    return buffer[start:end]

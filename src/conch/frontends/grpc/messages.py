@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
+from conch.errors import invalid
 from conch.frontends.grpc.status import CallFault, Status
 from conch.tensors import Buffer
 
@@ -49,32 +50,40 @@ class MessageReader:
 
     def feed(self, chunk: Buffer) -> None:
         """Add what arrived."""
-        chunks = self._chunks
         self.held += len(chunk)
-        if chunks and len(chunk) < _TINY and type(chunks[-1]) is bytearray:
+        chunks = self._chunks
+        if not chunks or len(chunk) >= _TINY:
+            chunks.append(chunk)
+        elif type(chunks[-1]) is bytearray:
             chunks[-1] += chunk
-        elif chunks and len(chunk) < _TINY:
+        else:
             # Grows with the next ones: many tiny chunks must not each cost an object.
             chunks.append(bytearray(chunk))
-        else:
-            chunks.append(chunk)
 
     def next(self) -> bytes | None:
         """The next message once it is complete; raises ``CallFault`` for one that cannot be read."""
-        if self._length < 0:
-            if self.held < PREFIX.size:
+        length = self._length
+        if length < 0:
+            if self.held < 5:
                 return None
-            flag, length = PREFIX.unpack(self._take(PREFIX.size))
+            chunk = self._chunks[0]
+            flag, length = PREFIX.unpack(self._take(5) if len(chunk) < 5 else chunk[:5])
+            self._compressed = flag != 0 and self._check_flag(flag)
+            if self.held == len(chunk) == length + 5 and type(chunk) is bytes:
+                # A message that came in one piece.
+                self._chunks.clear()
+                self.held = 0
+                return decompress(chunk[5:], self._encoding) if self._compressed else chunk[5:]
             if length > MAX_MESSAGE_SIZE:
                 raise CallFault(
-                    Status.RESOURCE_EXHAUSTED,
-                    f"Received message larger than max ({length} vs. {MAX_MESSAGE_SIZE})",
+                    Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {MAX_MESSAGE_SIZE})"
                 )
-            self._compressed = self._check_flag(flag)
+            if len(chunk) >= 5:
+                self._take(5)
             self._length = length
-        if self.held < self._length:
+        if self.held < length:
             return None
-        message = self._take(self._length)
+        message = self._take(length)
         self._length = -1
         return decompress(message, self._encoding) if self._compressed else message
 
@@ -125,9 +134,11 @@ def decompress(message: bytes, encoding: str) -> bytes:
 def encode(body: Sequence[Buffer], encoding: str = "identity") -> tuple[list[Buffer], int]:
     """A message given in parts as it goes out: its parts with the prefix in front, and their size.
 
-    Compressed with ``encoding`` where that makes it smaller.
+    Compressed with ``encoding`` where that makes it smaller.  Raises INVALID_ARG for one that no message can hold.
     """
     size = sum(map(len, body))
+    if size > MAX_MESSAGE_SIZE:
+        raise invalid(f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_SIZE}.")
     if encoding != "identity":
         compressor = zlib.compressobj(wbits=_WBITS[encoding])
         parts = [compressor.compress(part) for part in body]

@@ -175,9 +175,6 @@ class Ignored:
     def data(self, chunk: object) -> None:
         pass
 
-    def end(self) -> None:
-        pass
-
     def reset(self) -> None:
         pass
 

@@ -33,10 +33,7 @@ class Receiver(Protocol):
     """What a connection tells the owner of a stream, each on the event loop."""
 
     def data(self, chunk: Buffer) -> None:
-        """Some bytes of the body; never empty."""
-
-    def end(self) -> None:
-        """The client has sent everything."""
+        """Some bytes of the body; none only at its end, which ``stream.remote_ended`` tells."""
 
     def reset(self) -> None:
         """The stream is gone: reset by the client, or with its connection.  Nothing can be sent any more."""
@@ -183,6 +180,15 @@ class Stream:
         self._trailers = None
 
     # Receiving
+
+    def deliver(self, chunk: Buffer, last: bool) -> None:
+        """Pass on what came from the client; ``last`` if nothing follows."""
+        if self.closed:
+            return
+        if last:
+            self.remote_ended = True
+        if chunk or last:
+            self.receiver.data(chunk)
 
     def allow(self, size: int) -> None:
         """Let the client send up to ``size`` further bytes; small raises are put off until they are worth a frame."""

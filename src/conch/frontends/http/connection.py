@@ -20,14 +20,12 @@ from conch.errors import ConchError
 from conch.frontends.http.exchange import Exchange
 
 JSON_TYPE = (b"content-type", b"application/json")
-MAX_HEADER_BYTES = 64 * 1024
-#: Bytes read before a head is complete; a read may hold the end of the previous request too.
-MAX_UNFINISHED_HEAD = 1024 * 1024
+#: Bytes read while a head is not complete; the read in which it begins counts as a whole.
+MAX_HEAD_BYTES = 512 * 1024
 MAX_CHUNKS = 65536
 MAX_PIPELINED = 64
 #: The largest body at all: tensors beyond 2 GiB do not fit gRPC either.
 MAX_BODY_BYTES = 2**31 - 1
-_HEAD_TOO_LARGE = f"request header exceeds the maximum of {MAX_HEADER_BYTES} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +55,9 @@ class HttpConnection(asyncio.Protocol):
         self._closing = False
         self.active = monotonic()
         self._in_head = True
-        self._unfinished_head = 0
+        self._head_bytes = 0
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
-        self._header_bytes = 0
         self._body: list[bytes] = []
         self._body_size = 0
         self._chunks = 0
@@ -96,32 +93,28 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse(400, "invalid HTTP request")
         else:
             if self._in_head:
-                # What the parser has not shown yet: a header without an end.
-                self._unfinished_head += len(data)
-                if self._unfinished_head > MAX_UNFINISHED_HEAD:
-                    self._refuse(431, _HEAD_TOO_LARGE)
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self._refuse(431, f"request header exceeds the maximum of {MAX_HEAD_BYTES} bytes")
 
     # The parser's calls.
 
     def on_message_begin(self) -> None:
         self._target = b""
         self._headers = {}
-        self._header_bytes = 0
         self._body = []
         self._body_size = 0
         self._chunks = 0
 
     def on_url(self, url: bytes) -> None:
         self._target += url
-        self._count_header_bytes(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.lower()] = value
-        self._count_header_bytes(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._unfinished_head = 0
+        self._head_bytes = 0
         path = self._target.partition(b"?")[0]
         if not path.startswith(b"/"):
             try:
@@ -197,11 +190,6 @@ class HttpConnection(asyncio.Protocol):
         if self._waiting and self._current is None and not self.transport.is_closing():
             self._current = self._waiting.popleft()
             self._application.handle(self._current)
-
-    def _count_header_bytes(self, count: int) -> None:
-        self._header_bytes += count
-        if self._header_bytes > MAX_HEADER_BYTES:
-            raise _Refused(431, _HEAD_TOO_LARGE)
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer what cannot be understood, and close; answers that are still due are given up."""

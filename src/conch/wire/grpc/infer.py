@@ -26,9 +26,6 @@ from conch.wire.grpc.parameters import (
 )
 from conch.wire.json.classification import classify
 
-#: The largest message that the protocol buffers library can take.
-MAX_RESPONSE_SIZE: Final = 2**31 - 1
-
 #: Keys of the fields that hold tensors' bytes and, on a stream, the whole response (field number and wire type).
 _RAW_OUTPUT_CONTENTS: Final = b"\x32"
 _INFER_RESPONSE: Final = b"\x12"
@@ -60,10 +57,12 @@ def decode_infer(
     _read_inputs(message, request)
     outputs = message.outputs
     if outputs:
-        request.outputs = tuple(dict.fromkeys([output.name for output in outputs]))
+        names: dict[str, None] = {}
         for output in outputs:
+            names[output.name] = None
             if output.parameters:
                 _read_output(output, plan)
+        request.outputs = tuple(names)
     return request, plan
 
 
@@ -121,7 +120,7 @@ def encode_infer(
 
     ``labels`` gives the label file's lines of an output, if it has one; ``batched`` says whether
     outputs begin with a batch dimension.  Raises INVALID_ARG for outputs that cannot be written the
-    way the client asked, and for a response that no message can hold.
+    way the client asked.
     """
     version = response.model_version if response.model_version >= 0 else request.model_version
     body: list[Buffer] = [_model(response.model_name or request.model_name, version)]
@@ -139,17 +138,13 @@ def encode_infer(
             tensor = classify(tensor, classes, labels(tensor.name), batched)
         body.append(_output(tensor.name, tensor.datatype, tuple(tensor.shape)))
         contents += (_RAW_OUTPUT_CONTENTS, _varint(len(tensor.data)), tensor.data)
-    body += contents
-    size = sum(map(len, body))
-    if size > MAX_RESPONSE_SIZE:
-        raise invalid(f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_RESPONSE_SIZE}.")
-    return body
+    return body + contents
 
 
 def encode_stream_response(body: list[Buffer], final: bool) -> list[Buffer]:
     """A ``ModelStreamInferResponse`` around a response in parts, marked as its request's last or not."""
-    body = [*body, _parameter(FINAL_RESPONSE, final)]
-    return [_INFER_RESPONSE, _varint(sum(map(len, body))), *body]
+    marker = _FINAL if final else _NOT_FINAL
+    return [_INFER_RESPONSE, _varint(sum(map(len, body)) + len(marker)), marker, *body]
 
 
 def encode_stream_error(error: str, request_id: str) -> list[Buffer]:
@@ -175,6 +170,11 @@ def encode_execution_error(error: str, request: InferRequest, final: bool) -> li
 # come again are encoded once.
 
 
+def _encode(response: service_pb2.ModelInferResponse) -> bytes:
+    encoded: bytes = response.SerializeToString()
+    return encoded
+
+
 @lru_cache(1024)
 def _model(name: str, version: int) -> bytes:
     return _encode(service_pb2.ModelInferResponse(model_name=name, model_version=str(version)))
@@ -193,9 +193,9 @@ def _parameter(key: str, value: ParameterValue) -> bytes:
     return _encode(response)
 
 
-def _encode(response: service_pb2.ModelInferResponse) -> bytes:
-    encoded: bytes = response.SerializeToString()
-    return encoded
+#: The parameter that every response on a stream has.
+_FINAL: Final = _parameter(FINAL_RESPONSE, True)
+_NOT_FINAL: Final = _parameter(FINAL_RESPONSE, False)
 
 
 def _varint(value: int) -> bytes:

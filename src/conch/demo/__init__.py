@@ -1,0 +1,1 @@
+"""What ``conch demo`` shows: a model repository around two models that come with pip, and questions for them."""

@@ -1,0 +1,27 @@
+"""A checkpoint folder out of a GGUF file: ``python -m conch.demo.unpack FILE FOLDER``.
+
+Run once by ``build`` in a process of its own, since it takes PyTorch, half a minute and a gigabyte.  Reading the GGUF
+file takes transformers much longer than reading the folder, and the model's worker would do it at every start.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def unpack(file: Path, folder: Path) -> None:
+    """Write the model (bfloat16) and the tokenizer of ``file`` as transformers writes them."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
+    # The weights are plain numbers now, but transformers refuses to save what it still takes for quantised.
+    model.hf_quantizer.remove_quantization_config(model)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    unpack(Path(sys.argv[1]), Path(sys.argv[2]))

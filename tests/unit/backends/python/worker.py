@@ -1,0 +1,163 @@
+"""A real worker process that runs a model written in the test, driven over its channel."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conch.tensors import Tensor, pack_bytes
+from conch.workers import child
+from conch.workers.channel import Endpoint, Frame, Header, write
+from conch.workers.packing import Packer, Unpacker
+
+PREAMBLE = """\
+import triton_python_backend_utils as pb_utils, numpy as np, asyncio, os, sys, threading, time
+def text(request, name="IN"):
+    return pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1)[0].decode()
+def answer(*texts):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array(texts, dtype=np.object_))])
+"""
+
+
+class Worker:
+    """The server's side of one worker of the model ``m``."""
+
+    def __init__(self, directory: Path, source: str | None, config: dict[str, Any], python: str) -> None:
+        self.directory = directory
+        self.filename = config.get("default_model_filename") or "model.py"
+        version = directory / "1"
+        version.mkdir(parents=True)
+        if source is not None:
+            (version / self.filename).write_text(PREAMBLE + textwrap.dedent(source))
+        self.config = {"name": "m", "max_batch_size": 0, "input": [], "output": [], **config}
+        self.endpoint = Endpoint()
+        self.frames: list[Frame] = []
+        self.logged: list[Header] = []
+        self.serial = 0
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(30)
+        with theirs:
+            self.process = subprocess.Popen(
+                [python, child.__file__, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        self.send(
+            {
+                "op": "init",
+                "backend": "conch.backends.python.backend:PythonBackend",
+                "model": {
+                    "name": "m",
+                    "version": "1",
+                    "directory": str(directory),
+                    "version_directory": str(version),
+                    "filename": self.filename,
+                },
+                "config": json.dumps(self.config),
+                "log": {"info": True, "warning": True, "error": True, "verbose": 0},
+            }
+        )
+
+    @property
+    def path(self) -> str:
+        return str(self.directory / "1" / self.filename)
+
+    def send(self, header: Header, packer: Packer | None = None) -> None:
+        self.socket.sendall(write(self.socket, self.endpoint.encode(header, packer)))
+
+    def receive(self) -> Frame:
+        """The next frame that is not of the log."""
+        while True:
+            while not self.frames:
+                self.frames += self.endpoint.receive(self.socket)
+            frame = self.frames.pop(0)
+            if frame[0]["op"] != "log":
+                return frame
+            self.logged.append(frame[0])
+
+    def ask(self, header: Header) -> Header:
+        self.send(header)
+        return self.receive()[0]
+
+    def start(self, **instance: Any) -> Header:
+        instance = {"name": "m_0_0", "kind": "CPU", "device_id": 0, **instance}
+        return self.ask({"op": "start", "instance": instance, "config": json.dumps(self.config)})
+
+    def submit(self, *requests: Any, outputs: tuple[str, ...] = ("OUT",), **fields: Any) -> list[int]:
+        """Send one batch; a request is a text or a list of tensors.  Returns the serial numbers."""
+        packer = Packer()
+        described = []
+        for request in requests:
+            tensors = [string(request)] if isinstance(request, str) else request
+            self.serial += 1
+            described.append(
+                {
+                    "serial": self.serial,
+                    "id": "",
+                    "correlation_id": 0,
+                    "flags": 0,
+                    "timeout": 0,
+                    "parameters": {},
+                    "outputs": outputs,
+                    **fields,
+                    "inputs": packer.pack(tensors),
+                }
+            )
+        self.send({"op": "execute", "batch": self.serial, "requests": described}, packer)
+        return [request["serial"] for request in described]
+
+    def read(self) -> Header:
+        """The next frame, with its ``outputs`` unpacked into tensors by name."""
+        header, payload = self.receive()
+        unpacker = Unpacker(payload, self.endpoint.regions)
+        for response in [header, *(header.get("responses") or ())]:
+            if response is not None and "outputs" in response:
+                response["outputs"] = {tensor.name: tensor for tensor in unpacker.unpack(response["outputs"])}
+        return header
+
+    def infer(self, *requests: Any, **fields: Any) -> Header:
+        """Run one batch; its ``done`` frame."""
+        self.submit(*requests, **fields)
+        done = self.read()
+        assert done["op"] == "done"
+        return done
+
+    def text(self, *requests: Any, **fields: Any) -> str:
+        """Run one batch; the first element of the first response's output ``OUT``."""
+        done = self.infer(*requests, **fields)
+        assert "responses" in done, done
+        assert "error" not in done["responses"][0], done
+        return first(done["responses"][0])
+
+    def stop(self) -> tuple[str, str]:
+        """End the worker properly; what it wrote to its standard streams."""
+        assert self.ask({"op": "stop"}) == {"op": "stopped"}
+        out, err = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0
+        return out.decode(), err.decode()
+
+
+def string(text: str, name: str = "IN") -> Tensor:
+    return Tensor(name, "BYTES", (1,), pack_bytes([text.encode()]))
+
+
+def first(response: Header) -> str:
+    """The first element of a response's output ``OUT``."""
+    return bytes(response["outputs"]["OUT"].data)[4:].decode()
+
+
+def array(name: str, datatype: str, values: np.ndarray[Any, Any]) -> Tensor:
+    return Tensor(name, datatype, values.shape, values.tobytes())
+
+
+#: The fixture ``launch``: a model's source, then ``start``, ``decoupled``, ``python`` and fields of the configuration.
+Launch = Callable[..., Worker]

@@ -1,0 +1,245 @@
+"""``conch check``: every fault of a repository is one line with file, line and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from conch.cli.check import Finding, check, check_command, render
+
+GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+IO = 'input { name: "A" data_type: TYPE_FP32 dims: 4 }\noutput { name: "B" data_type: TYPE_FP32 dims: 4 }\n'
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    put(tmp_path, "good/config.pbtxt", IO)
+    put(tmp_path, "good/1/model.py", GOOD)
+    return tmp_path
+
+
+def put(repository: Path, path: str, text: str = "") -> None:
+    file = repository / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def lines(repository: Path) -> list[str]:
+    return render(check([repository])).replace(f"{repository}/", "").splitlines()
+
+
+def test_good_repository_has_no_findings(repository: Path) -> None:
+    put(repository, "bare/1/model.py", GOOD)
+    put(
+        repository,
+        "chain/config.pbtxt",
+        f'platform: "ensemble"\n{IO}ensemble_scheduling {{ step {{ model_name: "good" model_version: -1 '
+        'input_map { key: "A" value: "A" } output_map { key: "B" value: "B" } } }',
+    )
+    (repository / "chain" / "1").mkdir()
+    put(repository, "gpu/config.pbtxt", IO + "instance_group [{ kind: KIND_GPU }, { kind: KIND_GPU gpus: 3 }]")
+    put(repository, "gpu/1/model.py", GOOD)
+
+    assert lines(repository) == []
+
+
+def test_misspelt_field_is_found_with_its_line_and_the_right_name(repository: Path) -> None:
+    put(repository, "m/config.pbtxt", "# comment\nmax_batchsize: 4\n")
+
+    assert lines(repository) == [
+        'm/config.pbtxt:2: error: failed to read text proto: Message type "inference.ModelConfig" has no field named '
+        "\"max_batchsize\". (fix: did you mean 'max_batch_size'?)"
+    ]
+
+
+def test_every_fault_of_a_configuration_is_reported_at_its_line(repository: Path) -> None:
+    put(
+        repository,
+        "m/config.pbtxt",
+        'name: "n"\nbackend: "python"\nmax_batch_size: -1\ninput [\n  { name: "A" data_type: TYPE_FP32 dims: 1 },\n'
+        '  { name: "B"\n    data_type: TYPE_FP32\n    dims: [ 0 ] }\n]\n',
+    )
+    put(repository, "m/1/model.py", GOOD)
+
+    assert [line.split(": ")[0] for line in lines(repository)] == [
+        "m/config.pbtxt:1", "m/config.pbtxt:3", "m/config.pbtxt:8",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "finding"),
+    [
+        ("def f(:\n", "m/1/model.py:1: error: not valid Python: "),
+        ("class Model: ...\n", "m/1/model.py: error: there is no class TritonPythonModel"),
+        ("\nclass TritonPythonModel:\n    pass\n", "m/1/model.py:2: error: TritonPythonModel has no method execute"),
+        ("x = '\0'\n", "m/1/model.py: error: not valid Python: "),
+    ],
+)
+def test_python_model_that_cannot_run_is_found_without_running_it(repository: Path, source: str, finding: str) -> None:
+    put(repository, "m/1/model.py", source)
+
+    (line,) = lines(repository)
+    assert line.startswith(finding)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from shared import TritonPythonModel\n",
+        "from shared import *\n",
+        "import shared\nTritonPythonModel = shared.Model\n",
+        "class Base: ...\nclass TritonPythonModel(Base): ...\n",
+        "class TritonPythonModel:\n    async def execute(self, requests): ...\n",
+        "raise SystemExit\nclass TritonPythonModel:\n    execute = print\n",
+    ],
+)
+def test_python_model_that_may_run_is_not_complained_about(repository: Path, source: str) -> None:
+    put(repository, "m/1/model.py", source)
+
+    assert lines(repository) == []
+
+
+def test_tensors_that_the_model_completes_need_not_be_written(repository: Path) -> None:
+    put(repository, "m/config.pbtxt", 'input { name: "A" }')
+    put(repository, "m/1/model.py", GOOD)
+    assert [line.split(": ", 2)[2] for line in lines(repository)] == [
+        "model input 'A' must specify 'data_type' for m",
+        "model input 'A' must specify 'dims' for m (fix: a tensor of one number has dims: [ 1 ])",
+    ]
+
+    put(repository, "m/1/model.py", GOOD + "    @staticmethod\n    def auto_complete_config(config): ...\n")
+    assert lines(repository) == []
+
+
+def test_missing_files_and_versions_are_found(repository: Path) -> None:
+    put(repository, "empty/config.pbtxt", 'backend: "python"')
+    put(repository, "fileless/config.pbtxt", 'backend: "python"')
+    (repository / "fileless" / "1").mkdir()
+    put(repository, "some/config.pbtxt", "version_policy { specific { versions: [1, 4] } }")
+    put(repository, "some/1/model.py", GOOD)
+    put(repository, "some/01/model.py", GOOD)
+
+    found = lines(repository)
+
+    assert [line.split(": ")[:2] for line in found] == [
+        ["empty/config.pbtxt:1", "error"],
+        ["fileless/1/model.py", "error"],
+        ["some", "warning"],
+        ["some/config.pbtxt:1", "warning"],
+    ]
+    assert "at least one version must be available" in found[0]
+
+
+def test_missing_side_files_are_found(repository: Path) -> None:
+    put(
+        repository,
+        "m/config.pbtxt",
+        'output { name: "B" data_type: TYPE_FP32 dims: 4\n label_filename: "labels.txt" }\n'
+        'model_warmup { batch_size: 1 inputs { key: "A" value { data_type: TYPE_FP32 dims: 1 '
+        'input_data_file: "w" } } }\n'
+        'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }\n',
+    )
+    put(repository, "m/1/model.py", GOOD)
+
+    found = lines(repository)
+
+    assert [line.split(": ")[0] for line in found] == ["m/config.pbtxt:2", "m/config.pbtxt:3", "m/config.pbtxt:4"]
+    assert "labels.txt" in found[0]
+    assert "m/warmup/w, which is missing" in found[1]
+    assert "m/env.tar.gz, which is missing" in found[2]
+
+
+def test_unknown_and_unavailable_backends_are_told_apart(repository: Path) -> None:
+    put(repository, "typo/config.pbtxt", '\nbackend: "pyton"')
+    put(repository, "typo/1/model.py", GOOD)
+    put(repository, "trt/1/model.plan")
+
+    found = lines(repository)
+
+    assert found[0].startswith("trt: error: backend 'tensorrt' is not available yet (fix: available: ")
+    assert found[1] == "typo/config.pbtxt:2: error: unknown backend 'pyton' (fix: did you mean 'python'?)"
+
+
+def ensemble(*steps: tuple[str, str, str]) -> str:
+    text = "".join(
+        f'step {{ model_name: "{model}" model_version: -1 input_map {{ key: "A" value: "{read}" }} '
+        f'output_map {{ key: "B" value: "{written}" }} }}\n'
+        for model, read, written in steps
+    )
+    return f'platform: "ensemble"\n{IO}ensemble_scheduling {{\n{text}}}\n'
+
+
+def test_ensembles_are_checked_against_their_members(repository: Path) -> None:
+    for name, text in {
+        "lost": ensemble(("good", "A", "X"), ("nope", "X", "B")),
+        "misfit": ensemble(("wide", "A", "B")),
+        "loop": ensemble(("loop", "A", "B")),
+        "old": ensemble(("good", "A", "B")).replace("-1", "7"),
+        "blind": ensemble(("bare", "A", "B")),
+    }.items():
+        put(repository, f"{name}/config.pbtxt", text)
+        (repository / name / "1").mkdir()
+    put(repository, "wide/config.pbtxt", IO.replace("dims: 4", "dims: 8"))
+    put(repository, "wide/1/model.py", GOOD)
+    put(repository, "bare/1/model.py", GOOD)
+
+    found = lines(repository)
+
+    assert [line.split(": ", 2)[2] for line in found] == [
+        "circular dependency between ensembles: loop -> ... -> loop -> loop",
+        "ensemble lost contains models that are not available or ambiguous: nope",
+        "in ensemble misfit, ensemble tensor A: inconsistent shape: [4] is inferred from model misfit while [8] is "
+        "inferred from model wide",
+        "in ensemble misfit, ensemble tensor B: inconsistent shape: [4] is inferred from model misfit while [8] is "
+        "inferred from model wide",
+        "ensemble 'old' depends on 'good' whose required version 7 is not loaded. "
+        "(fix: model_version: -1 is the latest version)",
+    ]
+    assert found[1].startswith("lost/config.pbtxt:6: error: ")
+
+
+def test_model_in_two_repositories_is_found(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    (other / "good").mkdir()
+
+    (finding,) = check([repository, other])
+
+    assert finding.problem == "model appears in two or more repositories"
+
+
+def test_directory_that_is_no_repository_is_found(repository: Path) -> None:
+    assert check([repository / "nope"]) == [
+        Finding(repository / "nope", 0, "error", "there is no such directory", "give a model repository")
+    ]
+    (finding,) = check([repository / "good"])
+    assert finding.fix == f"give {repository}"
+
+
+def test_command_prints_findings_and_fails_on_errors(repository: Path) -> None:
+    runner = CliRunner()
+    good = runner.invoke(check_command, [str(repository)], standalone_mode=False)
+    put(repository, "m/config.pbtxt", "nam: 1")
+    bad = runner.invoke(check_command, [str(repository)], standalone_mode=False)
+
+    assert (good.return_value, good.stdout) == (0, "")
+    assert bad.return_value == 1
+    assert bad.stdout.startswith(f"{repository}/m/config.pbtxt:1: error: ")
+
+
+def test_warnings_alone_are_no_failure(repository: Path) -> None:
+    put(repository, "good/01/model.py", GOOD)
+
+    done = CliRunner().invoke(check_command, [str(repository)], standalone_mode=False)
+
+    assert done.return_value == 0
+    assert "warning: ignore version directory '01'" in done.stdout
+
+
+def test_named_configuration_is_checked_instead(repository: Path) -> None:
+    put(repository, "good/configs/big.pbtxt", "nam: 1")
+
+    assert check([repository]) == []
+    (finding,) = check([repository], "big")
+    assert finding.path.name == "big.pbtxt"

@@ -1,0 +1,208 @@
+"""Completing a configuration from the files beside it; expectations were seen on the real Triton 2.51."""
+
+from __future__ import annotations
+
+import pytest
+
+from conch.config.complete import (
+    ANY,
+    PYTHON,
+    InstancePreference,
+    complete,
+    complete_ensemble,
+    merge_completion,
+    normalise,
+)
+from conch.config.pbtxt import parse
+from conch.config.problem import Problem
+from conch.config.render import to_dict
+from conch.config.schema import InstanceGroup, ModelConfig
+from conch.errors import ConchError
+
+
+def completed(
+    text: str = "",
+    *files: str,
+    name: str = "m",
+    gpus: tuple[int, ...] = (),
+    preference: InstancePreference = PYTHON,
+) -> ModelConfig:
+    return complete(parse(text, "config.pbtxt"), name, files or {"model.py"}, gpus=gpus, preference=preference)
+
+
+def test_model_without_a_configuration_gets_one_from_its_file() -> None:
+    config = completed()
+
+    assert (config.name, config.backend, config.platform, config.default_model_filename) == (
+        "m", "python", "", "model.py",
+    )  # fmt: skip
+    assert config.version_policy.latest.num_versions == 1
+
+
+def test_completing_leaves_the_configuration_as_written_alone() -> None:
+    written = ModelConfig()
+
+    complete(written, "m", {"model.py"})
+
+    assert written == ModelConfig()
+
+
+@pytest.mark.parametrize(
+    ("file", "backend", "platform"),
+    [
+        ("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
+        ("model.graphdef", "tensorflow", "tensorflow_graphdef"),
+        ("model.plan", "tensorrt", "tensorrt_plan"),
+        ("model.onnx", "onnxruntime", "onnxruntime_onnx"),
+        ("model.xml", "openvino", ""),
+        ("model.pt", "pytorch", "pytorch_libtorch"),
+        ("model.pt2", "pytorch", "torch_aoti"),
+    ],
+)
+def test_backend_is_told_by_the_model_file(file: str, backend: str, platform: str) -> None:
+    config = completed("", file)
+
+    assert (config.backend, config.platform, config.default_model_filename) == (backend, platform, file)
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "backend", "platform", "filename"),
+    [
+        ("", ("model.py", "model.onnx"), "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+        ('backend: "python"', ("model.onnx",), "python", "", "model.py"),
+        ('backend: "python" default_model_filename: "o.py"', ("o.py",), "python", "", "o.py"),
+        ('backend: "onnxruntime"', ("x",), "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+        ('backend: "tensorflow"', ("model.graphdef",), "tensorflow", "tensorflow_graphdef", "model.graphdef"),
+        ('platform: "pytorch_libtorch"', ("model.py",), "pytorch", "pytorch_libtorch", "model.pt"),
+        ('platform: "onnxruntime_onnx" backend: "python"', (), "python", "onnxruntime_onnx", "model.py"),
+        ('default_model_filename: "model.onnx"', ("model.py",), "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+        ('default_model_filename: "other.py"', ("other.py",), "", "", "other.py"),
+        ('platform: "foo"', ("model.py",), "", "foo", ""),
+        ('backend: "huggingface"', ("config.json",), "huggingface", "", ""),
+    ],
+)
+def test_what_the_configuration_says_goes_before_the_files(
+    text: str, files: tuple[str, ...], backend: str, platform: str, filename: str
+) -> None:
+    config = completed(text, *files)
+
+    assert (config.backend, config.platform, config.default_model_filename) == (backend, platform, filename)
+
+
+def test_backend_is_told_by_the_name_where_nothing_else_tells() -> None:
+    config = completed("", "weights.bin", name="m.foo")
+
+    assert (config.backend, config.default_model_filename) == ("foo", "model.foo")
+
+
+def test_model_of_no_known_kind_is_refused() -> None:
+    with pytest.raises(
+        Problem, match=r"Could not determine backend for model 'm' with no backend in model configuration"
+    ):
+        completed("", "weights.bin")
+
+
+def test_ensemble_gets_neither_backend_nor_instances_nor_optimization() -> None:
+    config = completed('platform: "ensemble" ensemble_scheduling { step { model_name: "x" } }', "model.py")
+
+    assert (config.backend, config.default_model_filename, len(config.instance_group)) == ("", "", 0)
+    assert not config.HasField("optimization")
+
+
+def test_batches_are_preferred_full_where_no_size_is_preferred() -> None:
+    assert list(completed("max_batch_size: 8 dynamic_batching {}").dynamic_batching.preferred_batch_size) == [8]
+    oldest = completed("max_batch_size: 8 sequence_batching { oldest {} }").sequence_batching.oldest
+    assert list(oldest.preferred_batch_size) == [8]
+
+
+def test_preferred_sizes_stay_as_written_and_absent_without_batching() -> None:
+    written = completed("max_batch_size: 8 dynamic_batching { preferred_batch_size: [2, 4] }")
+    assert list(written.dynamic_batching.preferred_batch_size) == [2, 4]
+    assert list(completed("dynamic_batching {}").dynamic_batching.preferred_batch_size) == []
+
+
+def test_sequences_idle_for_a_second_by_default() -> None:
+    assert completed("sequence_batching {}").sequence_batching.max_sequence_idle_microseconds == 1_000_000
+    text = "sequence_batching { max_sequence_idle_microseconds: 5 }"
+    assert completed(text).sequence_batching.max_sequence_idle_microseconds == 5
+
+
+def test_pinned_memory_is_on_unless_the_configuration_speaks() -> None:
+    shown = to_dict(completed("optimization { input_pinned_memory { enable: false } }"))["optimization"]
+
+    assert (shown["input_pinned_memory"], shown["output_pinned_memory"]) == ({"enable": False}, {"enable": True})
+
+
+def groups(config: ModelConfig) -> list[tuple[str, str, int, list[int]]]:
+    return [(g.name, InstanceGroup.Kind.Name(g.kind), g.count, list(g.gpus)) for g in config.instance_group]
+
+
+def test_backend_decides_about_instances_where_the_configuration_does_not() -> None:
+    assert groups(completed(preference=PYTHON, gpus=(0, 1))) == [("m", "KIND_CPU", 1, [])]
+    assert groups(completed(preference=ANY, gpus=(0, 1))) == [("m", "KIND_GPU", 1, [0, 1])]
+    assert groups(completed(preference=ANY)) == [("m", "KIND_CPU", 1, [])]
+    assert groups(completed(preference=InstancePreference("KIND_GPU", 3))) == [("m", "KIND_CPU", 1, [])]
+    assert groups(completed(preference=InstancePreference("KIND_MODEL"), gpus=(0,))) == [("m", "KIND_MODEL", 1, [])]
+
+
+def test_groups_get_names_kinds_and_counts() -> None:
+    text = 'instance_group [{ count: 2 kind: KIND_CPU }, { name: "x" count: -1 }, { kind: KIND_MODEL }]'
+
+    assert groups(completed(text)) == [
+        ("m_0", "KIND_CPU", 2, []), ("x", "KIND_CPU", 1, []), ("m_2", "KIND_MODEL", 1, []),
+    ]  # fmt: skip
+
+
+def test_onnxruntime_on_the_cpu_has_two_instances() -> None:
+    assert groups(completed("", "model.onnx", preference=ANY)) == [("m", "KIND_CPU", 2, [])]
+    assert groups(completed("", "model.onnx", preference=ANY, gpus=(0,))) == [("m", "KIND_GPU", 1, [0])]
+    assert groups(completed("instance_group { count: 1 }", "model.onnx")) == [("m_0", "KIND_CPU", 1, [])]
+
+
+def test_automatic_kind_falls_back_to_the_cpu_when_a_device_is_not_there() -> None:
+    text = "instance_group [{ gpus: [0] }, { gpus: [0, 7] }, { kind: KIND_GPU }]"
+
+    assert [group[1:] for group in groups(completed(text, gpus=(0, 1)))] == [
+        ("KIND_GPU", 1, [0]), ("KIND_CPU", 1, [0, 7]), ("KIND_GPU", 1, [0, 1]),
+    ]  # fmt: skip
+
+
+def test_backend_completion_is_taken_over_and_normalised() -> None:
+    config = completed()
+    reply = parse(
+        'max_batch_size: 6 dynamic_batching {} model_transaction_policy { decoupled: true } name: "ignored"'
+        'input { name: "I" data_type: TYPE_FP32 dims: 2 } output { name: "O" data_type: TYPE_FP32 dims: 2 }',
+        "reply",
+    )
+
+    merge_completion(config, reply)
+
+    assert (config.name, config.max_batch_size) == ("m", 6)
+    assert list(config.dynamic_batching.preferred_batch_size) == [6]
+    assert [tensor.name for tensor in (*config.input, *config.output)] == ["I", "O"]
+    assert config.model_transaction_policy.decoupled
+
+
+def test_backend_cannot_choose_another_scheduler() -> None:
+    config = completed("sequence_batching {}")
+
+    with pytest.raises(ConchError, match="from sequence_batching to dynamic_batching when auto-completing"):
+        merge_completion(config, parse("dynamic_batching {}", "reply"))
+
+
+def test_ensemble_is_decoupled_when_a_member_is() -> None:
+    plain, decoupled = ModelConfig(), parse("model_transaction_policy { decoupled: true }", "d")
+    ensemble = ModelConfig()
+
+    complete_ensemble(ensemble, [plain, plain])
+    assert to_dict(ensemble)["model_transaction_policy"] == {"decoupled": False}
+    complete_ensemble(ensemble, [plain, decoupled])
+    assert to_dict(ensemble)["model_transaction_policy"] == {"decoupled": True}
+
+
+def test_normalising_twice_changes_nothing() -> None:
+    once = completed("max_batch_size: 8 dynamic_batching {}")
+    twice = completed("max_batch_size: 8 dynamic_batching {}")
+    normalise(twice)
+
+    assert once == twice

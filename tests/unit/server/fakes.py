@@ -1,0 +1,78 @@
+"""Workers, instances and requests that do what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from conch.errors import ConchError, internal
+from conch.inference import InferRequest, InferResponse
+from conch.tensors import Tensor
+from conch.workers.process import Execution
+
+
+class FakeWorker:
+    """A worker without a process; the test finishes its batches and ends it."""
+
+    def __init__(self, name: str = "m_0") -> None:
+        self.name = name
+        self.pid = 1
+        self.exit_status = -9
+        self.alive = True
+        self.stopped = False
+        self.on_exit: Callable[[FakeWorker], None] | None = None
+        self.on_sent: Callable[[InferRequest, InferResponse], None] | None = None
+        self.batches: list[Execution] = []
+
+    def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:
+        for request in requests:
+            request.times.started = 1
+        self.batches.append(Execution(requests, on_done))
+
+    def finish_batch(self) -> None:
+        execution = self.batches.pop(0)
+        execution.times = (1, 2, 3)
+        execution.on_done(execution)
+        for request in execution.requests:
+            request.answered = True
+            request.respond(InferResponse([Tensor("y", "FP32", (1,), b"abcd")]))
+
+    def die(self) -> None:
+        self.alive = False
+        error = internal(f"Stub process '{self.name}' is not healthy.")
+        for execution in self.batches:
+            execution.error = error
+            execution.on_done(execution)
+            for request in execution.requests:
+                request.fail(error)
+        self.batches.clear()
+        if self.on_exit:
+            self.on_exit(self)
+
+    async def finish(self) -> None:
+        assert not self.batches
+
+    async def stop(self) -> None:
+        self.stopped = True
+        self.alive = False
+
+
+class Answers:
+    """Collects what a request got."""
+
+    def __init__(self) -> None:
+        self.responses: list[InferResponse] = []
+
+    def __call__(self, response: InferResponse) -> None:
+        self.responses.append(response)
+
+    @property
+    def error(self) -> ConchError | None:
+        return self.responses[-1].error if self.responses else None
+
+    @property
+    def finals(self) -> int:
+        return sum(response.final for response in self.responses)
+
+
+def make_request(answers: Answers | None = None, **fields: object) -> InferRequest:
+    return InferRequest("m", {}, answers or Answers(), **fields)  # type: ignore[arg-type]

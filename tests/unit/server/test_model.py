@@ -1,0 +1,150 @@
+"""A model version in front of an executor that the test controls."""
+
+import asyncio
+
+import pytest
+
+from conch.config.pbtxt import parse
+from conch.errors import Code, ConchError, cancelled, internal, unavailable
+from conch.inference import InferRequest, InferResponse
+from conch.server.model import Model
+from conch.telemetry.statistics import FailureReason, ModelStatistics
+from conch.tensors import Tensor
+from tests.unit.server.fakes import Answers
+
+CONFIG = """
+name: "m" backend: "python"
+input [{name: "x" data_type: TYPE_FP32 dims: [1]}]
+output [{name: "y" data_type: TYPE_FP32 dims: [1, 1] reshape: {shape: [1]}}]
+"""
+
+
+class FakeExecutor:
+    ready = True
+
+    def __init__(self) -> None:
+        self.requests: list[InferRequest] = []
+        self.refusal: ConchError | None = None
+        self.stopped = False
+
+    def submit(self, request: InferRequest) -> None:
+        if self.refusal:
+            raise self.refusal
+        self.requests.append(request)
+
+    def fail_waiting(self, error: ConchError) -> None:
+        for request in self.requests:
+            request.fail(error)
+
+    def set_log(self, levels) -> None: ...
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def executor() -> FakeExecutor:
+    return FakeExecutor()
+
+
+@pytest.fixture
+async def model(executor: FakeExecutor) -> Model:
+    return Model(parse(CONFIG, "x"), 3, executor, ModelStatistics("m", 3), {"y": ["a"]})
+
+
+def make(answers: Answers, data: bytes = b"abcd") -> InferRequest:
+    return InferRequest("m", {"x": Tensor("x", "FP32", (1,), data)}, answers)
+
+
+def answered(request: InferRequest) -> None:
+    request.times.started = 1
+    request.answered = True
+
+
+async def test_accepted_request_knows_its_version_and_all_outputs(model: Model, executor: FakeExecutor) -> None:
+    model.infer(make(Answers()))
+    assert (executor.requests[0].model_version, executor.requests[0].outputs) == (3, ("y",))
+    assert model.in_flight == 1
+
+
+async def test_reshaped_output_gets_the_shape_that_clients_know(model: Model, executor: FakeExecutor) -> None:
+    answers = Answers()
+    model.infer(make(answers))
+    answered(executor.requests[0])
+    executor.requests[0].respond(InferResponse([Tensor("y", "FP32", (1,), b"abcd")]))
+    assert answers.responses[0].outputs[0].shape == (1, 1)
+
+
+async def test_success_is_counted_before_the_client_hears_of_it(model: Model, executor: FakeExecutor) -> None:
+    seen: list[int] = []
+    request = InferRequest(
+        "m", {"x": Tensor("x", "FP32", (1,), b"abcd")}, lambda response: seen.append(model.statistics.success_count)
+    )
+    model.infer(request)
+    answered(request)
+    request.respond(InferResponse())
+    request.respond(InferResponse())
+    assert (seen, model.statistics.success_count, model.in_flight) == ([1], 1, 0)
+
+
+async def test_error_of_the_models_own_counts_as_an_answer(model: Model, executor: FakeExecutor) -> None:
+    model.infer(make(Answers()))
+    answered(executor.requests[0])
+    executor.requests[0].fail(internal("mine"))
+    assert (model.statistics.success_count, model.statistics.fail_count) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "started", "reason"),
+    [
+        (internal("died"), 1, FailureReason.BACKEND),
+        (unavailable("late"), 0, FailureReason.REJECTED),
+        (cancelled(), 0, FailureReason.CANCELED),
+    ],
+)
+async def test_failures_are_counted_by_reason(
+    model: Model, executor: FakeExecutor, error: ConchError, started: int, reason: FailureReason
+) -> None:
+    model.infer(make(Answers()))
+    executor.requests[0].times.started = started
+    executor.requests[0].fail(error)
+    assert model.statistics.failures[reason] == 1
+
+
+async def test_invalid_request_is_refused_and_not_counted(model: Model) -> None:
+    with pytest.raises(ConchError, match="byte size mismatch"):
+        model.infer(make(Answers(), b"abc"))
+    assert (model.in_flight, model.statistics.fail_count) == (0, 0)
+
+
+async def test_request_that_the_queue_refuses_is_counted_as_rejected(model: Model, executor: FakeExecutor) -> None:
+    executor.refusal = unavailable("full")
+    with pytest.raises(ConchError, match="full"):
+        model.infer(make(Answers()))
+    assert (model.in_flight, model.statistics.failures[FailureReason.REJECTED]) == (0, 1)
+
+
+async def test_stopping_model_refuses_clients_but_not_the_steps_of_ensembles(model: Model) -> None:
+    model.stopping = True
+    with pytest.raises(ConchError, match="has stopped accepting new inference requests") as refused:
+        model.infer(make(Answers()))
+    assert refused.value.code is Code.UNAVAILABLE
+    model.run_step(make(Answers()))
+
+
+async def test_finish_waits_for_the_last_request(model: Model, executor: FakeExecutor) -> None:
+    model.infer(make(Answers()))
+    waiting = asyncio.ensure_future(model.finish())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    executor.requests[0].respond(InferResponse())
+    assert await waiting
+
+
+async def test_stop_fails_what_still_waits(model: Model, executor: FakeExecutor) -> None:
+    answers = Answers()
+    model.infer(make(answers))
+    await model.stop()
+    assert executor.stopped
+    assert answers.error is not None
+    assert answers.error.code is Code.UNAVAILABLE
