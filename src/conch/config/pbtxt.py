@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from google.protobuf import text_format
 
 from conch.config.problem import ConfigError, FieldPath
-from conch.config.schema import ModelConfig
+from conch.config.schema import ModelConfig, unknown_enum_value
 
 _UNKNOWN_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>[^"]+)"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "(?P<enum>[\w.]+)" has no value named (?P<value>\w+)')
@@ -35,6 +35,8 @@ def parse(text: str, source: str) -> ModelConfig:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
         raise _unreadable(error, source) from error
+    if unknown := unknown_enum_value(config):
+        raise ConfigError(f"failed to read text proto from {source}: unknown value of '{unknown}'", path=source)
     return config
 
 

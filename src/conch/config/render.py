@@ -16,7 +16,7 @@ import orjson
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from conch.config.schema import ModelConfig
+from conch.config.schema import ModelConfig, unknown_enum_value
 from conch.errors import internal
 
 #: 64-bit integers are strings in proto3's JSON; Triton prints those of these messages' fields as numbers.
@@ -73,6 +73,8 @@ def from_json(text: str) -> ModelConfig:
         json_format.ParseDict(_with_enum_names(values, ModelConfig.DESCRIPTOR), config)
     except (*_PARSER_ERRORS, json_format.ParseError) as error:
         raise internal(f"Invalid config override: {error}") from error
+    if unknown := unknown_enum_value(config):
+        raise internal(f"Invalid config override: unknown value of '{unknown}'")
     return config
 
 

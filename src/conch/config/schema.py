@@ -6,7 +6,7 @@ everything that touches a configuration, in the server and in tools; never in wo
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from tritonclient.grpc.model_config_pb2 import (
     BatchInput,
@@ -37,6 +37,7 @@ __all__ = [
     "datatype_number",
     "is_ensemble",
     "scheduler",
+    "unknown_enum_value",
 ]
 
 #: The datatype that a configuration has where it names none.
@@ -67,3 +68,23 @@ def scheduler(config: ModelConfig) -> str:
 
 def is_ensemble(config: ModelConfig) -> bool:
     return bool(config.platform == "ensemble")
+
+
+def unknown_enum_value(message: Any) -> str:
+    """``field: number`` of the first enum in a message that has no name for its number, else ``""``.
+
+    The protobuf parsers let any number pass for an enum; whoever reads a configuration refuses those here, so that
+    nobody later needs to think of a kind without a name.
+    """
+    for field, value in message.ListFields():
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            of = field.message_type.fields_by_name["value"]
+            values = [value[key] for key in sorted(value)]
+        else:
+            of, values = field, value if isinstance(field.default_value, list) else [value]
+        for one in values:
+            if of.enum_type is not None and one not in of.enum_type.values_by_number:
+                return f"{field.name}: {one}"
+            if of.message_type is not None and (found := unknown_enum_value(one)):
+                return found
+    return ""

@@ -232,7 +232,7 @@ def _origin_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) ->
             return
         decoupled = members[step.model_name].model_transaction_policy.decoupled
         for tensor in step.output_map.values():
-            origin[tensor] = index if decoupled else next(iter(origins))
+            origin[tensor] = index if decoupled else next(iter(origins), None)
 
 
 def _in_order(config: ModelConfig) -> Iterator[int]:

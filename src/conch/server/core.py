@@ -21,6 +21,7 @@ from conch.server.devices import visible_gpus
 from conch.server.lifecycle import Lifecycle
 from conch.server.loading import Loader
 from conch.server.model import Model
+from conch.server.rollout import Rollout
 from conch.server.starting import log_levels
 from conch.server.states import ModelTable, State
 from conch.settings import SERVER_VERSION, Settings
@@ -47,7 +48,7 @@ class Server:
         self._initialised = False
         self._table = ModelTable()
         loader = Loader(settings, visible_gpus(), self._table.find, registry.statistics)
-        self._lifecycle = Lifecycle(
+        self._rollout = Rollout(
             repository,
             loader,
             self._table,
@@ -55,6 +56,7 @@ class Server:
             parallel_loads=settings.model_load_thread_count,
             retries=settings.model_load_retry_count,
         )
+        self._lifecycle = Lifecycle(repository, loader, self._table, self._rollout)
         self._polling: asyncio.Task[None] | None = None
 
     @property
@@ -199,7 +201,7 @@ class Server:
         LOG.info("All models are stopped, unloading models")
         await asyncio.gather(*(model.stop() for model in models))
         if in_time:
-            await self._lifecycle.finish_retiring()
+            await self._rollout.finish()
         return in_time
 
     def _check_control(self, name: str) -> None:

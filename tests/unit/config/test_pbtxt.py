@@ -67,6 +67,14 @@ def test_broken_text_never_escapes_as_another_exception(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    ["instance_group { kind: 77 }", "dynamic_batching { priority_queue_policy { value { timeout_action: 9 } } }"],
+)
+def test_number_that_no_enum_value_has_is_refused(text: str) -> None:
+    assert "unknown value of" in refusal(text).message
+
+
+@pytest.mark.parametrize(
     ("path", "line"),
     [
         (("name",), 1),

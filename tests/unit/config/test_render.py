@@ -121,6 +121,7 @@ def test_override_keeps_the_case_of_strings() -> None:
     [
         *("", "not json", "[]", "3", "null", '{"nam": 1}', '{"max_batch_size": "x"}', '{"input": 3}'),
         *('{"input": [{"data_type": "TYPE_FP99"}]}', '{"batch_input": [{"kind": Infinity}]}', '{"parameters": 3}'),
+        '{"instance_group": [{"kind": 77}]}',
         *("[" * 100_000, '{"a":' * 2_000),
     ],
 )

@@ -9,7 +9,13 @@ from conch.config.pbtxt import parse
 from conch.config.problem import Problem
 from conch.config.schema import ModelConfig
 from conch.config.validate import validate, validate_ensemble
-from conch.config.validate_ensemble import cycle_problem, member_not_loaded, member_not_valid, version_problem
+from conch.config.validate_ensemble import (
+    cycle_problem,
+    member_not_loaded,
+    member_not_valid,
+    member_problems,
+    version_problem,
+)
 
 A = 'input { name: "A" data_type: TYPE_FP32 dims: 4 }\n'
 B = 'output { name: "B" data_type: TYPE_FP32 dims: 4 }\n'
@@ -150,6 +156,12 @@ def test_ensemble_is_refused_when_its_members_do_not_fit(config: ModelConfig, me
 )
 def test_members_that_triton_accepts_are_accepted(config: ModelConfig) -> None:
     validate_ensemble(config, MEMBERS)
+
+
+def test_step_without_inputs_is_no_obstacle_to_finding_what_else_is_wrong() -> None:
+    config = ensemble(step("ok", {}, {"Q": "B"}))
+
+    assert "non-existing output Q" in " ".join(problem.message for problem in member_problems(config, MEMBERS))
 
 
 def test_ensemble_that_contains_itself_is_refused() -> None:

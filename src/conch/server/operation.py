@@ -1,0 +1,125 @@
+"""One load, with all that it needs: an ensemble's members come before it, and each model once.
+
+Made by the lifecycle for every call; runs on the event loop and reads disks in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from conch.config.schema import ModelConfig
+from conch.errors import ConchError, invalid
+from conch.repository.errors import NotUniqueError, PollError
+from conch.repository.override import Override, UploadedModel, describe_override
+from conch.repository.scan import ModelFiles, ModelRepository
+from conch.server.loading import Loader
+from conch.server.rollout import Rollout
+from conch.server.states import ModelState, ModelTable, State
+
+LOG = logging.getLogger("conch")
+
+
+class LoadOperation:
+    """Loads what is ``wanted``, with ``override`` in place of its files where that is given."""
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        loader: Loader,
+        table: ModelTable,
+        rollout: Rollout,
+        wanted: frozenset[str],
+        override: Override | None = None,
+    ) -> None:
+        self._repository = repository
+        self._loader = loader
+        self._table = table
+        self._rollout = rollout
+        self._wanted = wanted
+        self._override = override
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._needs: dict[str, set[str]] = {}
+
+    async def load(self, name: str) -> None:
+        """Load a model once, however many ask for it."""
+        task = self._tasks.get(name)
+        if task is None:
+            task = self._tasks[name] = asyncio.get_running_loop().create_task(self._load(name))
+        await asyncio.shield(task)
+
+    async def _load(self, name: str) -> None:
+        override = self._override if name in self._wanted else None
+        known = self._table.models.get(name)
+        if known is not None:
+            known.wanted = known.wanted or name in self._wanted
+            if not override and not known.members and await self._is_unchanged(known):
+                return
+        uploaded: UploadedModel | None = None
+        try:
+            files, uploaded = await self._files(name, override)
+            config = self._configure(files)
+            await self._load_members(name, config)
+            if known is None:
+                known = ModelState(name, config=config, wanted=name in self._wanted)
+                self._table.models[name] = known
+            elif not override and await self._is_unchanged(known):
+                return
+            await self._rollout.bring_up(known, files, config, uploaded, overridden=bool(override))
+        except BaseException as error:
+            if uploaded is not None:
+                uploaded.close()
+            if isinstance(error, PollError):
+                LOG.error("%s", error.log)
+                if isinstance(error, NotUniqueError) and known is None:
+                    self._table.models[name] = ModelState(name, poll_reason=error.index_reason)
+            raise
+
+    async def _files(self, name: str, override: Override | None) -> tuple[ModelFiles, UploadedModel | None]:
+        if not override:
+            return await asyncio.to_thread(self._repository.describe, name), None
+        if override.files:
+            uploaded = await asyncio.to_thread(UploadedModel, name, override.files)
+            try:
+                return await asyncio.to_thread(describe_override, name, uploaded.directory, override.config), uploaded
+            except BaseException:
+                uploaded.close()
+                raise
+        directory = await asyncio.to_thread(self._repository.directory, name)
+        return await asyncio.to_thread(describe_override, name, directory, override.config), None
+
+    async def _load_members(self, name: str, config: ModelConfig) -> None:
+        members = {step.model_name for step in config.ensemble_scheduling.step}
+        self._needs[name] = members
+        cycle = self._cycle(name, [name])
+        if cycle:
+            raise invalid(f"circular dependency between ensembles: {' -> '.join(cycle)}")
+        # What does not load is reported by the ensemble's own validation.
+        await asyncio.gather(*(self.load(member) for member in sorted(members)), return_exceptions=True)
+
+    def _cycle(self, name: str, path: list[str]) -> list[str]:
+        for member in self._needs.get(name, ()):
+            if member == path[0]:
+                return [*path, member]
+            if member not in path and (found := self._cycle(member, [*path, member])):
+                return found
+        return []
+
+    def _configure(self, files: ModelFiles) -> ModelConfig:
+        try:
+            return self._loader.configure(files)
+        except PollError:
+            raise
+        except ConchError as error:
+            raise PollError.of(files.name, error) from error
+
+    async def _is_unchanged(self, known: ModelState) -> bool:
+        """Whether a model serves just what its directory holds."""
+        if known.overridden or known.fingerprint is None or not known.versions:
+            return False
+        if any(one.state is not State.READY for one in known.versions.values()):
+            return False
+        try:
+            return await asyncio.to_thread(self._repository.fingerprint, known.name) == known.fingerprint
+        except (ConchError, OSError):
+            return False

@@ -1,0 +1,227 @@
+"""Brings new versions of a model up, swaps them in, and ends what they replace after its last request.
+
+Owned by the lifecycle, which holds the locks; runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+
+from conch.config.schema import ModelConfig, is_ensemble
+from conch.errors import ConchError, internal, invalid
+from conch.repository.fingerprint import Fingerprint
+from conch.repository.override import UploadedModel
+from conch.repository.scan import ModelFiles, ModelRepository
+from conch.repository.versions import missing_version_warning, select_versions
+from conch.server.loading import Loader
+from conch.server.model import Model
+from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState
+from conch.telemetry.metrics import Registry
+
+LOG = logging.getLogger("conch")
+
+
+class Rollout:
+    """Changes which versions of models serve.  ``parallel_loads`` bounds how many start at the same time."""
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        loader: Loader,
+        table: ModelTable,
+        registry: Registry,
+        *,
+        parallel_loads: int = 4,
+        retries: int = 0,
+    ) -> None:
+        self._repository = repository
+        self._loader = loader
+        self._table = table
+        self._registry = registry
+        self._slots = asyncio.Semaphore(parallel_loads)
+        self._retries = retries
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    async def bring_up(
+        self,
+        known: ModelState,
+        files: ModelFiles,
+        config: ModelConfig,
+        uploaded: UploadedModel | None,
+        overridden: bool,
+    ) -> None:
+        """Load the versions that the policy selects, all or none, and swap them in."""
+        selection = select_versions(config, files.versions)
+        for warning in files.warnings:
+            LOG.warning("%s", warning)
+        for version in selection.missing:
+            LOG.warning("%s", missing_version_warning(files.name, version))
+        if not selection.versions:
+            raise invalid(
+                f"load failed for model '{files.name}': at least one version must be available "
+                f"under the version policy of model '{files.name}'\n"
+            )
+        for version in selection.versions:
+            one = known.versions.setdefault(version, VersionState(State.LOADING))
+            if one.state is not State.READY:
+                one.state, one.reason = State.LOADING, ""
+        fingerprint = None
+        if uploaded is None:
+            with contextlib.suppress(ConchError, OSError):
+                fingerprint = await asyncio.to_thread(self._repository.fingerprint, files.name)
+        kept = {} if overridden else self._untouched(known, config, fingerprint)
+        loaded = await asyncio.gather(
+            *(self._load_version(files, version, config, kept.get(version)) for version in selection.versions),
+            return_exceptions=True,
+        )
+        failed = {
+            version: result
+            for version, result in zip(selection.versions, loaded, strict=True)
+            if isinstance(result, BaseException)
+        }
+        models = [result for result in loaded if isinstance(result, Model)]
+        if failed:
+            await asyncio.gather(*(model.stop() for model in models if model not in kept.values()))
+            self._note_failure(known, selection.versions, failed)
+            raise _load_failed(files.name, failed)
+        self._swap(known, models)
+        if known.uploaded is not None:
+            known.uploaded.close()
+        known.files, known.config, known.fingerprint = files, config, fingerprint
+        known.uploaded, known.overridden, known.poll_reason = uploaded, overridden, ""
+
+    def _untouched(self, known: ModelState, config: ModelConfig, fingerprint: Fingerprint | None) -> dict[int, Model]:
+        """The versions that may run on, with other instances perhaps: nothing else of them has changed."""
+        if known.overridden or known.config is None or known.fingerprint is None or fingerprint is None:
+            return {}
+        if is_ensemble(config) or _without_instances(known.config) != _without_instances(config):
+            return {}
+        return {
+            model.version: model
+            for model in known.models()
+            if known.fingerprint.same_version(fingerprint, model.version)
+        }
+
+    async def _load_version(self, files: ModelFiles, version: int, config: ModelConfig, running: Model | None) -> Model:
+        async with self._slots:
+            if running is not None:
+                await self._loader.rescale(running, files, config)
+                return running
+            for attempt in range(self._retries + 1):
+                try:
+                    if is_ensemble(config):
+                        return self._loader.load_ensemble(files, version, config, self.members_of(config))
+                    return await self._loader.load(files, version, config)
+                except ConchError as error:
+                    LOG.error("failed to load '%s' version %d: %s", files.name, version, error.status)
+                    if attempt == self._retries:
+                        raise
+        raise AssertionError("unreachable")
+
+    def members_of(self, config: ModelConfig) -> Mapping[str, Model]:
+        """The models of an ensemble's steps.  Raises INVALID_ARG for one that does not serve."""
+        members: dict[str, Model] = {}
+        for step in config.ensemble_scheduling.step:
+            known = self._table.models.get(step.model_name)
+            if known is None:
+                raise invalid(
+                    f"ensemble {config.name} contains models that are not available or ambiguous: {step.model_name}"
+                )
+            ready = known.ready_versions()
+            if not ready:
+                reasons = [one.reason for one in known.versions.values() if one.reason]
+                raise invalid(
+                    f"ensemble '{config.name}' depends on '{step.model_name}' which has no loaded version. "
+                    f"Model '{step.model_name}' loading failed with error: {'; '.join(reasons) or known.poll_reason}"
+                )
+            if step.model_version != -1 and step.model_version not in ready:
+                raise invalid(
+                    f"ensemble '{config.name}' depends on '{step.model_name}' "
+                    f"whose required version {step.model_version} is not loaded."
+                )
+            members[step.model_name] = self._table.find(step.model_name, step.model_version)
+        return members
+
+    def _note_failure(self, known: ModelState, versions: Sequence[int], failed: Mapping[int, BaseException]) -> None:
+        """Versions that serve go on; the others say why they do not."""
+        for version in versions:
+            one = known.versions[version]
+            if one.state is State.READY:
+                continue
+            error = failed.get(version)
+            if error is None:
+                del known.versions[version]
+            else:
+                one.state = State.UNAVAILABLE
+                one.reason = error.status if isinstance(error, ConchError) else repr(error)
+
+    def _swap(self, known: ModelState, models: Sequence[Model]) -> None:
+        new = {model.version: model for model in models}
+        for version, one in list(known.versions.items()):
+            if version not in new:
+                if one.state is State.READY:
+                    self._retire(one, version)
+                else:
+                    del known.versions[version]
+        for version, model in sorted(new.items()):
+            previous = known.versions[version].model
+            known.versions[version] = VersionState(State.READY, "", model)
+            if previous is model:
+                continue
+            if previous is not None:
+                self.end(previous, None)
+            self._registry.register(model.statistics, tags=dict(model.config.metric_tags))
+        LOG.info("successfully loaded '%s'", known.name)
+
+    def retire_all(self, known: ModelState) -> None:
+        for version, one in known.versions.items():
+            if one.state in (State.READY, State.LOADING):
+                self._retire(one, version)
+            elif one.state is State.UNAVAILABLE:
+                one.reason = UNLOADED
+        known.fingerprint = None
+
+    def _retire(self, one: VersionState, version: int) -> None:
+        model = one.model
+        if model is None:
+            one.state, one.reason = State.UNAVAILABLE, UNLOADED
+            return
+        one.state = State.UNLOADING
+        self.end(model, one)
+
+    def end(self, model: Model, one: VersionState | None) -> None:
+        task = asyncio.get_running_loop().create_task(self._end_when_idle(model, one))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _end_when_idle(self, model: Model, one: VersionState | None) -> None:
+        await model.finish()
+        self._registry.unregister(model.statistics)
+        await model.stop()
+        if one is not None and one.model is model:
+            one.state, one.reason, one.model = State.UNAVAILABLE, UNLOADED, None
+            LOG.info("successfully unloaded '%s' version %d", model.name, model.version)
+
+    async def finish(self) -> None:
+        """Wait until everything that was replaced or unloaded has ended."""
+        while self._retiring:
+            await asyncio.gather(*self._retiring)
+
+
+def _without_instances(config: ModelConfig) -> ModelConfig:
+    rest = ModelConfig()
+    rest.CopyFrom(config)
+    rest.ClearField("instance_group")
+    rest.ClearField("version_policy")
+    return rest
+
+
+def _load_failed(name: str, failed: Mapping[int, BaseException]) -> ConchError:
+    reasons = []
+    for version, error in sorted(failed.items()):
+        known = error if isinstance(error, ConchError) else internal(repr(error))
+        reasons.append(f"version {version} is at UNAVAILABLE state: {known.status};")
+    return invalid(f"load failed for model '{name}': " + " ".join(reasons) + "\n")
