@@ -1,12 +1,21 @@
-"""Models that cannot be loaded: a name, ``config.pbtxt`` (``None``: no file), files, and what the load answers.
+"""Models that do not load, or hardly: configuration and files by name.
 
-``{path}`` stands for the model's directory.  An answer of ``None`` is not compared with a text here:
-it is only the same for both servers.
+What the load answers is in ``broken_models.json``, recorded from Triton 2.51 by
+``python -m tests.conformance.broken_models``; ``OURS`` is where conch answers otherwise.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.conformance.raw import Request, send
+from tests.models import build, write
+from tests.oracle import TritonServer
 
 PASS = """
 import triton_python_backend_utils as pb_utils
@@ -155,14 +164,14 @@ BROKEN: dict[str, Broken] = {
     "group_with_profile": with_config('instance_group [ { kind: KIND_CPU profile: [ "a" ] } ]'),
     "warmup_variable": Broken(
         PYTHON + 'input { name: "I" data_type: TYPE_FP32 dims: [ -1 ] }\n' + OUT
-        + 'model_warmup { name: "w" inputs { key: "I" value { data_type: TYPE_FP32 dims: [ -1 ] zero_data: true } } }'
+        + 'model_warmup { name: "w" batch_size: 1 inputs { key: "I" value { data_type: TYPE_FP32 dims: [ -1 ] zero_data: true } } }'
     ),
     "warmup_file_short": Broken(
-        PYTHON + IO + 'model_warmup { name: "w" inputs { key: "I" value { data_type: TYPE_FP32 dims: [ 4 ] input_data_file: "w" } } }',
+        PYTHON + IO + 'model_warmup { name: "w" batch_size: 1 inputs { key: "I" value { data_type: TYPE_FP32 dims: [ 4 ] input_data_file: "w" } } }',
         {"1/model.py": PASS, "warmup/w": "short"},
     ),
     "warmup_fails": with_config(
-        'model_warmup { name: "w" inputs { key: "I" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } } }'
+        'model_warmup { name: "w" batch_size: 1 inputs { key: "I" value { data_type: TYPE_FP32 dims: [ 4 ] zero_data: true } } }'
     ),
     "batch_input_sources": with_config(
         'max_batch_size: 4\nbatch_input { kind: BATCH_ELEMENT_COUNT target_name: "T" data_type: TYPE_FP32 }'
@@ -224,3 +233,46 @@ BROKEN: dict[str, Broken] = {
     "ensemble_version_absent": ensemble(step("plus_one", "X:I", "Y:O").replace("-1", "7")),
     "ensemble_member_broken": ensemble(step("initialize_raises", "I:I", "O:O")),
 }  # fmt: skip
+
+#: What Triton does not survive or takes minutes for, with conch's own answer (a regular expression).
+OURS: dict[str, str] = {
+    "no_model_file": r".*model\.py.*",
+    "other_filename": r".*absent\.py.*",
+}
+RECORDED = Path(__file__).with_suffix(".json")
+
+Answer = tuple[int, str]
+
+
+def lay_out(repository: Path) -> Path:
+    """Write all of them, and the models that the ensembles use."""
+    build(repository, "plus_one", "add_sub", "add_sub_fp32")
+    for name, broken in BROKEN.items():
+        write(repository, name, broken.config, broken.files)
+    return repository
+
+
+def load_all(address: str, repository: Path, names: list[str]) -> dict[str, Answer]:
+    """Load them on a server in explicit mode; status and message by name, the repository's path left out."""
+
+    def load(name: str) -> Answer:
+        reply = send(address, Request("POST", f"/v2/repository/models/{name}/load", b""), timeout=60)
+        return reply.status, normalised(reply.error, repository) if reply.body else ""
+
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(names, pool.map(load, names), strict=True))
+
+
+def normalised(message: str, repository: Path) -> str:
+    """Without the frames of a traceback that are not in the model's own file."""
+    frames = re.compile(r"^  (.*)\(\d+\): .*\n", re.MULTILINE)
+    message = frames.sub(lambda found: found[0] if found[1].startswith(str(repository)) else "", message)
+    return message.replace(str(repository), "{repository}")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        models = lay_out(Path(folder))
+        with TritonServer(models, "--model-control-mode=explicit") as triton:
+            recorded = load_all(triton.http, models, [name for name in BROKEN if name not in OURS])
+    RECORDED.write_text(json.dumps(recorded, indent=1) + "\n")

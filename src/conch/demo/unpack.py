@@ -7,16 +7,17 @@ file takes transformers much longer than reading the folder, and the model's wor
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 
 def unpack(file: Path, folder: Path) -> None:
     """Write the model (bfloat16) and the tokenizer of ``file`` as transformers writes them."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
+    # Not by a statement: the types are checked where these two are not installed.
+    transformers = import_module("transformers")
+    bfloat16 = import_module("torch").bfloat16
+    tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=bfloat16)
     # The weights are plain numbers now, but transformers refuses to save what it still takes for quantised.
     model.hf_quantizer.remove_quantization_config(model)
     tokenizer.save_pretrained(folder)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
 
-from conch.config.complete import ANY, PYTHON, complete, merge_completion
+from conch.config.complete import ANY, PYTHON, complete, complete_ensemble, merge_completion
 from conch.config.schema import ModelConfig
 from conch.config.signature import signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load
@@ -112,8 +112,7 @@ class Loader:
         validate_load(config, self._gpus)
         self.check_ensemble(config, members)
         config = _copy(config)
-        if any(member.signature.decoupled for member in members.values()):
-            config.model_transaction_policy.decoupled = True
+        complete_ensemble(config, [member.config for member in members.values()])
         steps = [
             Step(step.model_name, step.model_version, dict(step.input_map), dict(step.output_map))
             for step in config.ensemble_scheduling.step

@@ -9,7 +9,8 @@ import asyncio
 import logging
 
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError, invalid
+from conch.config.validate_ensemble import cycle_problem
+from conch.errors import ConchError
 from conch.repository.errors import NotUniqueError, PollError
 from conch.repository.override import Override, UploadedModel, describe_override
 from conch.repository.scan import ModelFiles, ModelRepository
@@ -91,19 +92,11 @@ class LoadOperation:
     async def _load_members(self, name: str, config: ModelConfig) -> None:
         members = {step.model_name for step in config.ensemble_scheduling.step}
         self._needs[name] = members
-        cycle = self._cycle(name, [name])
-        if cycle:
-            raise invalid(f"circular dependency between ensembles: {' -> '.join(cycle)}")
+        cycle = cycle_problem(name, self._needs)
+        if cycle is not None:
+            raise cycle
         # What does not load is reported by the ensemble's own validation.
         await asyncio.gather(*(self.load(member) for member in sorted(members)), return_exceptions=True)
-
-    def _cycle(self, name: str, path: list[str]) -> list[str]:
-        for member in self._needs.get(name, ()):
-            if member == path[0]:
-                return [*path, member]
-            if member not in path and (found := self._cycle(member, [*path, member])):
-                return found
-        return []
 
     def _configure(self, files: ModelFiles) -> ModelConfig:
         try:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from conch.config.schema import ModelConfig, is_ensemble
+from conch.config.validate_ensemble import member_not_loaded, member_not_valid, version_problem
 from conch.errors import ConchError, internal, invalid
 from conch.repository.fingerprint import Fingerprint
 from conch.repository.override import UploadedModel
@@ -122,28 +123,27 @@ class Rollout:
         raise AssertionError("unreachable")
 
     def members_of(self, config: ModelConfig) -> Mapping[str, Model]:
-        """The models of an ensemble's steps.  Raises INVALID_ARG for one that does not serve."""
-        members: dict[str, Model] = {}
-        for step in config.ensemble_scheduling.step:
-            known = self._table.models.get(step.model_name)
-            if known is None:
-                raise invalid(
-                    f"ensemble {config.name} contains models that are not available or ambiguous: {step.model_name}"
-                )
-            ready = known.ready_versions()
-            if not ready:
-                reasons = [one.reason for one in known.versions.values() if one.reason]
-                raise invalid(
-                    f"ensemble '{config.name}' depends on '{step.model_name}' which has no loaded version. "
-                    f"Model '{step.model_name}' loading failed with error: {'; '.join(reasons) or known.poll_reason}"
-                )
-            if step.model_version != -1 and step.model_version not in ready:
-                raise invalid(
-                    f"ensemble '{config.name}' depends on '{step.model_name}' "
-                    f"whose required version {step.model_version} is not loaded."
-                )
-            members[step.model_name] = self._table.find(step.model_name, step.model_version)
-        return members
+        """The models of an ensemble's steps, as far as they are known.
+
+        Raises INVALID_ARG for one that does not serve, or not in the version that a step asks for.
+        """
+        known = {
+            step.model_name: self._table.models[step.model_name]
+            for step in config.ensemble_scheduling.step
+            if step.model_name in self._table.models
+        }
+        for name, member in known.items():
+            if not member.ready_versions():
+                refusal = member_not_valid if member.members else member_not_loaded
+                raise refusal(config.name, name, member.reason)
+        problem = version_problem(config, {name: member.ready_versions() for name, member in known.items()})
+        if problem is not None:
+            raise problem
+        return {
+            step.model_name: self._table.find(step.model_name, step.model_version)
+            for step in config.ensemble_scheduling.step
+            if step.model_name in known
+        }
 
     def _note_failure(self, known: ModelState, versions: Sequence[int], failed: Mapping[int, BaseException]) -> None:
         """Versions that serve go on; the others say why they do not."""

@@ -62,6 +62,11 @@ class ModelState:
         return [one.model for _, one in sorted(self.versions.items()) if one.model and one.state is State.READY]
 
     @property
+    def reason(self) -> str:
+        """Why no version serves."""
+        return "; ".join(one.reason for one in self.versions.values() if one.reason) or self.poll_reason
+
+    @property
     def members(self) -> set[str]:
         """The models that the steps of an ensemble name."""
         return {step.model_name for step in self.config.ensemble_scheduling.step} if self.config else set()

@@ -30,6 +30,9 @@ from conch.tensors import Buffer
 
 LOGGER: Final = logging.getLogger("conch")
 
+#: What Triton says of messages that are no protocol buffers, or incomplete.
+UNREADABLE: Final = "Unable to parse request"
+
 _ACCEPTS: Final = ",".join(ENCODINGS).encode()
 
 
@@ -111,7 +114,7 @@ class Call:
             elif not self.paused and not self._ended:
                 self._ended = True
                 if reader.held or reader.missing:
-                    raise CallFault(Status.INTERNAL, "The last message is incomplete")
+                    raise CallFault(Status.INTERNAL, UNREADABLE)
                 self.half_closed()
         except (ConchError, CallFault) as error:
             self.fail(error)
@@ -174,7 +177,7 @@ class Call:
         """End the call with an error."""
         self.finish(*status_of(error))
 
-    def abandon(self, status: Status, message: str, code: ErrorCode = ErrorCode.CANCEL) -> None:
+    def cut_off(self, status: Status, message: str, code: ErrorCode = ErrorCode.CANCEL) -> None:
         """End the call with a status although work for it goes on, which is given up.
 
         If messages still wait to be sent they are dropped, and the stream is reset with ``code`` instead.
@@ -190,7 +193,7 @@ class Call:
 
     def _expire(self) -> None:
         self._deadline = None
-        self.abandon(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self.cut_off(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _close(self) -> None:
         self.finished = True
@@ -202,12 +205,12 @@ class Call:
 
 
 class UnaryCall(Call):
-    """A call with one message each way: ``run`` is called with the client's."""
+    """A call with one message each way; the client's starts the work, whatever follows is ignored."""
 
-    __slots__ = ("_message",)
+    __slots__ = ("_begun",)
 
     def __init__(self, stream: Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
-        self._message: bytes | None = None
+        self._begun = False
         super().__init__(stream, head, loop)
 
     def run(self, message: bytes) -> None:
@@ -215,12 +218,10 @@ class UnaryCall(Call):
         raise NotImplementedError
 
     def message(self, data: bytes) -> None:
-        if self._message is not None:
-            raise CallFault(Status.INTERNAL, "More than one message for a unary call")
-        self._message = data
+        if not self._begun:
+            self._begun = True
+            self.run(data)
 
     def half_closed(self) -> None:
-        if self._message is None:
-            raise CallFault(Status.INTERNAL, "No message for a unary call")
-        message, self._message = self._message, b""
-        self.run(message)
+        if not self._begun:
+            raise CallFault(Status.INTERNAL, UNREADABLE)

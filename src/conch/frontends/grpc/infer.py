@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from conch.errors import ConchError, internal, unsupported
-from conch.frontends.grpc.calls import LOGGER, UnaryCall
+from conch.frontends.grpc.calls import LOGGER, UNREADABLE, UnaryCall
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class InferCall(UnaryCall):
     """Ends when its request does: with the only response, or with an error."""
 
-    __slots__ = ("_model", "_plan", "_request", "_response", "_responses", "_service")
+    __slots__ = ("_kept", "_model", "_plan", "_request", "_responses", "_service")
 
     _model: Model
     _plan: OutputPlan
@@ -37,7 +37,7 @@ class InferCall(UnaryCall):
         super().__init__(stream, head, service.loop)
         self._service = service
         self._request: InferRequest | None = None
-        self._response: InferResponse | None = None
+        self._kept: InferResponse | None = None
         self._responses = 0
 
     def run(self, message: bytes) -> None:
@@ -56,23 +56,29 @@ class InferCall(UnaryCall):
             self._request.cancel()
 
     def _respond(self, response: InferResponse) -> None:
-        if not response.empty or response.error is not None:
+        """The only response may be followed by an empty final one."""
+        if response.final and self._kept is None:
+            self._kept = response
+        elif not response.empty:
             self._responses += 1
-            self._response = response
+            self._kept = response
         if not response.final or self.finished:
             return
         assert self._request is not None
         try:
-            answer = self._response
-            if answer is None or self._responses > 1:
+            answer = self._kept
+            assert answer is not None
+            if self._responses > 1:
                 raise internal(f"expected a single response, got {self._responses}")
             if answer.error is not None:
                 raise answer.error
-            signature = self._model.signature
-            body = encode_infer(self._request, answer, self._plan, self._model.labels, signature.max_batch_size > 0)
-            self.encoding = choose_encoding(self._service.compression, self.head.accepted_encodings)
+            model, service = self._model, self._service
+            batched = model.signature.max_batch_size > 0
+            body = encode_infer(self._request, answer, self._plan, model.labels, batched)
+            if service.compression != "none":
+                self.encoding = choose_encoding(service.compression, self.head.accepted_encodings)
             self.answer(body)
-        except (ConchError, CallFault) as error:
+        except ConchError as error:
             self.fail(error)
         except Exception as error:
             LOGGER.exception("a response of model '%s' cannot be sent", self._model.name)
@@ -83,4 +89,4 @@ def parse_request(data: bytes) -> service_pb2.ModelInferRequest:
     try:
         return service_pb2.ModelInferRequest.FromString(data)
     except DecodeError:
-        raise CallFault(Status.INTERNAL, "Failed to parse the request message") from None
+        raise CallFault(Status.INTERNAL, UNREADABLE) from None

@@ -124,10 +124,11 @@ def decompress(message: bytes, encoding: str) -> bytes:
                 Status.RESOURCE_EXHAUSTED,
                 f"Decompressed message larger than max ({MAX_DECOMPRESSED_SIZE})",
             )
-    except zlib.error as error:
-        raise CallFault(Status.INTERNAL, f"Message cannot be decompressed: {error}") from None
-    if not decompressor.eof:
-        raise CallFault(Status.INTERNAL, "Message cannot be decompressed: it is incomplete")
+        complete = decompressor.eof
+    except zlib.error:
+        complete = False
+    if not complete:
+        raise CallFault(Status.INTERNAL, f"Unexpected error decompressing data for algorithm {encoding}")
     return plain
 
 

@@ -101,10 +101,10 @@ def _http_status(method: bytes, content_type: str) -> int | None:
 
 
 def parse_timeout(value: str | None) -> float | None:
-    """A ``grpc-timeout`` (up to 8 digits and a unit) in seconds; an unreadable one counts as none."""
+    """A ``grpc-timeout`` (digits and a unit) in seconds; an unreadable one counts as none."""
     if value is None:
         return None
     digits, unit = value[:-1].strip(), value[-1:]
-    if not 1 <= len(digits) <= 8 or not digits.isascii() or not digits.isdigit() or unit not in _SECONDS:
+    if not 1 <= len(digits) <= 15 or not digits.isascii() or not digits.isdigit() or unit not in _SECONDS:
         return None
     return int(digits) * _SECONDS[unit]

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from conch.errors import ConchError, unavailable, unsupported
 from conch.frontends.grpc.access import Access, HeaderForwarding
-from conch.frontends.grpc.calls import LOGGER, Call, UnaryCall
+from conch.frontends.grpc.calls import LOGGER, UNREADABLE, Call, UnaryCall
 from conch.frontends.grpc.headers import Field
 from conch.frontends.grpc.infer import InferCall
 from conch.frontends.grpc.requests import RequestHead, parse_head
@@ -164,7 +164,7 @@ class Service:
 
 def _without(what: str) -> Callable[[Any], Message]:
     def refuse(request: Any) -> Message:
-        raise unsupported(f"{what} is not available in this build of conch")
+        raise unsupported(f"this server does not have {what} yet")
 
     return refuse
 
@@ -207,7 +207,7 @@ class ControlCall(UnaryCall):
         try:
             request = self._request_class.FromString(message)
         except DecodeError:
-            raise CallFault(Status.INTERNAL, "Failed to parse the request message") from None
+            raise CallFault(Status.INTERNAL, UNREADABLE) from None
         answer = self._answer(request)
         if isinstance(answer, Message):
             self.answer([answer.SerializeToString()])

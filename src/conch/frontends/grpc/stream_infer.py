@@ -1,8 +1,8 @@
 """``ModelStreamInfer``: any number of requests on one stream, run concurrently.
 
 Opened by the service for every stream; runs on the event loop.  A request that fails does not end
-the stream, unless the client asks for that (metadata ``triton_grpc_error: true``).  Requests of
-models that are not decoupled are answered in their order, each by one response; responses of
+the stream, unless its execution failed and the client asks for that (metadata
+``triton_grpc_error: true``).  Requests of models that are not decoupled are answered in their order, each by one response; responses of
 decoupled models are sent as they come.
 """
 
@@ -17,7 +17,7 @@ from conch.frontends.grpc.frames import ErrorCode
 from conch.frontends.grpc.infer import parse_request
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
-from conch.frontends.grpc.status import Status, status_of
+from conch.frontends.grpc.status import CallFault, Status
 from conch.frontends.grpc.streams import Stream
 from conch.inference import InferRequest, InferResponse
 from conch.tensors import Buffer
@@ -25,6 +25,7 @@ from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import (
     OutputPlan,
     decode_infer,
+    encode_empty_final,
     encode_execution_error,
     encode_infer,
     encode_stream_error,
@@ -44,11 +45,12 @@ GIVE_UP_AT: Final = 512 << 20
 class StreamInferCall(Call):
     """``_running`` are the requests that have not ended; ``_turns`` those of them whose responses keep an order."""
 
-    __slots__ = ("_half_closed", "_running", "_service", "_strict", "_turns")
+    __slots__ = ("_half_closed", "_running", "_service", "_turns", "strict")
 
     def __init__(self, stream: Stream, head: RequestHead, service: Service) -> None:
         self._service = service
-        self._strict = (head.get("triton_grpc_error") or "").lower() == "true"
+        #: Whether an execution that fails ends the stream.
+        self.strict = (head.get("triton_grpc_error") or "").lower() == "true"
         self._running: dict[int, InferRequest] = {}
         self._turns: deque[_Turn] = deque()
         self._half_closed = False
@@ -87,6 +89,10 @@ class StreamInferCall(Call):
         for request in running.values():
             request.cancel()
 
+    def fail(self, error: ConchError | CallFault) -> None:
+        super().fail(error)
+        self.cancelled()
+
     def drained(self) -> None:
         if self.paused and not self.finished:
             self.resume()
@@ -103,23 +109,16 @@ class StreamInferCall(Call):
                 self._turns.popleft()
                 self.send(first)
         if self.stream.queued > GIVE_UP_AT:
-            self.abandon(Status.RESOURCE_EXHAUSTED, "Responses are not read", ErrorCode.ENHANCE_YOUR_CALM)
-
-    def strict_failure(self, error: ConchError) -> bool:
-        """End the stream with the error if the client wants that; returns whether it does."""
-        if self._strict and not self.finished:
-            self.abandon(*status_of(error))
-        return self._strict
+            self.cut_off(Status.RESOURCE_EXHAUSTED, "Responses are not read", ErrorCode.ENHANCE_YOUR_CALM)
 
     def ended(self, request: InferRequest) -> None:
         self._running.pop(request.serial, None)
         self._finish_if_done()
 
     def _refuse(self, error: ConchError, request_id: str) -> None:
-        if not self.strict_failure(error):
-            turn = _Turn()
-            self._turns.append(turn)
-            self.deliver(turn, encode_stream_error(error.message, request_id))
+        turn = _Turn()
+        self._turns.append(turn)
+        self.deliver(turn, encode_stream_error(error.message, request_id))
 
     def _pause_if_behind(self) -> None:
         if self.stream.queued > PAUSE_AT:
@@ -161,14 +160,13 @@ class _Exchange:
                 self._deliver(response)
             except Exception as error:
                 LOGGER.exception("a response of model '%s' cannot be sent", self._model.name)
-                call.abandon(Status.INTERNAL, f"{type(error).__name__}: {error}")
+                call.fail(CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}"))
         if response.final:
             call.ended(self.request)
 
     def refuse(self, error: ConchError) -> None:
         """The request was not accepted."""
-        if not self._call.strict_failure(error):
-            self._call.deliver(self.turn, encode_stream_error(error.message, self.request.id))
+        self._call.deliver(self.turn, encode_stream_error(error.message, self.request.id))
         self._call.ended(self.request)
 
     def _deliver(self, response: InferResponse) -> None:
@@ -178,26 +176,32 @@ class _Exchange:
             self._send(response)
 
     def _deliver_only(self, response: InferResponse) -> None:
-        """Exactly one response of a model that is not decoupled."""
-        if not response.empty:
+        """Exactly one response of a model that is not decoupled; an empty final one may follow it."""
+        if response.final and self._only is None:
+            self._only = response
+        elif not response.empty:
             self._responses += 1
             self._only = response
         if response.final:
-            only = self._only
-            if only is None or self._responses > 1:
-                only = InferResponse(error=internal(f"expected a single response, got {self._responses}"))
-            self._send(only)
+            assert self._only is not None
+            if self._responses > 1:
+                self._only = InferResponse(error=internal(f"expected a single response, got {self._responses}"))
+            self._send(self._only)
 
     def _send(self, response: InferResponse) -> None:
         call, model = self._call, self._model
         try:
             if response.error is not None:
                 raise response.error
-            batched = model.signature.max_batch_size > 0
-            body = encode_infer(self.request, response, self.plan, model.labels, batched)
-            message = encode_stream_response(body, response.final)
+            if response.empty and self.turn is None:
+                message = encode_empty_final(self.request, self.plan)
+            else:
+                batched = model.signature.max_batch_size > 0
+                body = encode_infer(self.request, response, self.plan, model.labels, batched)
+                message = encode_stream_response(body, response.final)
         except ConchError as error:
-            if call.strict_failure(error):
+            if call.strict:
+                call.fail(error)
                 return
-            message = encode_execution_error(error.message, self.request, response.final)
+            message = encode_execution_error(error.message, self.request, self.plan, response.final)
         call.deliver(self.turn, message)

@@ -6,6 +6,7 @@ the others make responses out of the server's answers, which are laid out as HTT
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
@@ -17,19 +18,26 @@ from conch.errors import invalid, unsupported
 from conch.logs import FORMATS, LogSettings
 
 _FILE: Final = "file:"
+_NUMBER: Final = re.compile(r"[ \t\n\v\f\r]*[+-]?[0-9]{1,20}")
 
 
 def read_version(text: str) -> int:
-    """A model version as requests give it: empty for any (-1).  Raises INVALID_ARG for what is not a number."""
+    """A model version as requests give it: empty for any (-1), otherwise what C's ``strtol`` takes.
+
+    Raises INVALID_ARG for what is not a number, or a negative one.
+    """
     if not text:
         return -1
-    try:
-        return int(text)
-    except ValueError:
+    found = _NUMBER.match(text)
+    version = int(found.group()) if found else 2**63
+    if not -(2**63) <= version < 2**63:
         raise invalid(
-            f"failed to get model version from specified version string '{text}' (details: stoll),"
+            f"failed to get model version from specified version string '{text}' (details: stol),"
             " version should be an integral value > 0"
-        ) from None
+        )
+    if version < 0:
+        raise invalid(f"invalid model version specified '{text}' , version should be an integral value > 0")
+    return version
 
 
 def model_metadata(metadata: Mapping[str, Any]) -> service_pb2.ModelMetadataResponse:

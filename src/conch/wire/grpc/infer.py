@@ -13,12 +13,13 @@ from typing import Final
 
 from tritonclient.grpc import service_pb2
 
-from conch.errors import invalid, unsupported
+from conch.errors import ConchError, invalid, not_found
 from conch.inference import InferRequest, InferResponse, ParameterValue
-from conch.tensors import Buffer, Tensor
+from conch.tensors import CONFIG_NAME, Buffer, Tensor
 from conch.wire.grpc.contents import read_contents
 from conch.wire.grpc.parameters import (
     FINAL_RESPONSE,
+    Parameters,
     names_shared_memory,
     read_classification,
     read_request_parameters,
@@ -30,13 +31,15 @@ from conch.wire.json.classification import classify
 _RAW_OUTPUT_CONTENTS: Final = b"\x32"
 _INFER_RESPONSE: Final = b"\x12"
 
-_SHARED_MEMORY: Final = "shared memory is not available in this build of conch"
-
 
 @dataclass(slots=True)
 class OutputPlan:
-    """How the client wants the response; ``classification`` names outputs and how many classes they become."""
+    """How the client wants the response; ``classification`` names outputs and how many classes they become.
 
+    ``version`` is the model version as the request gave it, perhaps not at all.
+    """
+
+    version: str
     classification: dict[str, int] = field(default_factory=dict)
     empty_final: bool = False
 
@@ -50,7 +53,7 @@ def decode_infer(
     INVALID_ARG with Triton's texts for whatever is wrong with the message.
     """
     request = InferRequest(message.model_name, {}, on_response, model_version=version, id=message.id)
-    plan = OutputPlan()
+    plan = OutputPlan(message.model_version)
     parameters = message.parameters
     if parameters:
         plan.empty_final = read_request_parameters(parameters, request)
@@ -78,9 +81,12 @@ def _read_inputs(message: service_pb2.ModelInferRequest, request: InferRequest) 
                     f"unexpected 'content' provided when using shared memory for input tensor '{name}'"
                     f" for model '{request.model_name}'"
                 )
-            raise unsupported(_SHARED_MEMORY)
+            raise _no_region(tensor.parameters)
         if name in inputs:
             raise request.error(f"input '{name}' already exists in request")
+        datatype = tensor.datatype
+        if datatype not in CONFIG_NAME:
+            datatype = "<invalid>"
         data: Buffer | None
         if has_raw:
             if tensor.HasField("contents"):
@@ -90,12 +96,12 @@ def _read_inputs(message: service_pb2.ModelInferRequest, request: InferRequest) 
                 )
             data = next(raw, None)
         elif tensor.HasField("contents"):
-            data = read_contents(tensor.contents, name, tensor.datatype, request.model_name)
+            data = read_contents(tensor.contents, name, datatype, request.model_name)
         else:
             data = None
         if data is None:
             raise invalid(f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request.")
-        inputs[name] = Tensor(name, tensor.datatype, tuple(tensor.shape), data)
+        inputs[name] = Tensor(name, datatype, tuple(tensor.shape), data)
 
 
 def _read_output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor, plan: OutputPlan) -> None:
@@ -104,9 +110,14 @@ def _read_output(output: service_pb2.ModelInferRequest.InferRequestedOutputTenso
     if in_memory:
         if classes:
             raise invalid("output can't set both 'shared_memory_region' and 'classification'")
-        raise unsupported(_SHARED_MEMORY)
+        raise _no_region(output.parameters)
     if classes:
         plan.classification[output.name] = classes
+
+
+def _no_region(parameters: Parameters) -> ConchError:
+    """No region can be registered with this server, so none is there."""
+    return not_found(f"Unable to find shared memory region: '{parameters['shared_memory_region'].string_param}'")
 
 
 def encode_infer(
@@ -151,19 +162,36 @@ def encode_stream_error(error: str, request_id: str) -> list[Buffer]:
     """A ``ModelStreamInferResponse`` for a request that was not executed."""
     infer_response = service_pb2.ModelInferResponse(id=request_id)
     return [
-        service_pb2.ModelStreamInferResponse(error_message=error, infer_response=infer_response).SerializeToString()
+        service_pb2.ModelStreamInferResponse(
+            error_message=_text(error), infer_response=infer_response
+        ).SerializeToString()
     ]
 
 
-def encode_execution_error(error: str, request: InferRequest, final: bool) -> list[Buffer]:
+def encode_execution_error(error: str, request: InferRequest, plan: OutputPlan, final: bool) -> list[Buffer]:
     """A ``ModelStreamInferResponse`` for an error that execution ended with, or sent in between."""
-    message = service_pb2.ModelStreamInferResponse(error_message=error)
-    response = message.infer_response
+    message = service_pb2.ModelStreamInferResponse(error_message=_text(error))
+    _fill(message.infer_response, request, plan, final)
+    return [message.SerializeToString()]
+
+
+def encode_empty_final(request: InferRequest, plan: OutputPlan) -> list[Buffer]:
+    """A ``ModelStreamInferResponse`` that only says that its request has ended."""
+    message = service_pb2.ModelStreamInferResponse()
+    _fill(message.infer_response, request, plan, True)
+    return [message.SerializeToString()]
+
+
+def _fill(response: service_pb2.ModelInferResponse, request: InferRequest, plan: OutputPlan, final: bool) -> None:
     response.id = request.id
     response.model_name = request.model_name
-    response.model_version = "" if request.model_version < 0 else str(request.model_version)
+    response.model_version = plan.version
     response.parameters[FINAL_RESPONSE].bool_param = final
-    return [message.SerializeToString()]
+
+
+def _text(text: str) -> str:
+    """Text that protocol buffers take, which may not hold lone surrogates."""
+    return text.encode("utf-8", "replace").decode()
 
 
 # Encoded messages one after the other are the encoding of all their fields together, so parts that

@@ -179,7 +179,8 @@ def test_error_of_one_request_leaves_the_others_alone(launch: Launch) -> None:
     class TritonPythonModel:
         def execute(self, requests):
             error = pb_utils.TritonError("no such word", pb_utils.TritonError.NOT_FOUND)
-            return [answer("good"), pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1))], error), answer("fine")]
+            failed = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1))], error)
+            return [answer("good"), failed, answer("fine")]
     """)
     good, bad, fine = worker.infer("1", "2", "3")["responses"]
     assert (first(good), first(fine)) == ("good", "fine")
@@ -197,7 +198,10 @@ def test_response_parameters_travel(launch: Launch) -> None:
     [
         ("(answer(),)", "Expected a list in the execute return, found type '<class 'tuple'>'."),
         ("{}", "Expected a list in the execute return, found type '<class 'dict'>'."),
-        ("['s']", "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'str'>'."),
+        (
+            "['s']",
+            "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'str'>'.",
+        ),
         (
             "[answer(), answer()]",
             "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "

@@ -8,7 +8,6 @@ import signal
 import pytest
 
 from conch.tensors import Tensor
-
 from tests.unit.backends.python.worker import PREAMBLE, Launch, Worker
 
 LINES = PREAMBLE.count("\n")

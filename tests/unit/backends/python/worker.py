@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path

