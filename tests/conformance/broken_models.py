@@ -256,7 +256,10 @@ def load_all(address: str, repository: Path, names: list[str]) -> dict[str, Answ
     """Load them on a server in explicit mode; status and message by name, the repository's path left out."""
 
     def load(name: str) -> Answer:
-        reply = send(address, Request("POST", f"/v2/repository/models/{name}/load", b""), timeout=60)
+        try:
+            reply = send(address, Request("POST", f"/v2/repository/models/{name}/load", b""), timeout=30)
+        except TimeoutError:
+            return 0, "no answer"
         return reply.status, normalised(reply.error, repository) if reply.body else ""
 
     with ThreadPoolExecutor(4) as pool:

@@ -19,6 +19,7 @@ from conch.config.signature import parameters
 from conch.errors import invalid
 from conch.repository.scan import ModelFiles
 from conch.server.devices import environment_for
+from conch.server.warmup import read_samples, warm_up
 from conch.workers.environment import worker_python
 from conch.workers.process import WorkerProcess
 
@@ -72,6 +73,7 @@ class WorkerStarter:
                     "config": render.to_json(self.config),
                 }
             )
+            await warm_up(worker, self.config, read_samples(self.config, self._files.directory))
         except BaseException:
             worker.kill()
             raise

@@ -281,16 +281,19 @@ class Channel:
     def poll(self, handle: Callable[[Header], bool]) -> None:
         """Show ``handle`` the headers of frames that have arrived, without waiting.
 
-        Those that it returns False for are kept for ``receive``.  Does nothing while another thread
-        is receiving, since that one will see the frames.
+        Those that it returns False for are kept for ``receive``, and shown again at the next call.
+        Does nothing while another thread is receiving, since that one will see the frames.
         """
         if not self._receiving.acquire(False):
             return
         try:
-            while True:
-                self._frames.extend(frame for frame in self._read(_DONTWAIT) if not handle(frame[0]))
-        except BlockingIOError:
-            pass
+            try:
+                while True:
+                    self._frames.extend(self._read(_DONTWAIT))
+            except BlockingIOError:
+                pass
+            if self._frames:
+                self._frames = deque([frame for frame in self._frames if not handle(frame[0])])
         finally:
             self._receiving.release()
 

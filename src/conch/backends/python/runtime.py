@@ -39,12 +39,18 @@ class Runtime:
 
     def poll(self) -> None:
         """See to such frames without waiting, in whatever thread asks."""
-        self.channel.poll(self.control)
+        self.channel.poll(self._control_early)
 
     def write_log(self, level: str, file: str, line: int, message: str) -> None:
         """Have the server log a message, if its settings ask for this level."""
         if self.log.get(level.lower(), False):
             self.channel.send({"op": "log", "level": level, "file": file, "line": line, "message": message})
+
+    def _control_early(self, header: Header) -> bool:
+        # The request to cancel may still be in the queue: then its cancellation must stay behind it.
+        if header["op"] == "cancel" and header["serial"] not in self.replies:
+            return False
+        return self.control(header)
 
 
 class Reply:

@@ -70,11 +70,11 @@ class Tensor:
 
     def as_numpy(self) -> "np.ndarray[Any, Any]":
         """The data as an array: writable, and without a copy unless it is text or not aligned."""
+        if self._datatype == "BF16":
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            )
         if self._array is None:
-            if self._datatype == "BF16":
-                raise TritonModelException(
-                    "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
-                )
             self._array = self._decode()
         return self._array
 

@@ -105,7 +105,7 @@ class FrameReader:
             if payload < 0:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding exceeds the frame")
         last = bool(flags & END_STREAM)
-        stream = self._connection.on_data(stream_id, length, payload == 0 and not last)
+        stream = self._connection.on_data(stream_id, length, payload, last)
         end = at + payload
         if end + padding > len(data):
             self._data = (stream, payload, padding, last)

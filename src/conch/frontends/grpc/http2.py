@@ -189,11 +189,11 @@ class Connection(asyncio.Protocol):
 
     # The frame reader's side
 
-    def on_data(self, stream_id: int, length: int, useless: bool) -> Stream | None:
-        """Account for a DATA frame of ``length`` bytes, padding included; returns the stream to give its payload to."""
+    def on_data(self, stream_id: int, length: int, payload: int, last: bool) -> Stream | None:
+        """A DATA frame of ``length`` bytes, padding included, has begun; returns the stream to give its payload to."""
         if self._block is not None:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "header block interrupted")
-        if useless:
+        if not payload and not last:
             self._idle_frames.take(self._loop.time())
         self._receive_window -= length
         if self._receive_window <= _WINDOW // 2:
@@ -204,11 +204,11 @@ class Connection(asyncio.Protocol):
             if stream_id not in self._closed_early:
                 self._idle_frames.take(self._loop.time())
             return None
-        stream.receive_window -= length
-        if stream.remote_ended or stream.receive_window < 0:
+        if stream.remote_ended or length > stream.receive_window:
             code = ErrorCode.STREAM_CLOSED if stream.remote_ended else ErrorCode.FLOW_CONTROL_ERROR
             self._reset(stream_id, code)
             return None
+        stream.receive_window -= length - payload
         return stream
 
     def on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:

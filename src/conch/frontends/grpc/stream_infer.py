@@ -2,8 +2,8 @@
 
 Opened by the service for every stream; runs on the event loop.  A request that fails does not end
 the stream, unless its execution failed and the client asks for that (metadata
-``triton_grpc_error: true``).  Requests of models that are not decoupled are answered in their order, each by one response; responses of
-decoupled models are sent as they come.
+``triton_grpc_error: true``).  Requests of models that are not decoupled are answered in their
+order, each by one response; responses of decoupled models are sent as they come.
 """
 
 from __future__ import annotations

@@ -185,6 +185,7 @@ class Stream:
         """Pass on what came from the client; ``last`` if nothing follows."""
         if self.closed:
             return
+        self.receive_window -= len(chunk)
         if last:
             self.remote_ended = True
         if chunk or last:

@@ -18,7 +18,7 @@ from conch.errors import invalid, unsupported
 from conch.logs import FORMATS, LogSettings
 
 _FILE: Final = "file:"
-_NUMBER: Final = re.compile(r"[ \t\n\v\f\r]*[+-]?[0-9]{1,20}")
+_NUMBER: Final = re.compile(r"[ \t\n\v\f\r]*[+-]?[0-9]{1,100}")
 
 
 def read_version(text: str) -> int:

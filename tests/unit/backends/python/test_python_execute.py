@@ -208,7 +208,7 @@ def test_response_parameters_travel(launch: Launch) -> None:
             "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:2\n",
         ),
     ],
-)  # fmt: skip
+)
 def test_wrong_return_value_fails_the_batch(launch: Launch, expression: str, text: str) -> None:
     worker = launch(RETURN)
     assert worker.infer(expression)["error"] == [

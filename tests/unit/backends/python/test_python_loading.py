@@ -86,7 +86,10 @@ def test_model_finds_only_what_its_environment_has(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("import nosuchmodule", f"ModuleNotFoundError: No module named 'nosuchmodule'\n\nAt:\n  model.py({LINES + 1}): <module>\n"),
+        (
+            "import nosuch",
+            f"ModuleNotFoundError: No module named 'nosuch'\n\nAt:\n  model.py({LINES + 1}): <module>\n",
+        ),
         ("x = 1", "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"),
         ("def (:", f"SyntaxError: invalid syntax (model.py, line {LINES + 1})"),
         (
@@ -102,7 +105,7 @@ def test_model_finds_only_what_its_environment_has(launch: Launch) -> None:
             f"SystemExit: 1\n\nAt:\n  model.py({LINES + 2}): initialize\n",
         ),
     ],
-)  # fmt: skip
+)
 def test_model_that_cannot_start_says_why(launch: Launch, source: str, message: str) -> None:
     worker = launch(source, start=False)
     code, text = failed(worker.start(), worker)

@@ -138,10 +138,13 @@ def test_single_response_may_come_after_execute(launch: Launch) -> None:
     [
         (f"send({FINAL})", "Non-decoupled model cannot send complete final before sending a response."),
         ("send(answer('a')); sender.send(answer('b'))", "Non-decoupled model cannot send more than one response."),
-        (f"send(answer('a'), {FINAL}); sender.send(answer('b'))", "Non-decoupled model cannot send more than one response."),
+        (
+            f"send(answer('a'), {FINAL}); sender.send(answer('b'))",
+            "Non-decoupled model cannot send more than one response.",
+        ),
         (f"send(answer('a'), {FINAL}); sender.send({FINAL})", "Response sender has been closed."),
     ],
-)  # fmt: skip
+)
 def test_wrong_use_of_the_only_response_is_told(launch: Launch, calls: str, message: str) -> None:
     worker = launch(ONE)
     worker.submit(f"sender.{calls}")
@@ -199,7 +202,7 @@ class TritonPythonModel:
     async def one(self, request):
         if text(request) == "raise":
             raise ValueError("bad")
-        return answer(text(request), threading.current_thread().name)
+        return answer(text(request))
 """
 
 
@@ -279,6 +282,15 @@ def test_batches_that_arrive_while_executing_run_afterwards_in_order(launch: Lau
     worker.submit("third")
     worker.send({"op": "cancel", "serial": serial})
     assert [first(worker.read()["responses"][0]) for _ in range(3)] == ["cancelled", "second", "third"]
+
+
+def test_request_cancelled_while_its_batch_waits_is_cancelled_when_it_runs(launch: Launch) -> None:
+    worker = launch(WAIT)
+    (running,) = worker.submit("wait")
+    (waiting,) = worker.submit("wait")
+    worker.send({"op": "cancel", "serial": waiting})
+    worker.send({"op": "cancel", "serial": running})
+    assert [first(worker.read()["responses"][0]) for _ in range(2)] == ["cancelled", "cancelled"]
 
 
 def test_cancellation_of_a_request_that_has_ended_does_nothing(launch: Launch) -> None:
