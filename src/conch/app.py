@@ -16,7 +16,8 @@ from conch import logs
 from conch.backends.table import BACKENDS
 from conch.errors import ConchError, internal, invalid
 from conch.frontends.grpc.server import GrpcFrontend
-from conch.frontends.http.server import HttpListener, inference_listener, metrics_listener
+from conch.frontends.http.routes import Router
+from conch.frontends.http.server import HttpListener, MetricsPage
 from conch.repository.scan import ModelRepository
 from conch.server.core import EXTENSIONS, Server
 from conch.settings import SERVER_VERSION, Settings, by_scope
@@ -95,9 +96,9 @@ class _Process:
     def __init__(self, settings: Settings, server: Server, registry: Registry) -> None:
         self._settings = settings
         self._server = server
-        self._http: HttpListener | None = inference_listener(server) if settings.allow_http else None
+        self._http: HttpListener | None = HttpListener(Router(server)) if settings.allow_http else None
         self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings) if settings.allow_grpc else None
-        self._metrics: HttpListener | None = metrics_listener(registry) if settings.allow_metrics else None
+        self._metrics: HttpListener | None = HttpListener(MetricsPage(registry)) if settings.allow_metrics else None
 
     async def listen(self) -> None:
         """Bind the ports and say where they are.  Raises INTERNAL when one is taken."""

@@ -28,11 +28,11 @@ STOP_SECONDS: Final = 15
 
 SERVED: Final = {
     "minilm": "text to embedding, all-MiniLM-L6-v2",
-    "minilm_ensemble": "the same as an ensemble of the next three",
+    "minilm_ensemble": "the same, joined from the next three",
     "minilm_tokenizer": "text to token ids",
     "minilm_model": "token ids to one vector a token",
     "minilm_pooling": "one vector a token to one a text",
-    "smollm2": "chat, streamed, SmolLM2-135M-Instruct",
+    "smollm2": "chat, SmolLM2-135M-Instruct",
 }
 
 
@@ -58,7 +58,6 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
         *(f"--metrics-address={HOST}", f"--metrics-port={metrics_port}"),
     ]
     client = Client(f"http://{HOST}:{http_port}")
-    signal.signal(signal.SIGTERM, _end)
     with running(command, directory / "serve.log") as server:
         console.print(f"conch serve --model-repository={repository} ...", markup=False, highlight=False)
         wait_until_ready(client, server, directory / "serve.log")
@@ -83,12 +82,14 @@ def require_free(port: int, flag: str) -> None:
 
 @contextmanager
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The command as a process, ended when the context is left, however it is left."""
+    """The command as a process, ended when the context is left, by SIGTERM too."""
+    before = signal.signal(signal.SIGTERM, _end)
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:
+        signal.signal(signal.SIGTERM, before)
         process.terminate()
         try:
             process.wait(STOP_SECONDS)

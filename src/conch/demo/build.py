@@ -12,9 +12,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
+from tempfile import TemporaryDirectory
 from typing import Final
 
-from conch.errors import ConchError, unavailable
+from conch.errors import internal, unavailable
 
 TEMPLATES: Final = Path(__file__).with_name("repository")
 
@@ -77,14 +78,14 @@ def configured(template: str, values: dict[str, str]) -> str:
 
 def _unpack(file: Path, target: Path) -> None:
     """Make the folder appear complete or not at all."""
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    command = [sys.executable, "-m", "conch.demo.unpack", str(file), str(partial)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:]
-        raise ConchError(f"cannot read {file}: {''.join(reason) or f'exit status {done.returncode}'}")
-    partial.rename(target)
+    with TemporaryDirectory(prefix="unpacking-", dir=target.parent) as partial:
+        folder = Path(partial) / target.name
+        command = [sys.executable, "-m", "conch.demo.unpack", str(file), str(folder)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            reason = done.stderr.strip().splitlines()[-1:]
+            raise internal(f"cannot read {file}: {''.join(reason) or f'exit status {done.returncode}'}")
+        folder.rename(target)
 
 
 def _folder(module: str) -> Path:

@@ -16,7 +16,7 @@ from conch.errors import internal
 
 QUERY: Final = "How do I change my password?"
 SENTENCES: Final = (
-    "You can update your login details in the account settings.",
+    "Login details are edited in the settings.",
     "The shop opens at nine on weekdays.",
     "Change trains at the central station.",
 )
@@ -51,7 +51,7 @@ def ask_embedders(client: Client, console: Console) -> None:
     difference = max(abs(a - b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
     if not difference <= TOLERANCE:
         raise internal(f"{' and '.join(EMBEDDERS)} differ by {difference:.2g}, more than {TOLERANCE:g}")
-    console.print(f"One model, or three joined by the server: the same vectors (they differ by {difference:.0e}).\n")
+    console.print(f"One model, or three that the server joins: they differ by {difference:.0e}.\n", highlight=False)
 
 
 def ask_generator(client: Client, console: Console) -> None:

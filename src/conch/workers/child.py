@@ -32,6 +32,7 @@ def main(fd: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    sys.argv = [""]  # the model's, as it would be for a program without arguments
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     from conch.workers.channel import Channel

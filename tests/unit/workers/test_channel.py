@@ -275,7 +275,17 @@ def test_poll_keeps_what_is_not_handled(server: Server, worker: Channel) -> None
     seen = []
     worker.poll(lambda header: header["op"] == "a" and not seen.append(header))
     assert seen == [{"op": "a"}, {"op": "a", "n": 2}]
+    worker.poll(lambda header: seen.append(header) is not None)
+    assert seen[2:] == [{"op": "b"}]
     assert worker.receive()[0] == {"op": "b"}
+
+
+def test_poll_sees_frames_that_came_along_with_an_earlier_one(server: Server, worker: Channel) -> None:
+    server.connection.sendall(b"".join(b"".join(encode_frame({"op": op})) for op in ("execute", "cancel")))
+    assert worker.receive()[0] == {"op": "execute"}
+    seen = []
+    worker.poll(lambda header: not seen.append(header))
+    assert seen == [{"op": "cancel"}]
 
 
 def test_poll_does_not_wait_for_a_thread_that_receives(server: Server, worker: Channel) -> None:

@@ -44,7 +44,7 @@ class InferenceResponse:
         if not isinstance(output_tensors, (list, tuple)):
             raise TypeError(f"InferenceResponse: output_tensors must be a list of Tensor, not {type(output_tensors)}")
         for tensor in output_tensors:
-            if type(tensor) is not Tensor:
+            if not isinstance(tensor, Tensor):
                 if tensor is None:
                     raise TritonModelException("Output tensor for inference response should not be empty.")
                 raise TypeError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from conch.errors import internal
@@ -32,6 +33,11 @@ class GrpcFrontend:
         self._lifetimes: dict[Connection, Lifetime] = {}
         self._listener: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
+
+    @property
+    def connections(self) -> Collection[Connection]:
+        """Those that are open."""
+        return self._lifetimes.keys()
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen on ``host:port`` (port 0: a free one) and return the address.

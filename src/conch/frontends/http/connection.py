@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
+from typing import Protocol
 
 import httptools
 
-from conch.errors import ConchError
 from conch.frontends.http.exchange import Exchange
 
 JSON_TYPE = (b"content-type", b"application/json")
@@ -28,17 +26,20 @@ MAX_PIPELINED = 64
 MAX_BODY_BYTES = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Application:
-    """What connections serve: ``handle`` answers a complete exchange, ``admit`` may refuse it by its head.
+class Application(Protocol):
+    """What connections serve."""
 
-    ``admit(exchange, content_length)`` returns the largest body to read (bytes) and the error for
-    a larger one; it is called when the headers are complete.
-    """
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a complete exchange, now or later."""
 
-    handle: Callable[[Exchange], None]
-    admit: Callable[[Exchange], tuple[int, ConchError]]
-    error_body: Callable[[ConchError], bytes]
+    def body_limit(self, exchange: Exchange) -> int:
+        """The largest body to read (bytes) for a request of which only the head is there."""
+
+    def too_large(self, size: int, limit: int) -> str:
+        """What to tell the client of a body that has at least ``size`` bytes."""
+
+    def error_body(self, message: str) -> bytes:
+        """The body of an answer to what is not a request."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -124,10 +125,10 @@ class HttpConnection(asyncio.Protocol):
         self._exchange = Exchange(
             self, self._parser.get_method(), path, self._headers, self._parser.should_keep_alive()
         )
-        self._body_limit, self._too_large = self._application.admit(self._exchange)
+        self._body_limit = self._application.body_limit(self._exchange)
         length = self._headers.get(b"content-length")
         if length is not None and int(length) > self._body_limit:
-            raise _Refused(400, self._too_large.message)
+            raise _Refused(400, self._application.too_large(int(length), self._body_limit))
         if self._headers.get(b"expect", b"").lower() == b"100-continue" and self._current is None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -143,7 +144,7 @@ class HttpConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._body_size += len(body)
         if self._body_size > self._body_limit:
-            raise _Refused(400, self._too_large.message)
+            raise _Refused(400, self._application.too_large(self._body_size, self._body_limit))
         self._body.append(body)
 
     def on_message_complete(self) -> None:
@@ -197,7 +198,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._current is None:
             refused = Exchange(self, b"", b"", {}, keep_alive=False)
-            refused.respond(status, [JSON_TYPE], self._application.error_body(ConchError(message)))
+            refused.respond(status, [JSON_TYPE], self._application.error_body(message))
         else:
             self.transport.close()
 

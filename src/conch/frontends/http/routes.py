@@ -101,16 +101,18 @@ class Router:
             LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
             refuse(exchange, ConchError("internal server error", Code.INTERNAL))
 
-    def admit(self, exchange: Exchange) -> tuple[int, ConchError]:
-        """The largest body to read: JSON is limited by the settings, binary tensors by what can be addressed."""
-        if b"inference-header-content-length" in exchange.headers:
-            return MAX_BODY_BYTES, invalid(f"request body exceeds the maximum of {MAX_BODY_BYTES} bytes")
-        limit = self._max_input_size
-        length = exchange.headers.get(b"content-length", b"more").decode("latin-1")
-        return limit, invalid(
-            f"request JSON size of {length} bytes exceeds the maximum allowed input size of {limit} bytes."
+    def body_limit(self, exchange: Exchange) -> int:
+        """JSON is limited by the settings, binary tensors by what can be addressed."""
+        return MAX_BODY_BYTES if b"inference-header-content-length" in exchange.headers else self._max_input_size
+
+    def too_large(self, size: int, limit: int) -> str:
+        return (
+            f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes."
             " Use --http-max-input-size to increase the limit."
         )
+
+    def error_body(self, message: str) -> bytes:
+        return error_body(message)
 
     def _find(self, path: bytes) -> _Route:
         text = path.decode("utf-8", "replace")

@@ -6,12 +6,10 @@ import asyncio
 import errno
 from time import monotonic
 
-from conch.errors import ConchError, internal
+from conch.errors import internal
 from conch.frontends.http.connection import Application, HttpConnection
 from conch.frontends.http.exchange import Exchange
-from conch.frontends.http.routes import Router
 from conch.frontends.http.status import JSON
-from conch.server.core import Server
 from conch.telemetry.metrics import Registry
 from conch.wire.json.control import error_body
 
@@ -74,28 +72,30 @@ class HttpListener:
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._close_idle)
 
 
-def inference_listener(server: Server) -> HttpListener:
-    """The listener of the inference port."""
-    router = Router(server)
-    return HttpListener(Application(router.handle, router.admit, _error_body))
+class MetricsPage:
+    """The application of the metrics port: ``GET /metrics`` and nothing else."""
 
+    _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
-def metrics_listener(registry: Registry) -> HttpListener:
-    """The listener of the metrics port: ``GET /metrics`` and nothing else."""
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
 
-    def handle(exchange: Exchange) -> None:
+    def handle(self, exchange: Exchange) -> None:
         if exchange.method != b"GET":
             exchange.respond(405, [JSON], error_body("Method Not Allowed"))
         elif exchange.path == b"/metrics":
-            exchange.respond(200, [(b"content-type", b"text/plain; charset=utf-8")], registry.render())
+            exchange.respond(200, [self._TEXT], self._registry.render())
         else:
-            exchange.respond(200, [(b"content-type", b"text/plain; charset=utf-8")])
+            exchange.respond(200, [self._TEXT])
 
-    return HttpListener(Application(handle, lambda exchange: (0, ConchError("no body is expected")), _error_body))
+    def body_limit(self, exchange: Exchange) -> int:
+        return 0
 
+    def too_large(self, size: int, limit: int) -> str:
+        return "the metrics port takes no request bodies"
 
-def _error_body(error: ConchError) -> bytes:
-    return error_body(error.message)
+    def error_body(self, message: str) -> bytes:
+        return error_body(message)
 
 
 def _is_taken(error: OSError) -> bool:

@@ -78,9 +78,10 @@ def test_model_finds_only_what_its_environment_has(launch: Launch) -> None:
     class TritonPythonModel:
         def execute(self, requests):
             own = [path for path in sys.path if "conch" in os.path.basename(path) or path.endswith("workers")]
-            return [answer(repr((own, "channel" in sys.modules, sys.modules["c_python_backend_utils"] is pb_utils)))]
+            alias = sys.modules["c_python_backend_utils"] is pb_utils
+            return [answer(repr((own, "channel" in sys.modules, alias, sys.argv)))]
     """)
-    assert worker.text("x") == "([], False, True)"
+    assert worker.text("x") == "([], False, True, [''])"
 
 
 @pytest.mark.parametrize(

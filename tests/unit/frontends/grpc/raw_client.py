@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from dataclasses import dataclass, field
 
 import hpack
@@ -160,6 +161,11 @@ class RawClient:
                 return known
             if not self.receive():
                 return known or Answer()
+
+    def reset_connection(self) -> None:
+        """Close without ceremony: the server sees a reset, not an end."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
 
     def ping(self, payload: bytes = b"rawclien") -> None:
         """Return when the server has handled all that was sent so far, or has closed the connection."""

@@ -337,7 +337,6 @@ def test_frames_are_as_large_as_the_client_takes(frontend):
 def test_client_that_exceeds_its_window_loses_the_stream(client):
     stream = client.new_stream()
     client.send(client.head(stream, headers(INFER)))
-    # A message that may take all of the budget gets no window, as another one has it.
     size = limits.STREAM_WINDOW + 1
     client.send(frame(frames.DATA, 0, stream, message(bytes(size))[:size]))
     assert client.answer(stream).reset == ErrorCode.FLOW_CONTROL_ERROR

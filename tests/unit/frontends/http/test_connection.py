@@ -7,7 +7,6 @@ import pytest
 
 from conch.errors import ConchError
 from conch.frontends.http import connection as module
-from conch.frontends.http.connection import Application
 from conch.frontends.http.exchange import Exchange
 from conch.frontends.http.server import HttpListener
 
@@ -54,8 +53,14 @@ class Site:
         if self.answer is not None:
             self.answer(exchange)
 
-    def admit(self, exchange: Exchange) -> tuple[int, ConchError]:
-        return LIMIT, ConchError("too large")
+    def body_limit(self, exchange: Exchange) -> int:
+        return LIMIT
+
+    def too_large(self, size: int, limit: int) -> str:
+        return "too large"
+
+    def error_body(self, message: str) -> bytes:
+        return message.encode()
 
     async def next(self) -> Exchange:
         await self.arrived.wait()
@@ -70,7 +75,7 @@ async def site() -> Site:
 
 @pytest.fixture
 async def listener(site: Site) -> AsyncIterator[HttpListener]:
-    listener = HttpListener(Application(site.handle, site.admit, lambda error: error.message.encode()))
+    listener = HttpListener(site)
     listener.address = await listener.start("127.0.0.1", 0)  # type: ignore[attr-defined]
     yield listener
     await listener.stop(0)
@@ -237,6 +242,6 @@ async def test_shutdown_closes_idle_connections(client: Client, listener: HttpLi
 
 
 async def test_port_that_is_taken_is_an_error(site: Site, listener: HttpListener) -> None:
-    other = HttpListener(Application(site.handle, site.admit, lambda error: b""))
+    other = HttpListener(site)
     with pytest.raises(ConchError, match="already in use"):
         await other.start(*listener.address)  # type: ignore[attr-defined]

@@ -1,0 +1,132 @@
+"""How a server starts: failing models, readiness, version directories, several repositories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.raw import get, post
+from tests.conformance.test_repository import BROKEN_MODEL, CONFIG, MODEL
+from tests.conftest import Start
+from tests.models import write
+
+GOOD = {"1/model.py": MODEL.format(value=1)}
+BROKEN = {"1/model.py": BROKEN_MODEL}
+
+
+def test_broken_model_ends_the_server(tmp_path: Path, start: Start) -> None:
+    write(tmp_path / "models", "good", CONFIG, GOOD)
+    write(tmp_path / "models", "broken", CONFIG, BROKEN)
+    with start(tmp_path / "models", log=tmp_path / "log", wait=False) as server:
+        assert server.process.wait(60) == 1
+    assert "failed to load all models" in (tmp_path / "log").read_text(errors="replace")
+
+
+@pytest.fixture
+def half_broken(tmp_path: Path) -> Path:
+    write(tmp_path / "models", "good", CONFIG, GOOD)
+    write(tmp_path / "models", "broken", CONFIG, BROKEN)
+    write(tmp_path / "models", "unreadable", "nonsense {", GOOD)
+    return tmp_path / "models"
+
+
+def test_server_stays_with_what_loads_when_told_to(half_broken: Path, start: Start) -> None:
+    flags = ("--exit-on-error=false", "--strict-readiness=false")
+    with start(half_broken, *flags, log=half_broken.parent / "log") as server:
+        assert get(server.http, "/v2/models/good/ready").status == 200
+        assert get(server.http, "/v2/models/broken/ready").status == 400
+        assert get(server.http, "/v2/models/broken").status == 404
+        index = {entry["name"]: entry for entry in post(server.http, "/v2/repository/index").json()}
+        assert index["good"]["state"] == "READY"
+        assert index["broken"]["state"] == "UNAVAILABLE"
+        assert "told to fail" in index["broken"]["reason"]
+
+
+def test_server_with_a_broken_model_is_live_but_not_ready(half_broken: Path, start: Start) -> None:
+    with start(half_broken, "--exit-on-error=false", log=half_broken.parent / "log", wait=False) as server:
+        wait_until_listening(server)
+        assert get(server.http, "/v2/health/live").status == 200
+        wait_until_loaded(server, "good")
+        assert get(server.http, "/v2/health/ready").status == 400
+
+
+def wait_until_listening(server: object) -> None:
+    from tests.events import eventually
+
+    def listening() -> bool:
+        try:
+            return get(server.http, "/v2/health/live").status == 200  # type: ignore[attr-defined]
+        except OSError:
+            return False
+
+    eventually(listening, "listening", 60)
+
+
+def wait_until_loaded(server: object, model: str) -> None:
+    from tests.events import eventually
+
+    eventually(lambda: get(server.http, f"/v2/models/{model}/ready").status == 200, "loading", 60)  # type: ignore[attr-defined]
+
+
+def test_directories_that_are_no_versions_are_left_out(tmp_path: Path, start: Start) -> None:
+    files = {f"{name}/model.py": MODEL.format(value=1) for name in ("1", "02", "three", "4")}
+    write(tmp_path / "models", "good", CONFIG + "version_policy { all { } }", files | {"configs/other.pbtxt": CONFIG})
+    with start(tmp_path / "models", log=tmp_path / "log") as server:
+        assert get(server.http, "/v2/models/good").json()["versions"] == ["1", "4"]
+
+
+def test_two_repositories(tmp_path: Path, start: Start) -> None:
+    write(tmp_path / "one", "a", CONFIG, GOOD)
+    write(tmp_path / "two", "b", CONFIG, GOOD)
+    with start(tmp_path / "one", f"--model-repository={tmp_path / 'two'}", log=tmp_path / "log") as server:
+        assert get(server.http, "/v2/models/a/ready").status == 200
+        assert get(server.http, "/v2/models/b/ready").status == 200
+
+
+def test_model_of_the_same_name_in_two_repositories_is_unavailable(tmp_path: Path, start: Start) -> None:
+    for repository in ("one", "two"):
+        write(tmp_path / repository, "same", CONFIG, GOOD)
+    write(tmp_path / "one", "other", CONFIG, GOOD)
+    flags = (f"--model-repository={tmp_path / 'two'}", "--exit-on-error=false", "--strict-readiness=false")
+    with start(tmp_path / "one", *flags, log=tmp_path / "log") as server:
+        index = {entry["name"]: entry for entry in post(server.http, "/v2/repository/index").json()}
+        assert index["other"]["state"] == "READY"
+        assert index["same"].get("reason") == "model appears in two or more repositories"
+
+
+def test_config_by_name(tmp_path: Path, start: Start) -> None:
+    other = CONFIG.replace("dims: [ 1 ]", "dims: [ 7 ]")
+    write(tmp_path / "models", "good", CONFIG, GOOD | {"configs/special.pbtxt": other})
+    with start(tmp_path / "models", "--model-config-name=special", log=tmp_path / "log") as server:
+        assert get(server.http, "/v2/models/good").json()["inputs"][0]["shape"] == [7]
+
+
+def test_identifier_and_restricted_api(tmp_path: Path, start: Start) -> None:
+    write(tmp_path / "models", "good", CONFIG, GOOD)
+    flags = ("--id=shell", "--http-restricted-api=model-repository,statistics:admin-key=secret")
+    with start(tmp_path / "models", *flags, log=tmp_path / "log") as server:
+        assert get(server.http, "/v2").json()["name"] == "shell"
+        refused = post(server.http, "/v2/repository/index")
+        assert (refused.status, refused.error) == (403, "This API is restricted, expecting header 'admin-key'")
+        assert post(server.http, "/v2/repository/index", headers={"admin-key": "wrong"}).status == 403
+        assert post(server.http, "/v2/repository/index", headers={"admin-key": "secret"}).status == 200
+        assert get(server.http, "/v2/models/stats").status == 403
+        assert get(server.http, "/v2/models/good").status == 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--load-model=good",), "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."),
+        (("--model-control-mode=sometimes",), "invalid argument for --model-control-mode"),
+        (("--log-info=maybe",), "invalid value for bool option: maybe"),
+        (("--no-such-flag=1",), "no-such-flag"),
+    ],
+    ids=["load-model", "mode", "bool", "unknown"],
+)
+def test_wrong_command_line(tmp_path: Path, start: Start, flags: tuple[str, ...], text: str) -> None:
+    write(tmp_path / "models", "good", CONFIG, GOOD)
+    with start(tmp_path / "models", *flags, log=tmp_path / "log", wait=False) as server:
+        assert server.process.wait(30) != 0
+    assert text in (tmp_path / "log").read_text(errors="replace")
