@@ -39,20 +39,20 @@ _TOO_LARGE = "the shape's byte size is checked for overflow, as newer releases d
 HTTP: dict[str, Difference] = {
     "shape too large": Difference(
         _TOO_LARGE,
-        status=400,
+        400,
         r"byte size overflow for input 'INPUT': element count \(4611686018427387904\) \* data type size \(4\) exceeds "
         r"maximum allowed size \(9223372036854775807\)",
         ask_triton=False,
     ),
     "shape overflows": Difference(
         "the shape's element count is checked for overflow, as newer releases do",
-        status=400,
+        400,
         r"invalid shape for input 'INPUT': shape \[1099511627776,1099511627776\] causes total element count to exceed "
         r"maximum size of 9223372036854775807",
     ),
     "classes of strings": Difference(
         "2.51 dies of a division by zero; the text is the one for other types without classification",
-        status=400,
+        400,
         r"class result not available for output due to unsupported type 'BYTES'",
         ask_triton=False,
     ),
@@ -64,24 +64,24 @@ HTTP: dict[str, Difference] = {
     ),
     "fault nothing": Difference(
         "2.51 never answers when execute of a non-decoupled model returns None",
-        status=500,
+        500,
         r"Failed to process the request\(s\) for model 'faults_0', message: Expected a list in the execute return, "
         r"found type '<class 'NoneType'>'\.",
         ask_triton=False,
     ),
     "header length not a number": Difference(
         "refused as in newer releases; 2.51 reads it as 0, a raw request",
-        status=400,
+        400,
         r"Unable to parse Inference-Header-Content-Length, got: abc",
     ),
     "header length empty": Difference(
         "refused as in newer releases; 2.51 reads it as 0, a raw request",
-        status=400,
+        400,
         r"Unable to parse Inference-Header-Content-Length, got: ",
     ),
     "header length beyond any int": Difference(
         "refused as in newer releases",
-        status=400,
+        400,
         r"Unable to parse Inference-Header-Content-Length, value is out of range \[ -2147483648, 2147483647 \], got: "
         r"99999999999",
     ),
@@ -93,12 +93,12 @@ HTTP: dict[str, Difference] = {
     ),
     "ensemble one output": Difference(
         "2.51 ends in a deadlock error when the output wanted also feeds a step that is not needed",
-        status=200,
+        200,
     ),
     **{
         f"shm {case}": Difference(
             "clients' shared memory needs --allow-client-shm=true, as in newer releases",
-            status=501,
+            501,
             r"Client shared memory is disabled\. Start the server with '--allow-client-shm=true' to enable\.",
         )
         for case in (
@@ -109,7 +109,7 @@ HTTP: dict[str, Difference] = {
     **{
         f"cuda {case}": Difference(
             "clients' shared memory needs --allow-client-shm=true, as in newer releases",
-            status=501,
+            501,
             r"Client shared memory is disabled\. Start the server with '--allow-client-shm=true' to enable\.",
         )
         for case in ("register without handle", "unregister all")

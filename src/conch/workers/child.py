@@ -27,8 +27,10 @@ def main(fd: int) -> None:
     """Serve the channel at ``fd`` until the server says stop or goes away."""
     end_with_parent()
     find_conch()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole group; the server decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl+C and a service manager reach the whole group: the server finishes what runs, then ends its workers.
+    # A handler, unlike SIG_IGN, is not inherited by programs that the model starts.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

@@ -3,8 +3,6 @@
 Used at both ends of a channel, in any environment (standard library only).
 """
 
-# ruff: noqa: UP006, UP035
-
 from __future__ import annotations
 
 from math import prod

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
+#: Methods that ask whether the server is there.
+_STATE: Final = {_SERVICE + "ServerLive", _SERVICE + "ServerReady"}
 _STOPPING: Final = "GRPC server is shutting down and has stopped accepting new requests."
 
 
@@ -69,7 +71,7 @@ class Service:
             return self._refuse(stream, head, CallFault(Status.UNIMPLEMENTED, ""))
         refused = method.access.check(head)
         if refused is None and self.server.exiting:
-            refused = unavailable(_STOPPING)
+            refused = unavailable("Server exiting" if head.path in _STATE else _STOPPING)
         if refused is not None:
             return self._refuse(stream, head, refused)
         return method.open(stream, head)

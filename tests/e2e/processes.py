@@ -1,0 +1,28 @@
+"""The processes of a server, and their memory."""
+
+from __future__ import annotations
+
+import psutil
+
+from tests.servers import ConchServer
+
+
+def workers(server: ConchServer) -> list[psutil.Process]:
+    """The server's worker processes, oldest first."""
+    assert server.process is not None
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return sorted((c for c in children if is_worker(c)), key=lambda child: child.pid)
+
+
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return any("workers" in part and part.endswith("child.py") for part in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

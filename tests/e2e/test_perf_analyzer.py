@@ -1,0 +1,43 @@
+"""The real perf_analyzer drives conch: protocols, sync and async, strings, zeros, shapes, streams."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Server
+from tests.oracle import OracleUnavailable, perf_analyzer
+
+SHORT = ["-p", "500", "-s", "99", "-r", "3", "--concurrency-range", "2"]
+TEXT = ["-m", "identity_string", "--string-data", "some text"]
+
+CASES: dict[str, list[str]] = {
+    "http": TEXT,
+    "http async": [*TEXT, "-a"],
+    "grpc": [*TEXT, "-i", "grpc"],
+    "grpc async": [*TEXT, "-i", "grpc", "-a"],
+    "grpc streaming": [*TEXT, "-i", "grpc", "--streaming"],
+    "batches": [*TEXT, "-b", "4"],
+    "zeros": ["-m", "identity_batched", "--input-data", "zero", "--shape", "INPUT:16"],
+    "random": ["-m", "identity_batched", "--shape", "INPUT:128", "-i", "grpc"],
+    "fixed shapes": ["-m", "add_sub"],
+    "ensemble": ["-m", "chain", "--shape", "X:8"],
+    "decoupled": [
+        "-m", "repeat", "-i", "grpc", "--streaming", "-a", "--shape", "IN:2", "--shape", "DELAY:2", "--input-data", "zero",
+    ],
+    "request rate": [*TEXT, "--request-rate-range", "50"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_perf_analyzer_runs(name: str, server: Server) -> None:
+    arguments = CASES[name]
+    address = server.grpc if "grpc" in arguments else server.http
+    short = [a for a in SHORT if a not in ("--concurrency-range", "2")] if "request rate" in name else SHORT
+    try:
+        done = perf_analyzer(*arguments, *short, "-u", address, timeout=60)
+    except OracleUnavailable as error:
+        pytest.skip(f"perf_analyzer is not available here: {error}")
+    output = done.stdout + done.stderr
+    # With a few short trials the figures need not be stable; what counts is that requests were answered.
+    assert "Throughput:" in output, output
+    assert "error" not in done.stderr.lower().replace("failed to obtain stable measurement", ""), output

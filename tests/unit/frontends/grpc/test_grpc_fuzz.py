@@ -1,0 +1,155 @@
+"""Whatever bytes come, a connection answers or ends; nothing raises, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import hpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conch.frontends.grpc import frames
+from conch.frontends.grpc.http2 import Connection
+from conch.frontends.grpc.service import Service
+from conch.settings import Settings
+from tests.unit.frontends.grpc.conftest import models, text_request
+from tests.unit.frontends.grpc.fake_core import FakeServer
+from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, headers, message
+
+
+class MemoryTransport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closing = False
+
+    def write(self, data) -> None:
+        assert not self.closing
+        self.written += data
+
+    def writelines(self, parts) -> None:
+        self.write(b"".join(parts))
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    abort = close
+
+    def set_write_buffer_limits(self, high=None, low=None) -> None:
+        pass
+
+
+class Wire:
+    """A connection over a transport in memory."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.server = FakeServer(Settings(), *models())
+        self.gone: list[Connection] = []
+        self.transport = MemoryTransport()
+        self.connection = Connection(Service(self.server, loop), loop, self.gone.append)  # type: ignore[arg-type]
+        self.connection.connection_made(self.transport)
+
+    def hang_up(self) -> None:
+        """What must hold at the end of any connection."""
+        self.connection.connection_lost(None)
+        assert self.gone == [self.connection]
+        assert not self.connection.streams
+        for model in self.server.models.values():
+            assert all(request.finished for request in model.received)
+
+
+@pytest.fixture(scope="module")
+def loop():
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(autouse=True)
+def no_unhandled_exception(caplog):
+    with caplog.at_level(logging.ERROR, logger="conch"):
+        yield
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def blocks() -> st.SearchStrategy[bytes]:
+    paths = st.sampled_from([INFER, STREAM_INFER, LIVE, "/x"])
+    extra = st.lists(st.tuples(st.sampled_from(["grpc-timeout", "grpc-encoding", "te", "x", "x-bin"]), st.text(max_size=5)))
+    return st.one_of(
+        st.binary(max_size=60),
+        st.builds(lambda path, more: hpack.Encoder().encode(headers(path, *more)), paths, extra),
+    )
+
+
+def bodies() -> st.SearchStrategy[bytes]:
+    requests = [text_request(model, "x").SerializeToString() for model in ("echo", "hold", "misbehave", "hold_decoupled")]
+    return st.one_of(st.binary(max_size=40), st.sampled_from([message(one) for one in [b"", b"\xff", *requests]]))
+
+
+def a_frame() -> st.SearchStrategy[bytes]:
+    streams = st.sampled_from([0, 1, 1, 1, 2, 3, 3, 5, 7, 2**31 - 1])
+    flags = st.one_of(st.sampled_from([0, 1, 4, 4, 5, 5]), st.integers(0, 255))
+    small = st.binary(max_size=12)
+    return st.one_of(
+        st.builds(frames.frame, st.just(frames.HEADERS), flags, streams, blocks()),
+        st.builds(frames.frame, st.just(frames.DATA), flags, streams, bodies()),
+        st.builds(frames.frame, st.just(frames.CONTINUATION), flags, streams, blocks()),
+        st.builds(frames.frame, st.integers(0, 12), flags, streams, small),
+        st.builds(frames.window_update, streams, st.integers(0, 2**31 - 1)),
+        st.builds(lambda key, value: frames.settings({key: value}), st.integers(0, 8), st.integers(0, 2**32 - 1)),
+        st.builds(frames.rst_stream, streams, st.sampled_from(list(frames.ErrorCode))),
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.lists(a_frame(), max_size=12), cut=st.integers(1, 50))
+def test_any_frames_are_survived(loop, data, cut):
+    wire = Wire(loop)
+    sent = frames.PREFACE + frames.settings({}) + b"".join(data)
+    for at in range(0, len(sent), cut):
+        wire.connection.data_received(sent[at : at + cut])
+    wire.hang_up()
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=300), greet=st.booleans())
+def test_any_bytes_are_survived(loop, data, greet):
+    wire = Wire(loop)
+    wire.connection.data_received((frames.PREFACE + frames.settings({}) if greet else b"") + data)
+    wire.hang_up()
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.lists(a_frame(), max_size=12), cut=st.integers(1, 500))
+def test_pieces_do_not_matter(loop, data, cut):
+    """The same answers come whether bytes arrive together or in pieces."""
+    sent = frames.PREFACE + frames.settings({}) + b"".join(data)
+    whole, pieces = Wire(loop), Wire(loop)
+    whole.connection.data_received(sent)
+    for at in range(0, len(sent), cut):
+        pieces.connection.data_received(sent[at : at + cut])
+    assert [model.received == [] for model in whole.server.models.values()] == [
+        model.received == [] for model in pieces.server.models.values()
+    ]
+    assert whole.transport.closing == pieces.transport.closing
+    whole.hang_up()
+    pieces.hang_up()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_any_request_message_is_survived(loop, data):
+    wire = Wire(loop)
+    body = frames.frame(frames.DATA, frames.END_STREAM, 1, message(data))
+    block = hpack.Encoder().encode(headers(INFER))
+    start = frames.PREFACE + frames.settings({})
+    wire.connection.data_received(start + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, block) + body)
+    assert not wire.transport.closing
+    wire.hang_up()
