@@ -135,15 +135,17 @@ def test_strings_that_do_not_fit_their_shape_fail_in_as_numpy(launch: Launch) ->
         assert "TritonModelException: " in message
 
 
-@pytest.mark.parametrize("how", ["close", "kill"])
-def test_worker_ends_when_the_server_hangs_up(launch: Launch, how: str) -> None:
+def test_worker_ends_when_the_server_hangs_up(launch: Launch) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, requests): ...\n")
-    if how == "close":
-        worker.socket.close()
-        assert worker.process.wait(30) == 1
-    else:
-        worker.process.send_signal(signal.SIGTERM)
-        assert worker.process.wait(30) == -signal.SIGTERM
+    worker.socket.close()
+    assert worker.process.wait(30) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_to_the_whole_group_leaves_the_worker_to_the_server(launch: Launch, number: signal.Signals) -> None:
+    worker = launch("class TritonPythonModel:\n    def execute(self, requests):\n        return [answer('alive')]\n")
+    worker.process.send_signal(number)
+    assert worker.text("x") == "alive"
 
 
 def test_worker_ends_in_the_middle_of_execute_when_it_looks_for_cancellation(launch: Launch) -> None:
