@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -123,11 +124,15 @@ def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """The table with rules and left-aligned cells; every row has a cell a column."""
-    cells = [[str(cell) for cell in row] for row in (columns, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    """The table with rules and left-aligned cells, which may have several lines; every row has a cell a column."""
+    cells = [[str(cell).splitlines() or [""] for cell in row] for row in (columns, *rows)]
+    widths = [max(len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
-    head, *body = ("| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells)
+    head, *body = (
+        "| " + " | ".join(map(str.ljust, line, widths)) + " |"
+        for row in cells
+        for line in zip_longest(*row, fillvalue="")
+    )
     return "\n".join([rule, head, rule, *body, rule])
 
 

@@ -41,7 +41,9 @@ def unsigned(value: int) -> pb.InferParameter:
     return pb.InferParameter(uint64_param=value)
 
 
-def tensor(name: str, datatype: str, shape: list[int], parameters: dict[str, Any] | None = None, **contents: Any) -> Any:
+def tensor(
+    name: str, datatype: str, shape: list[int], parameters: dict[str, Any] | None = None, **contents: Any
+) -> Any:
     made = pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape)
     if contents:
         made.contents.CopyFrom(pb.InferTensorContents(**contents))

@@ -13,7 +13,9 @@ from tests.conformance.broken_models import BROKEN, OURS, RECORDED, Answer, lay_
 from tests.conformance.raw import Reply, get, post
 from tests.conftest import Server, Start
 
-EXPECTED: dict[str, Answer] = {name: (status, error) for name, (status, error) in json.loads(RECORDED.read_text()).items()}
+EXPECTED: dict[str, Answer] = {
+    name: (status, error) for name, (status, error) in json.loads(RECORDED.read_text()).items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +25,7 @@ def broken_repository(tmp_path_factory: pytest.TempPathFactory, server_kind: str
 
 @pytest.fixture(scope="module")
 def broken_server(broken_repository: Path, start: Start, logs: Path, server_kind: str) -> Iterator[Server]:
-    with start(
-        broken_repository, "--model-control-mode=explicit", log=logs / f"broken_{server_kind}.log"
-    ) as server:
+    with start(broken_repository, "--model-control-mode=explicit", log=logs / f"broken_{server_kind}.log") as server:
         yield server
 
 

@@ -101,9 +101,7 @@ def test_batches_keep_their_rows(client: Client, rows: int) -> None:
     assert result["OUTPUT0"].tolist() == (a + 1).tolist()
 
 
-@pytest.mark.parametrize(
-    ("given", "seen"), [("A", b"A"), ("AB", b"AB"), ("AC", b"AC"), ("ABC", b"ABC")]
-)
+@pytest.mark.parametrize(("given", "seen"), [("A", b"A"), ("AB", b"AB"), ("AC", b"AC"), ("ABC", b"ABC")])
 def test_optional_inputs_may_be_absent(client: Client, given: str, seen: bytes) -> None:
     result = client.infer("optional", {name: floats(1).reshape(1, 1) for name in given})
     assert result["GIVEN"].tolist() == [[seen]]
@@ -185,7 +183,8 @@ def test_compression_both_ways(client: Client, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED"]
+    "code",
+    ["UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED"],
 )
 def test_errors_of_the_model_keep_their_code(client: Client, code: str) -> None:
     with client.refused(code, f"{code} fails"):

@@ -217,9 +217,7 @@ class TestBatches:
             wait_for_pending(server, "gate", count)
         return futures
 
-    def test_waiting_requests_run_as_one_batch(
-        self, server: Server, events: Events, background: Background
-    ) -> None:
+    def test_waiting_requests_run_as_one_batch(self, server: Server, events: Events, background: Background) -> None:
         futures = self.hold(server, events, background, "a", "b", "c")
         assert not events.happened("a.started")
         events.set("first.go", "a.go", "b.go", "c.go")
@@ -227,18 +225,14 @@ class TestBatches:
         assert [reply["outputs"][0]["data"] for reply in replies] == [["first"], ["a"], ["b"], ["c"]]
         assert [reply["outputs"][1]["data"] for reply in replies] == [[1], [3], [3], [3]]
 
-    def test_batch_is_bounded_by_max_batch_size(
-        self, server: Server, events: Events, background: Background
-    ) -> None:
+    def test_batch_is_bounded_by_max_batch_size(self, server: Server, events: Events, background: Background) -> None:
         names = [f"n{n}" for n in range(6)]
         futures = self.hold(server, events, background, *names)
         events.set("first.go", *(f"{name}.go" for name in names))
         sizes = [future.result().json()["outputs"][1]["data"] for future in futures]
         assert sizes == [[1], [4], [4], [4], [4], [2], [2]]
 
-    def test_error_of_one_request_is_its_own(
-        self, server: Server, events: Events, background: Background
-    ) -> None:
+    def test_error_of_one_request_is_its_own(self, server: Server, events: Events, background: Background) -> None:
         futures = self.hold(server, events, background, "a", "fail", "b")
         events.set("first.go", "a.go", "fail.go", "b.go")
         replies = [future.result() for future in futures]

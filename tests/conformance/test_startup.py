@@ -118,7 +118,10 @@ def test_identifier_and_restricted_api(tmp_path: Path, start: Start) -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--load-model=good",), "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well."),
+        (
+            ("--load-model=good",),
+            "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
+        ),
         (("--model-control-mode=sometimes",), "invalid argument for --model-control-mode"),
         (("--log-info=maybe",), "invalid value for bool option: maybe"),
         (("--no-such-flag=1",), "no-such-flag"),

@@ -114,7 +114,11 @@ def test_client_hangs_up_while_streaming(serve: Serve) -> None:
         from tests.conformance.raw import get
 
         page = get(server.metrics, "/metrics").body.decode()
-        line = next(x for x in page.splitlines() if x.startswith('nv_inference_request_failure{model="repeat",reason="CANCELED"'))
+        line = next(
+            x
+            for x in page.splitlines()
+            if x.startswith('nv_inference_request_failure{model="repeat",reason="CANCELED"')
+        )
         return float(line.split()[-1])
 
     eventually(lambda: failures() == 1, "the cancellation being counted", 10)
@@ -135,9 +139,7 @@ def test_grpc_stream_is_cancelled_while_streaming(serve: Serve) -> None:
         assert len(list(again)) == 1
 
 
-def test_many_clients_hang_up_and_the_others_are_served(
-    serve: Serve, events: Events, background: Background
-) -> None:
+def test_many_clients_hang_up_and_the_others_are_served(serve: Serve, events: Events, background: Background) -> None:
     server = serve("gate")
     running = background(pass_gate, server, events, "running")
     events.wait("running.started")

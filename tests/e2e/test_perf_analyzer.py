@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import Server
 from tests.oracle import OracleUnavailable, perf_analyzer
 
-SHORT = ["-p", "500", "-s", "99", "-r", "3", "--concurrency-range", "2"]
+SHORT = ["-p", "500", "-s", "100000", "-r", "5", "--concurrency-range", "2"]
 TEXT = ["-m", "identity_string", "--string-data", "some text"]
 
 CASES: dict[str, list[str]] = {

@@ -5,9 +5,7 @@ The server passes the entry on to the worker, which imports it; nothing here imp
 
 from __future__ import annotations
 
-from typing import Dict
-
 #: ``module:Class`` by backend name.
-BACKENDS: Dict[str, str] = {
+BACKENDS: dict[str, str] = {
     "python": "conch.backends.python.backend:PythonBackend",
 }

@@ -66,8 +66,7 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
         ask_generator(client, console)
         show_commands(console, http_port, metrics_port)
         if not once:
-            console.print("\nServing until Ctrl+C.")
-            keep_serving(server)
+            keep_serving(server, console)
 
 
 def require_free(port: int, flag: str) -> None:
@@ -134,9 +133,10 @@ def show_commands(console: Console, http_port: int, metrics_port: int) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def keep_serving(server: subprocess.Popen[bytes]) -> None:
+def keep_serving(server: subprocess.Popen[bytes], console: Console) -> None:
     """Return on Ctrl+C; raises INTERNAL when the server ends before."""
     try:
+        console.print("\nServing until Ctrl+C.")
         status = server.wait()
     except KeyboardInterrupt:
         return

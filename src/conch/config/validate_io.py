@@ -59,6 +59,8 @@ def _reshape_problems(
         yield Problem(
             f"{named} cannot have empty reshape for non-batching model as scalar tensors are not supported", where
         )
+    elif (-1 in dims) != (-1 in shape):
+        yield Problem(f"{named} has different size for dims and reshape", where)
     elif list(dims).count(-1) != list(shape).count(-1):
         yield Problem(f"{named} has different number of variable-size dimensions for dims and reshape", where)
     elif _fixed_sizes(dims) != _fixed_sizes(shape):

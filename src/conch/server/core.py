@@ -97,7 +97,7 @@ class Server:
         entries: list[dict[str, str]] = []
         for name in sorted({*self.repository.names(), *self._table.models}):
             known = self._table.models.get(name)
-            if known is None or not known.versions:
+            if known is None or known.poll_reason:
                 if not ready_only:
                     reason = known.poll_reason if known is not None else ""
                     entries.append({"name": name, **({"reason": reason} if reason else {})})
@@ -165,13 +165,11 @@ class Server:
     def model_rows(self) -> list[tuple[str, str, str]]:
         """Name, version and status of every model, for the table that is logged at start."""
         rows = []
-        for entry in self.index():
-            if "state" not in entry:
-                if entry["name"] in self._table.models:
-                    rows.append((entry["name"], "-", "Not loaded: No model version was found"))
-                continue
-            status = entry["state"] + (f": {entry['reason']}" if "reason" in entry else "")
-            rows.append((entry["name"], entry["version"], status))
+        for name, known in sorted(self._table.models.items()):
+            if not known.versions:
+                rows.append((name, "-", "Not loaded: No model version was found"))
+            for version, one in sorted(known.versions.items()):
+                rows.append((name, str(version), f"{one.state}: {one.reason}" if one.reason else str(one.state)))
         return rows
 
     async def stop(self, seconds: float) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from conch.config.schema import ModelConfig
+from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import cycle_problem
-from conch.errors import ConchError
+from conch.errors import ConchError, invalid
 from conch.repository.errors import NotUniqueError, PollError
 from conch.repository.override import Override, UploadedModel, describe_override
 from conch.repository.scan import ModelFiles, ModelRepository
@@ -61,6 +61,8 @@ class LoadOperation:
             files, uploaded = await self._files(name, override)
             config = self._configure(files)
             await self._load_members(name, config)
+            if is_ensemble(config):
+                self._check_members(config)
             if known is None:
                 known = ModelState(name, config=config, wanted=name in self._wanted)
                 self._table.models[name] = known
@@ -94,9 +96,17 @@ class LoadOperation:
         self._needs[name] = members
         cycle = cycle_problem(name, self._needs)
         if cycle is not None:
-            raise cycle
+            raise invalid(f"load failed for model '{name}': {cycle.message}\n")
         # What does not load is reported by the ensemble's own validation.
         await asyncio.gather(*(self.load(member) for member in sorted(members)), return_exceptions=True)
+
+    def _check_members(self, config: ModelConfig) -> None:
+        """Refuse an ensemble that does not fit its members; it is then as if it were not there."""
+        try:
+            self._loader.check_ensemble(config, self._rollout.members_of(config))
+        except ConchError as error:
+            LOG.error("%s", error.status)
+            raise invalid(f"load failed for model '{config.name}': {error.message}\n") from error
 
     def _configure(self, files: ModelFiles) -> ModelConfig:
         try:

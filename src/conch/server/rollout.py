@@ -55,17 +55,8 @@ class Rollout:
         overridden: bool,
     ) -> None:
         """Load the versions that the policy selects, all or none, and swap them in."""
-        selection = select_versions(config, files.versions)
-        for warning in files.warnings:
-            LOG.warning("%s", warning)
-        for version in selection.missing:
-            LOG.warning("%s", missing_version_warning(files.name, version))
-        if not selection.versions:
-            raise invalid(
-                f"load failed for model '{files.name}': at least one version must be available "
-                f"under the version policy of model '{files.name}'\n"
-            )
-        for version in selection.versions:
+        versions = _selected_versions(files, config)
+        for version in versions:
             one = known.versions.setdefault(version, VersionState(State.LOADING))
             if one.state is not State.READY:
                 one.state, one.reason = State.LOADING, ""
@@ -75,18 +66,16 @@ class Rollout:
                 fingerprint = await asyncio.to_thread(self._repository.fingerprint, files.name)
         kept = {} if overridden else self._untouched(known, config, fingerprint)
         loaded = await asyncio.gather(
-            *(self._load_version(files, version, config, kept.get(version)) for version in selection.versions),
+            *(self._load_version(files, version, config, kept.get(version)) for version in versions),
             return_exceptions=True,
         )
-        failed = {
-            version: result
-            for version, result in zip(selection.versions, loaded, strict=True)
-            if isinstance(result, BaseException)
-        }
         models = [result for result in loaded if isinstance(result, Model)]
+        failed = {
+            version: result for version, result in zip(versions, loaded, strict=True) if not isinstance(result, Model)
+        }
         if failed:
             await asyncio.gather(*(model.stop() for model in models if model not in kept.values()))
-            self._note_failure(known, selection.versions, failed)
+            self._note_failure(known, versions, failed)
             raise _load_failed(files.name, failed)
         self._swap(known, models)
         if known.uploaded is not None:
@@ -209,6 +198,20 @@ class Rollout:
         """Wait until everything that was replaced or unloaded has ended."""
         while self._retiring:
             await asyncio.gather(*self._retiring)
+
+
+def _selected_versions(files: ModelFiles, config: ModelConfig) -> tuple[int, ...]:
+    """The versions to load.  Raises INVALID_ARG when the policy leaves none."""
+    selection = select_versions(config, files.versions)
+    for warning in files.warnings:
+        LOG.warning("%s", warning)
+    for version in selection.missing:
+        LOG.warning("%s", missing_version_warning(files.name, version))
+    if not selection.versions:
+        reason = f"at least one version must be available under the version policy of model '{files.name}'"
+        LOG.error("failed to load model '%s': %s", files.name, reason)
+        raise invalid(f"load failed for model '{files.name}': {reason}\n")
+    return selection.versions
 
 
 def _without_instances(config: ModelConfig) -> ModelConfig:

@@ -64,7 +64,12 @@ class ModelState:
     @property
     def reason(self) -> str:
         """Why no version serves."""
-        return "; ".join(one.reason for one in self.versions.values() if one.reason) or self.poll_reason
+        reasons = (
+            f"version {version} is at {one.state} state: {one.reason};"
+            for version, one in sorted(self.versions.items())
+            if one.reason
+        )
+        return " ".join(reasons) or self.poll_reason
 
     @property
     def members(self) -> set[str]:
@@ -84,7 +89,7 @@ class ModelTable:
         Raises NOT_FOUND or UNAVAILABLE with Triton's words.
         """
         known = self.models.get(name)
-        if known is None or not known.versions:
+        if known is None:
             raise not_found(f"Request for unknown model: '{name}' is not found")
         if version == -1:
             ready = known.ready_versions()

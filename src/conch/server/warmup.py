@@ -16,7 +16,7 @@ from typing import Any
 from conch.config.problem import refuse
 from conch.config.schema import ModelConfig, datatype
 from conch.config.validate_instances import warmup_problems, warmup_size_problem
-from conch.errors import ConchError, internal
+from conch.errors import ConchError, internal, invalid
 from conch.inference import InferRequest, InferResponse
 from conch.tensors import ELEMENT_SIZE, Tensor
 from conch.workers.process import Execution, WorkerProcess
@@ -51,7 +51,7 @@ def read_samples(config: ModelConfig, directory: Path) -> list[Sample]:
 
 
 async def warm_up(worker: WorkerProcess, config: ModelConfig, samples: list[Sample]) -> None:
-    """Run all samples on a worker.  Raises INTERNAL with what failed, after the last one."""
+    """Run all samples on a worker.  Raises INVALID_ARG with what failed, after the last one."""
     outputs = tuple(output.name for output in config.output)
     failures = []
     for sample in samples:
@@ -61,7 +61,7 @@ async def warm_up(worker: WorkerProcess, config: ModelConfig, samples: list[Samp
         except ConchError as error:
             failures.append(f"failed to run warmup sample '{sample.name}': {error.message}; ")
     if failures:
-        raise internal("".join(failures))
+        raise invalid("".join(failures))
 
 
 async def _run(worker: WorkerProcess, model: str, outputs: tuple[str, ...], sample: Sample) -> None:
@@ -117,5 +117,5 @@ def _read(file: str, kind: str, shape: tuple[int, ...], directory: Path) -> byte
         return data
     expected = ELEMENT_SIZE[kind] * prod(shape)
     if len(data) < expected:
-        raise warmup_size_problem(str(path), expected, len(data))
+        raise warmup_size_problem(file, expected, len(data))
     return data[:expected]

@@ -50,22 +50,30 @@ class Application(Protocol):
         """A request has begun."""
 
 
+class Owner(Protocol):
+    """Who keeps track of connections."""
+
+    def opened(self, connection: Connection) -> None:
+        """The connection can be used; TLS is in place."""
+
+    def gone(self, connection: Connection) -> None:
+        """The connection has ended; called once for each that was opened."""
+
+
 class Connection(asyncio.Protocol):
-    """``on_closed`` is called once, when the connection is gone; ``active`` is set by whatever arrives."""
+    """``active`` is set by whatever arrives, ``closed`` once nothing that arrives counts any more."""
 
     outbox: Outbox
     _transport: asyncio.Transport
 
-    def __init__(
-        self, application: Application, loop: asyncio.AbstractEventLoop, on_closed: Callable[[Connection], None]
-    ) -> None:
+    def __init__(self, application: Application, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
         self.streams: dict[int, Stream] = {}
         self.budget = MessageBudget(limits.MESSAGE_BUDGET)
         self.active = True
         self.closed = False
         self._application = application
         self._loop = loop
-        self._on_closed = on_closed
+        self._owner = owner
         self._reader = FrameReader(self)
         self._decoder: HeaderDecoder[Any] = HeaderDecoder(application.parse)
         self._settings_seen = False
@@ -102,10 +110,11 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=MAX_TURN)
         self.outbox = Outbox(self._loop, self._transport)
         self.outbox.write(_GREETING)
+        self._owner.opened(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end_streams()
-        self._on_closed(self)
+        self._owner.gone(self)
 
     def pause_writing(self) -> None:
         self.outbox.paused = True
@@ -164,7 +173,7 @@ class Connection(asyncio.Protocol):
             return
         if not stream.remote_ended:
             self._remember(stream.id)
-        if self._last_accepted is not None and not self.streams:
+        if self._last_accepted is not None and not self.streams and not self.closed:
             self._close_gently()
 
     def _remember(self, stream_id: int) -> None:

@@ -15,11 +15,10 @@ from conch.settings import Settings
 class Lifetime:
     """Ends a connection that is silent for too long, or too old."""
 
-    def __init__(self, connection: Connection, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connection: Connection, settings: Settings) -> None:
         self._connection = connection
         self._settings = settings
-        self._loop = loop
-        self._unanswered = 0
+        self._loop = loop = asyncio.get_running_loop()
         self._silence = loop.call_later(settings.grpc_keepalive_time / 1000, self._check)
         self._age: asyncio.TimerHandle | None = None
         if settings.grpc_max_connection_age:
@@ -34,14 +33,13 @@ class Lifetime:
     def _check(self) -> None:
         """Ping a client that was silent for the whole keepalive time."""
         connection, settings = self._connection, self._settings
-        wait = settings.grpc_keepalive_time
         if connection.active:
             connection.active = False
         elif connection.streams or settings.grpc_keepalive_permit_without_calls:
             connection.ping()
             self._silence = self._loop.call_later(settings.grpc_keepalive_timeout / 1000, self._expect_pong)
             return
-        self._silence = self._loop.call_later(wait / 1000, self._check)
+        self._silence = self._loop.call_later(settings.grpc_keepalive_time / 1000, self._check)
 
     def _expect_pong(self) -> None:
         if not self._connection.active:

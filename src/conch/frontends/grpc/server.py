@@ -33,6 +33,7 @@ class GrpcFrontend:
         self._lifetimes: dict[Connection, Lifetime] = {}
         self._listener: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
+        self._stopping = False
 
     @property
     def connections(self) -> Collection[Connection]:
@@ -47,15 +48,10 @@ class GrpcFrontend:
         loop = asyncio.get_running_loop()
         service = Service(self._server, loop)
 
-        def connect() -> Connection:
-            connection = Connection(service, loop, self._gone)
-            self._lifetimes[connection] = Lifetime(connection, self._settings, loop)
-            return connection
-
         context = make_context(self._settings)
         try:
             self._listener = await loop.create_server(
-                connect,
+                lambda: Connection(service, loop, self),
                 host,
                 port,
                 ssl=context,
@@ -70,6 +66,7 @@ class GrpcFrontend:
 
     async def stop(self, grace_seconds: float) -> None:
         """Take no more requests, let those that run finish for up to ``grace_seconds``, then cancel the rest."""
+        self._stopping = True
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._lifetimes):
@@ -82,7 +79,12 @@ class GrpcFrontend:
                 for connection in list(self._lifetimes):
                     connection.fail(ErrorCode.NO_ERROR, "server is stopping")
 
-    def _gone(self, connection: Connection) -> None:
+    def opened(self, connection: Connection) -> None:
+        self._lifetimes[connection] = Lifetime(connection, self._settings)
+        if self._stopping:
+            connection.drain()
+
+    def gone(self, connection: Connection) -> None:
         self._lifetimes.pop(connection).stop()
         if not self._lifetimes:
             self._all_gone.set()

@@ -51,15 +51,21 @@ class Wire:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.server = FakeServer(Settings(), *models())
-        self.gone: list[Connection] = []
+        self.lost: list[Connection] = []
         self.transport = MemoryTransport()
-        self.connection = Connection(Service(self.server, loop), loop, self.gone.append)  # type: ignore[arg-type]
+        self.connection = Connection(Service(self.server, loop), loop, self)  # type: ignore[arg-type]
         self.connection.connection_made(self.transport)
+
+    def opened(self, connection: Connection) -> None:
+        pass
+
+    def gone(self, connection: Connection) -> None:
+        self.lost.append(connection)
 
     def hang_up(self) -> None:
         """What must hold at the end of any connection."""
         self.connection.connection_lost(None)
-        assert self.gone == [self.connection]
+        assert self.lost == [self.connection]
         assert not self.connection.streams
         for model in self.server.models.values():
             assert all(request.finished for request in model.received)

@@ -9,9 +9,7 @@ class TritonPythonModel:
         config = auto_complete_model_config.as_dict()
         assert config["parameters"]["greeting"]["string_value"] == "hello"
         auto_complete_model_config.add_input({"name": "INPUT", "data_type": "TYPE_FP32", "dims": [4]})
-        auto_complete_model_config.add_input(
-            {"name": "SCALE", "data_type": "TYPE_FP32", "dims": [1], "optional": True}
-        )
+        auto_complete_model_config.add_input({"name": "SCALE", "data_type": "TYPE_FP32", "dims": [1], "optional": True})
         auto_complete_model_config.add_output({"name": "OUTPUT", "data_type": "TYPE_FP32", "dims": [4]})
         auto_complete_model_config.set_max_batch_size(4)
         auto_complete_model_config.set_dynamic_batching()

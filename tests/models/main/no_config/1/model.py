@@ -12,6 +12,4 @@ class TritonPythonModel:
         return auto_complete_model_config
 
     def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", r.inputs()[0].as_numpy() + 1)]) for r in requests
-        ]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", r.inputs()[0].as_numpy() + 1)]) for r in requests]

@@ -33,7 +33,9 @@ class TritonPythonModel:
             if sender.is_cancelled():
                 break
             if value < 0:
-                response = pb_utils.InferenceResponse(error=pb_utils.TritonError("negative", pb_utils.TritonError.INVALID_ARG))
+                response = pb_utils.InferenceResponse(
+                    error=pb_utils.TritonError("negative", pb_utils.TritonError.INVALID_ARG)
+                )
             else:
                 response = pb_utils.InferenceResponse(
                     [

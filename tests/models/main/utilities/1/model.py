@@ -93,7 +93,10 @@ def dlpack_not_contiguous(model, request):
 def type_conversions(model, request):
     return [
         [np.dtype(pb_utils.triton_to_numpy_type(n)).name for n in range(1, 14)],
-        [int(pb_utils.numpy_to_triton_type(t)) for t in (np.bool_, np.uint8, np.int64, np.float16, np.float32, np.object_)],
+        [
+            int(pb_utils.numpy_to_triton_type(t))
+            for t in (np.bool_, np.uint8, np.int64, np.float16, np.float32, np.object_)
+        ],
         np.dtype(pb_utils.triton_string_to_numpy("TYPE_FP64")).name,
         np.dtype(pb_utils.triton_string_to_numpy("TYPE_STRING")).name,
         raised(pb_utils.triton_string_to_numpy, "TYPE_BF16"),
@@ -116,7 +119,16 @@ def constants(model, request):
 
 @case
 def error_codes(model, request):
-    names = ["UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED"]
+    names = [
+        "UNKNOWN",
+        "INTERNAL",
+        "NOT_FOUND",
+        "INVALID_ARG",
+        "UNAVAILABLE",
+        "UNSUPPORTED",
+        "ALREADY_EXISTS",
+        "CANCELLED",
+    ]
     errors = [pb_utils.TritonError(name, getattr(pb_utils.TritonError, name)) for name in names]
     plain = pb_utils.TritonError("plain")
     return [

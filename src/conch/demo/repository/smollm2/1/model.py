@@ -1,7 +1,11 @@
 """SmolLM2-135M-Instruct: one thread a request, one response a piece of text, and an end when the client gives up."""
 
 import json
+import os
 import threading
+
+# Answers are computed in parallel on the same cores: OpenMP threads that wait must not keep them busy.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import torch
@@ -9,7 +13,6 @@ import triton_python_backend_utils as pb_utils
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteria, TextStreamer
 
 DEFAULT_MAX_TOKENS = 128
-INVALID_ARG = pb_utils.TritonError.INVALID_ARG
 
 
 class TritonPythonModel:
@@ -38,7 +41,8 @@ class TritonPythonModel:
         try:
             self.generate(request, Sending(self.tokenizer, sender))
         except Refused as problem:
-            response = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(problem), INVALID_ARG))
+            error = pb_utils.TritonError(str(problem), pb_utils.TritonError.INVALID_ARG)
+            response = pb_utils.InferenceResponse(error=error)
         except Exception as problem:
             error = pb_utils.TritonError(f"{type(problem).__name__}: {problem}")
             response = pb_utils.InferenceResponse(error=error)
