@@ -1,5 +1,6 @@
 """gRPC calls to send to both servers: a name for each; a list of requests is a ``ModelStreamInfer`` stream."""
 
+# ruff: noqa: E501  (one case a line)
 from __future__ import annotations
 
 import struct
@@ -147,7 +148,7 @@ CALLS: dict[str, Call] = {
     "metadata of nothing": Call("ModelMetadata", pb.ModelMetadataRequest()),
     **{
         f"config of {model}": Call("ModelConfig", pb.ModelConfigRequest(name=model))
-        for model in "add_sub accumulate_state auto_complete classify diamond instances no_config reshape".split()
+        for model in ["add_sub", "accumulate_state", "auto_complete", "classify", "diamond", "instances", "no_config", "reshape"]
     },
     "config of an unknown model": Call("ModelConfig", pb.ModelConfigRequest(name="absent")),
     "statistics of an unknown model": Call("ModelStatistics", pb.ModelStatisticsRequest(name="absent")),
@@ -252,10 +253,7 @@ CALLS: dict[str, Call] = {
     "cuda status": Call("CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest()),
     **{
         f"fault {mode}": infer("faults", [tensor("MODE", "BYTES", [1, 1], bytes_contents=[mode.encode()])])
-        for mode in (
-            "ok default UNKNOWN INTERNAL NOT_FOUND INVALID_ARG UNAVAILABLE UNSUPPORTED ALREADY_EXISTS CANCELLED raise "
-            "not_list too_few no_outputs"
-        ).split()
+        for mode in ["ok", "default", "UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "ALREADY_EXISTS", "CANCELLED", "raise", "not_list", "too_few", "no_outputs"]
     },
     "ensemble": infer("chain", [tensor("X", "FP32", [1, 1], fp32_contents=[1])]),
     "ensemble fails": infer("failing", [tensor("MODE", "BYTES", [1, 1], bytes_contents=[b"NOT_FOUND"])]),

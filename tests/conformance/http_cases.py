@@ -3,6 +3,7 @@
 None of them changes what a later one sees, except that the settings at the end are put back.
 """
 
+# ruff: noqa: E501  (one case a line)
 from __future__ import annotations
 
 import gzip
@@ -124,10 +125,26 @@ METADATA = {
 
 CONFIGS = {
     f"config of {model}": get(f"/v2/models/{model}/config")
-    for model in (
-        "add_sub accumulate accumulate_state auto_complete classify diamond gate_bounded generate_shapes instances "
-        "no_config optional repeated reshape types version_all version_some version_two echo_chain"
-    ).split()
+    for model in [
+        "add_sub",
+        "accumulate",
+        "accumulate_state",
+        "auto_complete",
+        "classify",
+        "diamond",
+        "gate_bounded",
+        "generate_shapes",
+        "instances",
+        "no_config",
+        "optional",
+        "repeated",
+        "reshape",
+        "types",
+        "version_all",
+        "version_some",
+        "version_two",
+        "echo_chain",
+    ]
 }
 
 INFER = {
@@ -378,13 +395,42 @@ COMPRESSION = {
 
 FAULTS = {
     f"fault {mode}": infer("faults", [tensor("MODE", "BYTES", [mode], [1, 1])])
-    for mode in (
-        "ok default UNKNOWN INTERNAL NOT_FOUND INVALID_ARG UNAVAILABLE UNSUPPORTED ALREADY_EXISTS CANCELLED with_outputs "
-        "raise raise_triton not_list not_response too_few too_many nothing undeclared no_outputs"
-    ).split()
+    for mode in [
+        "ok",
+        "default",
+        "UNKNOWN",
+        "INTERNAL",
+        "NOT_FOUND",
+        "INVALID_ARG",
+        "UNAVAILABLE",
+        "UNSUPPORTED",
+        "ALREADY_EXISTS",
+        "CANCELLED",
+        "with_outputs",
+        "raise",
+        "raise_triton",
+        "not_list",
+        "not_response",
+        "too_few",
+        "too_many",
+        "nothing",
+        "undeclared",
+        "no_outputs",
+    ]
 } | {
     f"sender {mode}": infer("sender", [tensor("MODE", "BYTES", [mode])])
-    for mode in "returned direct thread late_final bad_flag no_response final_first error twice closed".split()
+    for mode in [
+        "returned",
+        "direct",
+        "thread",
+        "late_final",
+        "bad_flag",
+        "no_response",
+        "final_first",
+        "error",
+        "twice",
+        "closed",
+    ]
 }
 
 ENSEMBLES = {

