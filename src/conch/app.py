@@ -44,6 +44,7 @@ def run(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     logs.setup(settings.log_settings)
+    _warn_of_missing_features(settings)
     if not settings.model_repository:
         raise invalid("--model-repository must be specified")
     registry = Registry(
@@ -73,6 +74,21 @@ async def _serve(settings: Settings) -> int:
         await process.stop(0)
         raise
     return 0 if await process.stop(settings.exit_timeout_secs) else 1
+
+
+def _warn_of_missing_features(settings: Settings) -> None:
+    """Say which options of tritonserver's are understood and have no effect yet."""
+    asked = {
+        "--model-namespacing": settings.model_namespacing,
+        "--cache-config": settings.cache_config,
+        "--rate-limit": settings.rate_limit != "off",
+        "--trace-config": settings.trace_config,
+        "--backend-directory": settings.backend_directory,
+        "--allow-client-shm": settings.allow_client_shm,
+    }
+    for option, given in asked.items():
+        if given:
+            LOG.warning("%s has no effect: this server does not have that yet", option)
 
 
 def _stop_on_signals() -> asyncio.Event:

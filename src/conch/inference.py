@@ -6,6 +6,7 @@ responses; the one marked ``final`` ends it, and it ends exactly once, whoever t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,6 +15,8 @@ from typing import Final
 
 from conch.errors import Code, ConchError
 from conch.tensors import Tensor
+
+LOG = logging.getLogger("conch")
 
 ParameterValue = bool | int | float | str
 
@@ -153,7 +156,11 @@ class InferRequest:
             if self.on_final is not None:
                 self.on_final(self, response)
         self.responses += 1
-        self.on_response(response)
+        try:
+            self.on_response(response)
+        except Exception:
+            # Whoever responds (a scheduler, a worker) has other requests to look after.
+            LOG.exception("a response of request %s could not be passed on", self.serial)
 
     def fail(self, error: ConchError) -> None:
         """End the request with an error."""

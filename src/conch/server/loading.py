@@ -59,6 +59,10 @@ class Loader:
         preference = PYTHON if written.backend == "python" or "model.py" in files.artefacts else ANY
         config = complete(written, files.name, files.artefacts, gpus=self._gpus, preference=preference)
         validate(config)
+        if config.response_cache.enable:
+            LOG.warning(
+                "the response cache of model '%s' has no effect: this server does not have that yet", config.name
+            )
         return config
 
     async def load(self, files: ModelFiles, version: int, config: ModelConfig) -> Model:

@@ -15,6 +15,7 @@ from conch.tensors import Buffer
 
 #: What a 501 for another encoding sends as its ``Accept-Encoding``.
 ACCEPTED: Final = "gzip, deflate"
+UNSUPPORTED_COMPRESSION: Final = "Unsupported compression type"
 
 #: Either format is accepted whatever the header says, as Triton does.
 _EITHER: Final = 32 + zlib.MAX_WBITS
@@ -31,7 +32,7 @@ def decompress(body: Buffer, encoding: str, limit: int) -> Buffer:
     if encoding in ("", "identity"):
         return body
     if encoding not in _WINDOW_BITS:
-        raise unsupported("Unsupported compression type")
+        raise unsupported(UNSUPPORTED_COMPRESSION)
     if not len(body):
         raise invalid("nothing to be decompressed")
     decompressor = zlib.decompressobj(_EITHER)

@@ -26,15 +26,13 @@ class Access:
 
     def __init__(self, restrictions: Iterable[Restriction], group: str) -> None:
         self._required = [
-            (_HEADER + restriction.header.lower(), restriction.value)
-            for restriction in restrictions
-            if group in restriction.apis
+            (_HEADER + restriction.header, restriction.value) for restriction in restrictions if group in restriction.apis
         ]
 
     def check(self, head: RequestHead) -> ConchError | None:
         """What refuses a call, if something does."""
         for header, value in self._required:
-            if head.get(header) != value:
+            if head.get(header.lower()) != value:
                 return unavailable(f"This protocol is restricted, expecting header '{header}'")
         return None
 

@@ -33,6 +33,7 @@ LOGGER: Final = logging.getLogger("conch")
 #: What Triton says of messages that are no protocol buffers, or incomplete.
 UNREADABLE: Final = "Unable to parse request"
 
+_TOO_LATE: Final = "Deadline Exceeded"
 _ACCEPTS: Final = ",".join(ENCODINGS).encode()
 
 
@@ -58,10 +59,12 @@ class Call:
         #: ``True`` once the message that is arriving has its bytes reserved; ``None`` if it needs none.
         self._reservation: bool | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        if head.timeout is not None:
-            self._deadline = loop.call_later(head.timeout, self._expire)
         if head.encoding not in ENCODINGS:
             self.fail(CallFault(Status.UNIMPLEMENTED, f"Compression algorithm '{head.encoding}' is not supported"))
+        elif head.timeout == 0:
+            self.fail(CallFault(Status.DEADLINE_EXCEEDED, _TOO_LATE))
+        elif head.timeout is not None:
+            self._deadline = loop.call_later(head.timeout, self._expire)
 
     # What subclasses do
 
@@ -193,7 +196,7 @@ class Call:
 
     def _expire(self) -> None:
         self._deadline = None
-        self.cut_off(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self.cut_off(Status.DEADLINE_EXCEEDED, _TOO_LATE)
 
     def _close(self) -> None:
         self.finished = True

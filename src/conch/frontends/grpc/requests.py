@@ -65,7 +65,7 @@ def parse_head(fields: Sequence[Field]) -> RequestHead:
         parse_timeout(head.get("grpc-timeout")),
         head.get("grpc-encoding") or "identity",
         tuple([one.strip() for one in accepted]),
-        _http_status(pseudo[b":method"], head.get("content-type") or ""),
+        _http_status(pseudo[b":method"], head.get("content-type")),
     )
 
 
@@ -90,14 +90,14 @@ def _text(name: bytes, value: bytes) -> str:
         return value.decode("latin-1")
 
 
-def _http_status(method: bytes, content_type: str) -> int | None:
-    """The HTTP status that refuses what is not gRPC; ``None`` for gRPC."""
+def _http_status(method: bytes, content_type: str | None) -> int | None:
+    """The HTTP status that refuses what is not gRPC; ``None`` for gRPC, and where nothing says what it is."""
     if method != b"POST":
         return 405
+    if content_type is None:
+        return None
     rest = content_type.removeprefix("application/grpc")
-    if rest == content_type or (rest and rest[0] not in "+;"):
-        return 415
-    return None
+    return 415 if rest == content_type or (rest and rest[0] not in "+;") else None
 
 
 def parse_timeout(value: str | None) -> float | None:

@@ -93,6 +93,11 @@ class Exchange:
         """Bytes of answers that the client has not taken yet."""
         return self._connection.transport.get_write_buffer_size() if self._connection else 0
 
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits for an answer any more."""
+        return self._connection is None
+
     def abort(self) -> None:
         """Close the connection without a proper end, so that the client knows that something is missing."""
         if self._connection is not None:

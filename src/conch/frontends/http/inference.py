@@ -5,14 +5,17 @@ Runs on the event loop.  A client that goes away cancels its request.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from conch.errors import ConchError, internal, unsupported
+from conch.errors import ConchError, internal, invalid, unsupported
 from conch.frontends.http.exchange import Exchange
 from conch.frontends.http.status import JSON, STATUS, refuse
-from conch.inference import InferRequest, InferResponse
+from conch.inference import InferRequest, InferResponse, ParameterValue
 from conch.server.core import Server
 from conch.server.model import Model
 from conch.wire import compression
@@ -26,6 +29,11 @@ BINARY: Final = (b"content-type", b"application/octet-stream")
 EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 #: A stream whose client leaves this much unread (bytes) is given up.
 UNREAD_LIMIT: Final = 64 << 20
+#: JSON beyond this (bytes) is decoded in a thread.
+LARGE_JSON: Final = 1 << 20
+_RESERVED: Final = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
+)
 
 
 class Inference:
@@ -36,35 +44,16 @@ class Inference:
         self._limit = server.settings.http_max_input_size
         pattern = server.settings.http_header_forward_pattern
         self._forwarded = re.compile(pattern.encode(), re.IGNORECASE) if pattern else None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def infer(self, exchange: Exchange, name: str, version: int) -> None:
         """``POST …/infer``."""
-        headers = exchange.headers
-        try:
-            model = self._server.model(name, version)
-            if model.signature.decoupled:
-                raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
-            body = exchange.body
-            encoding = headers.get(b"content-encoding")
-            if encoding is not None:
-                body = compression.decompress(body, encoding.decode("latin-1"), self._limit)
-            header_length = parse_header_length(headers.get(b"inference-header-content-length"), len(body))
-            answer = _Infer(exchange, model)
-            request, answer.plan = decode_infer(
-                body, header_length, model.signature, answer, max_input_size=self._limit
-            )
-            if self._forwarded is not None:
-                self._forward_headers(exchange, request)
-            answer.request = request
-            model.infer(request)
-        except ConchError as error:
-            if error.message == "Unsupported compression type":
-                refuse(exchange, error, (b"accept-encoding", compression.ACCEPTED.encode()))
-            else:
-                refuse(exchange, error)
-            return
-        if not request.finished:
-            exchange.on_disconnect = request.cancel
+        model = self._server.model(name, version)
+        if model.signature.decoupled:
+            raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+        length = exchange.headers.get(b"inference-header-content-length")
+        json_size = len(exchange.body) if length is None else 0
+        self._start(exchange, model, partial(self._decode_infer, exchange, model, length), json_size)
 
     def generate(self, exchange: Exchange, name: str, version: int) -> None:
         """``POST …/generate``."""
@@ -75,109 +64,67 @@ class Inference:
         self._generate(exchange, name, version, _GenerateStream(exchange))
 
     def _generate(self, exchange: Exchange, name: str, version: int, answer: _Generate | _GenerateStream) -> None:
+        model = self._server.model(name, version)
+        compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
+        self._start(exchange, model, partial(self._decode_generate, exchange, model, answer), len(exchange.body))
+
+    def _start(self, exchange: Exchange, model: Model, decode: Callable[[], InferRequest], json_size: int) -> None:
+        if json_size > LARGE_JSON:
+            task = asyncio.get_running_loop().create_task(self._start_large(exchange, model, decode))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        request = decode()
+        model.infer(request)
+        if not request.finished:
+            exchange.on_disconnect = request.cancel
+
+    async def _start_large(self, exchange: Exchange, model: Model, decode: Callable[[], InferRequest]) -> None:
+        """Decode in a thread, so that others are served meanwhile."""
         try:
-            model = self._server.model(name, version)
-            compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
-            answer.request = decode_generate(exchange.body, model.signature, answer, max_input_size=self._limit)
-            model.infer(answer.request)
+            request = await asyncio.to_thread(decode)
+            if exchange.gone:
+                return
+            model.infer(request)
         except ConchError as error:
             refuse(exchange, error)
-            return
-        if not answer.request.finished:
-            exchange.on_disconnect = answer.request.cancel
+        else:
+            if not request.finished:
+                exchange.on_disconnect = request.cancel
+
+    def _decode_infer(self, exchange: Exchange, model: Model, length: bytes | None) -> InferRequest:
+        body = exchange.body
+        encoding = exchange.headers.get(b"content-encoding")
+        if encoding is not None:
+            body = compression.decompress(body, encoding.decode("latin-1"), self._limit)
+        answer = _Infer(exchange, model)
+        request, answer.plan = decode_infer(
+            body, parse_header_length(length, len(body)), model.signature, answer, max_input_size=self._limit
+        )
+        answer.request = request
+        if self._forwarded is not None:
+            self._forward_headers(exchange, request)
+        return request
+
+    def _decode_generate(self, exchange: Exchange, model: Model, answer: _Generate | _GenerateStream) -> InferRequest:
+        request = decode_generate(exchange.body, model.signature, answer, max_input_size=self._limit)
+        answer.request = request
+        return request
 
     def _forward_headers(self, exchange: Exchange, request: InferRequest) -> None:
         assert self._forwarded is not None
-        forwarded = {
-            key.decode("latin-1"): value.decode("latin-1")
-            for key, value in exchange.headers.items()
-            if self._forwarded.search(key)
-        }
+        forwarded: dict[str, ParameterValue] = {}
+        for key, value in exchange.headers.items():
+            if self._forwarded.search(key):
+                name = key.decode("latin-1")
+                if name in _RESERVED or name.startswith("triton_"):
+                    raise invalid(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+                forwarded[name] = value.decode("latin-1")
         request.parameters = {**request.parameters, **forwarded}
 
 
-class _Infer:
-    """Answers an ``infer`` exchange when its request ends."""
-
-    __slots__ = ("_exchange", "_kept", "_model", "plan", "request")
-
-    plan: OutputPlan
-    request: InferRequest
-
-    def __init__(self, exchange: Exchange, model: Model) -> None:
-        self._exchange = exchange
-        self._model = model
-        self._kept: list[InferResponse] | None = None
-
-    def __call__(self, response: InferResponse) -> None:
-        if not response.final or self._kept is not None:
-            self._collect(response)
-            return
-        if response.error is not None:
-            refuse(self._exchange, response.error)
-            return
-        exchange = self._exchange
-        try:
-            header, blobs = encode_infer(self.request, response, self.plan, self._model.labels)
-        except ConchError as error:
-            refuse(exchange, error)
-            return
-        headers = [BINARY, (b"inference-header-content-length", b"%d" % len(header))] if blobs else [JSON]
-        accepted = exchange.headers.get(b"accept-encoding")
-        encoding = compression.negotiate(accepted.decode("latin-1")) if accepted is not None else "identity"
-        if encoding != "identity":
-            headers.append((b"content-encoding", encoding.encode()))
-            exchange.respond(200, headers, compression.compress([header, *blobs], encoding))
-        else:
-            exchange.respond(200, headers, header, *blobs)
-
-    def _collect(self, response: InferResponse) -> None:
-        """A response sender spoke: there must be one response in all, and the end may come after it."""
-        kept = self._kept = self._kept or []
-        if not response.empty:
-            kept.append(response)
-        if not response.final:
-            return
-        self._kept = None
-        if len(kept) == 1:
-            kept[0].final = True
-            self(kept[0])
-        else:
-            refuse(self._exchange, internal(f"expected a single response, got {len(kept)}"))
-
-
-class _Generate:
-    """Answers a ``generate`` exchange: one response, as JSON."""
-
-    __slots__ = ("_count", "_exchange", "_first", "request")
-
-    request: InferRequest
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._first: InferResponse | None = None
-        self._count = 0
-
-    def __call__(self, response: InferResponse) -> None:
-        if not response.empty:
-            self._count += 1
-            self._first = self._first or response
-        if not response.final:
-            return
-        first = self._first
-        if first is not None and first.error is not None:
-            refuse(self._exchange, first.error)
-        elif first is None or self._count > 1:
-            self._exchange.respond(200, [JSON], error_body(NOT_ONE_RESPONSE))
-        else:
-            try:
-                self._exchange.respond(200, [JSON], encode_generate(self.request, first))
-            except ConchError as error:
-                refuse(self._exchange, error)
-
-
-class _GenerateStream:
-    """Answers a ``generate_stream`` exchange: each response is an event; the first one decides the status."""
+class _Answer:
+    """Turns the responses of a request into the answer of its exchange; whatever happens, the client hears of it."""
 
     __slots__ = ("_exchange", "request")
 
@@ -188,14 +135,97 @@ class _GenerateStream:
 
     def __call__(self, response: InferResponse) -> None:
         exchange = self._exchange
-        status, event = 200, b""
+        try:
+            self._take(response)
+        except ConchError as error:
+            refuse(exchange, error)
+        except Exception:
+            LOG.exception("a response of '%s' could not be written", self.request.model_name)
+            if exchange.started:
+                exchange.abort()
+            else:
+                refuse(exchange, internal("the response could not be written"))
+
+    def _take(self, response: InferResponse) -> None:
+        raise NotImplementedError
+
+
+class _Infer(_Answer):
+    """``infer``: one response, which a response sender may end separately."""
+
+    __slots__ = ("_kept", "_model", "plan")
+
+    plan: OutputPlan
+
+    def __init__(self, exchange: Exchange, model: Model) -> None:
+        super().__init__(exchange)
+        self._model = model
+        self._kept: list[InferResponse] | None = None
+
+    def _take(self, response: InferResponse) -> None:
+        if not response.final or self._kept is not None:
+            self._collect(response)
+            return
         if response.error is not None:
-            status, event = STATUS[response.error.code], error_body(response.error.message)
-        elif not response.empty:
-            try:
-                event = encode_generate(self.request, response)
-            except ConchError as error:
-                status, event = STATUS[error.code], error_body(error.message)
+            raise response.error
+        exchange = self._exchange
+        header, blobs = encode_infer(self.request, response, self.plan, self._model.labels)
+        headers = [BINARY, (b"inference-header-content-length", b"%d" % len(header))] if blobs else [JSON]
+        accepted = exchange.headers.get(b"accept-encoding")
+        encoding = compression.negotiate(accepted.decode("latin-1")) if accepted is not None else "identity"
+        if encoding != "identity":
+            headers.append((b"content-encoding", encoding.encode()))
+            exchange.respond(200, headers, compression.compress([header, *blobs], encoding))
+        else:
+            exchange.respond(200, headers, header, *blobs)
+
+    def _collect(self, response: InferResponse) -> None:
+        """There must be one response in all; the end may come after it."""
+        kept = self._kept = self._kept or []
+        if not response.empty:
+            kept.append(response)
+        if not response.final:
+            return
+        if len(kept) != 1:
+            raise internal(f"expected a single response, got {len(kept)}")
+        self._kept = None
+        kept[0].final = True
+        self._take(kept[0])
+
+
+class _Generate(_Answer):
+    """``generate``: one response, as JSON."""
+
+    __slots__ = ("_count", "_first")
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        self._first: InferResponse | None = None
+        self._count = 0
+
+    def _take(self, response: InferResponse) -> None:
+        if not response.empty:
+            self._count += 1
+            self._first = self._first or response
+        if not response.final:
+            return
+        first = self._first
+        if first is not None and first.error is not None:
+            raise first.error
+        if first is None or self._count > 1:
+            self._exchange.respond(200, [JSON], error_body(NOT_ONE_RESPONSE))
+        else:
+            self._exchange.respond(200, [JSON], encode_generate(self.request, first))
+
+
+class _GenerateStream(_Answer):
+    """``generate_stream``: each response is an event; the first one decides the status."""
+
+    __slots__ = ()
+
+    def _take(self, response: InferResponse) -> None:
+        exchange = self._exchange
+        status, event = self._event(response)
         if not exchange.started and (event or response.final):
             exchange.start(status, [EVENTS])
         if event:
@@ -205,3 +235,13 @@ class _GenerateStream:
         elif exchange.unsent > UNREAD_LIMIT:
             LOG.warning("the client of a stream of '%s' does not read; giving its request up", self.request.model_name)
             exchange.abort()
+
+    def _event(self, response: InferResponse) -> tuple[int, bytes]:
+        if response.empty:
+            return 200, b""
+        try:
+            if response.error is not None:
+                raise response.error
+            return 200, encode_generate(self.request, response)
+        except ConchError as error:
+            return STATUS[error.code], error_body(error.message)

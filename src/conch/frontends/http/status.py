@@ -6,6 +6,7 @@ from typing import Final
 
 from conch.errors import Code, ConchError
 from conch.frontends.http.exchange import Exchange
+from conch.wire.compression import ACCEPTED, UNSUPPORTED_COMPRESSION
 from conch.wire.json.control import error_body
 
 STATUS: Final = {
@@ -20,10 +21,12 @@ STATUS: Final = {
 }
 JSON: Final = (b"content-type", b"application/json")
 _RETRY: Final = (b"retry-after", b"1")
+_ENCODINGS: Final = (b"accept-encoding", ACCEPTED.encode())
 
 
-def refuse(exchange: Exchange, error: ConchError, *headers: tuple[bytes, bytes]) -> None:
-    """Answer with an error; 503 says when to try again."""
+def refuse(exchange: Exchange, error: ConchError) -> None:
+    """Answer with an error; 503 says when to try again, an unsupported compression which are supported."""
     status = STATUS[error.code]
     retry = [_RETRY] if status == 503 else []
-    exchange.respond(status, [JSON, *retry, *headers], error_body(error.message))
+    encodings = [_ENCODINGS] if error.message == UNSUPPORTED_COMPRESSION else []
+    exchange.respond(status, [JSON, *retry, *encodings], error_body(error.message))

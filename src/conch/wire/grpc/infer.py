@@ -71,8 +71,9 @@ def decode_infer(
 
 def _read_inputs(message: service_pb2.ModelInferRequest, request: InferRequest) -> None:
     inputs = request.inputs
-    raw = iter(message.raw_input_contents)
-    has_raw = bool(message.raw_input_contents)
+    raw_contents = message.raw_input_contents
+    has_raw = bool(raw_contents)
+    raw = iter(raw_contents)
     for tensor in message.inputs:
         name = tensor.name
         if tensor.parameters and names_shared_memory(tensor.parameters, name):

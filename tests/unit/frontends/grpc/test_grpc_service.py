@@ -250,7 +250,7 @@ def test_restricted_methods_need_their_key():
         with grpc.insecure_channel(frontend.target) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             refused = (
-                "UNAVAILABLE", "This protocol is restricted, expecting header 'triton-grpc-protocol-admin'",
+                "UNAVAILABLE", "This protocol is restricted, expecting header 'triton-grpc-protocol-Admin'",
             )  # fmt: skip
             request = text_request("echo", "x")
             key = "triton-grpc-protocol-admin"
