@@ -6,13 +6,16 @@ them the parametrised fixtures run; both by default.
 
 from __future__ import annotations
 
+import json
 import os
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.events import eventually
 from tests.models import build
 from tests.oracle import OracleUnavailable, TritonServer, install
 from tests.servers import ConchServer
@@ -59,17 +62,35 @@ def _start_triton(*arguments: object, **options: object) -> TritonServer:
 STARTERS: dict[str, Start] = {"conch": _start_conch, "triton": _start_triton}
 
 
+#: One model that does not load must not keep the tests of all others from running.
+TOLERANT = ("--exit-on-error=false", "--strict-readiness=false")
+
+
+def wait_until_loaded(server: Server) -> None:
+    """Return when no model is loading any more."""
+
+    def loaded() -> bool:
+        index = urllib.request.Request(f"http://{server.http}/v2/repository/index", method="POST")
+        with urllib.request.urlopen(index, timeout=5) as reply:
+            return not any(entry.get("state") in (None, "LOADING") for entry in json.load(reply))
+
+    eventually(loaded, "loading the toy repository", 120)
+
+
 @pytest.fixture(scope="session")
 def conch(repository: Path, logs: Path) -> Iterator[Server]:
-    """conch over the toy repository, for the whole session."""
-    with _start_conch(repository, log=logs / "conch.log") as server:
+    """conch over the toy repository, for the whole session; some of its models need what conch does not have yet."""
+    with _start_conch(
+        repository, "--exit-on-error=false", "--strict-readiness=false", log=logs / "conch.log"
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def triton(repository: Path, logs: Path) -> Iterator[Server]:
     """The real Triton over the toy repository, for the whole session."""
-    with _start_triton(repository, log=logs / "triton.log") as server:
+    with _start_triton(repository, *TOLERANT, log=logs / "triton.log") as server:
+        wait_until_loaded(server)
         yield server
 
 

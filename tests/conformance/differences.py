@@ -116,4 +116,11 @@ HTTP: dict[str, Difference] = {
     },
 }  # fmt: skip
 
-GRPC: dict[str, Difference] = {}
+GRPC: dict[str, Difference] = {
+    case: Difference(
+        "clients' shared memory needs --allow-client-shm=true, as in newer releases",
+        code="UNIMPLEMENTED",
+        error=r"Client shared memory is disabled\. Start the server with '--allow-client-shm=true' to enable\.",
+    )
+    for case in ("shared memory unregister", "shared memory register")
+}

@@ -285,6 +285,8 @@ BINARY = {
     "binary output of json input": infer("add_sub", ADD_SUB, parameters={"binary_data_output": True}),
     "one output binary": infer("add_sub", ADD_SUB, outputs=[{"name": "OUTPUT0"}, {"name": "OUTPUT1", "parameters": {"binary_data": True}}]),
     "default overridden": infer("add_sub", ADD_SUB, parameters={"binary_data_output": True}, outputs=[{"name": "OUTPUT0"}, {"name": "OUTPUT1", "parameters": {"binary_data": False}}]),
+    "default with empty parameters": infer("add_sub", ADD_SUB, parameters={"binary_data_output": True}, outputs=[{"name": "OUTPUT0", "parameters": {}}]),
+    "default with outputs named": infer("add_sub", ADD_SUB, parameters={"binary_data_output": True}, outputs=[{"name": "OUTPUT0"}]),
     "binary data is no bool": infer("add_sub", ADD_SUB, outputs=[{"name": "OUTPUT0", "parameters": {"binary_data": 1}}]),
     "binary data output is no bool": infer("add_sub", ADD_SUB, parameters={"binary_data_output": "yes"}),
     "binary empty output": binary("identity_fp32", {"inputs": [{"name": "INPUT", "shape": [0], "datatype": "FP32", "parameters": {"binary_data_size": 0}}], "parameters": {"binary_data_output": True}}),

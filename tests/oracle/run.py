@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -62,7 +64,10 @@ class TritonServer:
 
     def __enter__(self) -> TritonServer:
         output = self.log.open("wb") if self.log else subprocess.DEVNULL
-        self.process = subprocess.Popen(self.command, env=self.env, stdout=output, stderr=subprocess.STDOUT)
+        # A group of its own: a server that has to be killed leaves its stubs behind.
+        self.process = subprocess.Popen(
+            self.command, env=self.env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
         if self.wait:
             wait_until_ready(self.http, self.process)
         return self
@@ -75,8 +80,10 @@ class TritonServer:
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            pass
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def perf_analyzer(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:

@@ -18,8 +18,9 @@ def unpack(file: Path, folder: Path) -> None:
     bfloat16 = import_module("torch").bfloat16
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=bfloat16)
-    # The weights are plain numbers now, but transformers refuses to save what it still takes for quantised.
-    model.hf_quantizer.remove_quantization_config(model)
+    # The weights are plain numbers now, but later versions refuse to save what they still take for quantised.
+    if quantizer := getattr(model, "hf_quantizer", None):
+        quantizer.remove_quantization_config(model)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
 

@@ -26,7 +26,9 @@ class Access:
 
     def __init__(self, restrictions: Iterable[Restriction], group: str) -> None:
         self._required = [
-            (_HEADER + restriction.header, restriction.value) for restriction in restrictions if group in restriction.apis
+            (_HEADER + restriction.header, restriction.value)
+            for restriction in restrictions
+            if group in restriction.apis
         ]
 
     def check(self, head: RequestHead) -> ConchError | None:

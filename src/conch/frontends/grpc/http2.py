@@ -193,8 +193,9 @@ class Connection(asyncio.Protocol):
 
     def _drop(self, stream: Stream) -> None:
         """The stream is gone for both sides."""
+        receiver = stream.receiver
         self.forget(stream)
-        stream.receiver.reset()
+        receiver.reset()
 
     # The frame reader's side
 
@@ -300,7 +301,10 @@ class Connection(asyncio.Protocol):
             raise StreamFault(ErrorCode.REFUSED_STREAM, "no more streams now")
         stream = Stream(self, self.outbox, stream_id, self._send_window)
         self.streams[stream_id] = stream
-        stream.receiver = self._application.open(stream, head)
+        receiver = self._application.open(stream, head)
+        if stream.closed:
+            return
+        stream.receiver = receiver
         if flags & frames.END_STREAM:
             stream.deliver(b"", True)
 

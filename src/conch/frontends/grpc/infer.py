@@ -52,8 +52,9 @@ class InferCall(UnaryCall):
         model.infer(self._request)
 
     def cancelled(self) -> None:
-        if self._request is not None:
-            self._request.cancel()
+        request, self._request = self._request, None
+        if request is not None:
+            request.cancel()
 
     def _respond(self, response: InferResponse) -> None:
         """The only response may be followed by an empty final one."""
@@ -62,9 +63,11 @@ class InferCall(UnaryCall):
         elif not response.empty:
             self._responses += 1
             self._kept = response
-        if not response.final or self.finished:
+        # The request holds this call: without a cycle both are freed at once, not by the garbage collector.
+        request = self._request
+        if not response.final or request is None:
             return
-        assert self._request is not None
+        self._request = None
         try:
             answer = self._kept
             assert answer is not None
@@ -74,7 +77,7 @@ class InferCall(UnaryCall):
                 raise answer.error
             model, service = self._model, self._service
             batched = model.signature.max_batch_size > 0
-            body = encode_infer(self._request, answer, self._plan, model.labels, batched)
+            body = encode_infer(request, answer, self._plan, model.labels, batched)
             if service.compression != "none":
                 self.encoding = choose_encoding(service.compression, self.head.accepted_encodings)
             self.answer(body)

@@ -22,7 +22,7 @@ from conch.frontends.grpc.infer import InferCall
 from conch.frontends.grpc.requests import RequestHead, parse_head
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
-from conch.frontends.grpc.streams import Receiver, Stream
+from conch.frontends.grpc.streams import NOBODY, Receiver, Stream
 from conch.wire.grpc import control
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Service:
     def open(self, stream: Stream, head: RequestHead) -> Receiver:
         if head.http_status is not None:
             stream.finish(http_error(head.http_status))
-            return Ignored()
+            return NOBODY
         method = self._methods.get(head.path)
         if method is None:
             return self._refuse(stream, head, CallFault(Status.UNIMPLEMENTED, ""))
@@ -169,19 +169,6 @@ def _without(what: str) -> Callable[[Any], Message]:
         raise unsupported(f"this server does not have {what} yet")
 
     return refuse
-
-
-class Ignored:
-    """Receives what nobody wants."""
-
-    def data(self, chunk: object) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
-
-    def drained(self) -> None:
-        pass
 
 
 class ControlCall(UnaryCall):

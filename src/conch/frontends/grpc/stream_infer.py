@@ -162,12 +162,17 @@ class _Exchange:
                 LOGGER.exception("a response of model '%s' cannot be sent", self._model.name)
                 call.fail(CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}"))
         if response.final:
-            call.ended(self.request)
+            self._end()
 
     def refuse(self, error: ConchError) -> None:
         """The request was not accepted."""
         self._call.deliver(self.turn, encode_stream_error(error.message, self.request.id))
+        self._end()
+
+    def _end(self) -> None:
         self._call.ended(self.request)
+        # The request holds this exchange: without a cycle both are freed at once.
+        del self.request
 
     def _deliver(self, response: InferResponse) -> None:
         if self.turn is not None:

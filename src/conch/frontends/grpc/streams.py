@@ -42,6 +42,22 @@ class Receiver(Protocol):
         """Everything that was queued has been sent."""
 
 
+class Nobody:
+    """Receives what nobody wants."""
+
+    def data(self, chunk: Buffer) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def drained(self) -> None:
+        pass
+
+
+NOBODY: Final = Nobody()
+
+
 class Stream:
     """``queued`` counts bytes of DATA that wait to be sent; ``closed`` streams take nothing any more."""
 
@@ -50,8 +66,6 @@ class Stream:
         "receiver", "remote_ended", "send_window",
     )  # fmt: skip
 
-    receiver: Receiver
-
     def __init__(self, connection: Connection, outbox: Outbox, id: int, send_window: int) -> None:
         self.id = id
         self.send_window = send_window
@@ -59,6 +73,7 @@ class Stream:
         self.queued = 0
         self.remote_ended = False
         self.closed = False
+        self.receiver: Receiver = NOBODY
         self._connection = connection
         self._outbox = outbox
         self._data: deque[Buffer] | None = None
@@ -175,6 +190,8 @@ class Stream:
     def discard(self) -> None:
         """Drop what is queued; the stream is closed."""
         self.closed = True
+        # The receiver holds the stream: without a cycle both are freed at once, not by the garbage collector.
+        self.receiver = NOBODY
         self.queued = 0
         self._data = None
         self._trailers = None

@@ -58,7 +58,7 @@ def decode_infer(
     if parameters:
         plan.empty_final = read_request_parameters(parameters, request)
     _read_inputs(message, request)
-    outputs = message.outputs
+    outputs = message.outputs[:]
     if outputs:
         names: dict[str, None] = {}
         for output in outputs:
@@ -71,10 +71,11 @@ def decode_infer(
 
 def _read_inputs(message: service_pb2.ModelInferRequest, request: InferRequest) -> None:
     inputs = request.inputs
-    raw_contents = message.raw_input_contents
-    has_raw = bool(raw_contents)
-    raw = iter(raw_contents)
-    for tensor in message.inputs:
+    # Slices of repeated fields are lists, which are walked several times as fast.
+    contents = message.raw_input_contents[:]
+    has_raw = bool(contents)
+    raw = iter(contents)
+    for tensor in message.inputs[:]:
         name = tensor.name
         if tensor.parameters and names_shared_memory(tensor.parameters, name):
             if tensor.HasField("contents"):
@@ -102,7 +103,7 @@ def _read_inputs(message: service_pb2.ModelInferRequest, request: InferRequest) 
             data = None
         if data is None:
             raise invalid(f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request.")
-        inputs[name] = Tensor(name, datatype, tuple(tensor.shape), data)
+        inputs[name] = Tensor(name, datatype, tuple(tensor.shape[:]), data)
 
 
 def _read_output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor, plan: OutputPlan) -> None:

@@ -87,7 +87,9 @@ def no_unhandled_exception(caplog):
 
 def blocks() -> st.SearchStrategy[bytes]:
     paths = st.sampled_from([INFER, STREAM_INFER, LIVE, "/x"])
-    extra = st.lists(st.tuples(st.sampled_from(["grpc-timeout", "grpc-encoding", "te", "x", "x-bin"]), st.text(max_size=5)))
+    extra = st.lists(
+        st.tuples(st.sampled_from(["grpc-timeout", "grpc-encoding", "te", "x", "x-bin"]), st.text(max_size=5))
+    )
     return st.one_of(
         st.binary(max_size=60),
         st.builds(lambda path, more: hpack.Encoder().encode(headers(path, *more)), paths, extra),
@@ -95,7 +97,9 @@ def blocks() -> st.SearchStrategy[bytes]:
 
 
 def bodies() -> st.SearchStrategy[bytes]:
-    requests = [text_request(model, "x").SerializeToString() for model in ("echo", "hold", "misbehave", "hold_decoupled")]
+    requests = [
+        text_request(model, "x").SerializeToString() for model in ("echo", "hold", "misbehave", "hold_decoupled")
+    ]
     return st.one_of(st.binary(max_size=40), st.sampled_from([message(one) for one in [b"", b"\xff", *requests]]))
 
 

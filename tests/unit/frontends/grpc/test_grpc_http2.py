@@ -123,7 +123,9 @@ def test_equal_blocks_mean_different_things_after_the_table_changed(client):
     body = frame(frames.DATA, frames.END_STREAM, 0, message(b""))
 
     def call(stream: int, block: bytes):
-        client.send(frame(frames.HEADERS, frames.END_HEADERS, stream, block) + body[:5] + bytes([0, 0, 0, stream]) + body[9:])
+        client.send(
+            frame(frames.HEADERS, frames.END_HEADERS, stream, block) + body[:5] + bytes([0, 0, 0, stream]) + body[9:]
+        )
         return client.answer(stream)
 
     content_type = b"\x00\x0ccontent-type\x10application/grpc"
@@ -149,7 +151,9 @@ def test_smaller_header_table_of_the_client_is_acknowledged(frontend):
 
 
 def test_unknown_frames_and_settings_are_ignored(client):
-    client.send(frame(0xFA, 0xFF, 7, b"whatever") + frames.settings({0xABC: 1}) + frame(frames.PRIORITY, 0, 1, bytes(5)))
+    client.send(
+        frame(0xFA, 0xFF, 7, b"whatever") + frames.settings({0xABC: 1}) + frame(frames.PRIORITY, 0, 1, bytes(5))
+    )
     assert is_live(client)
 
 

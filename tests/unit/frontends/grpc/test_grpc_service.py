@@ -150,7 +150,11 @@ def test_what_is_missing_says_so(stub):
 
 
 def test_unknown_methods_are_unimplemented(channel):
-    for path in ("/inference.GRPCInferenceService/Nothing", "/other.Service/ModelInfer", "/grpc.health.v1.Health/Watch"):
+    for path in (
+        "/inference.GRPCInferenceService/Nothing",
+        "/other.Service/ModelInfer",
+        "/grpc.health.v1.Health/Watch",
+    ):
         assert fails(channel.unary_unary(path), b"") == ("UNIMPLEMENTED", "")
 
 

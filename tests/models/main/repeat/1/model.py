@@ -31,6 +31,7 @@ class TritonPythonModel:
         for index, value in enumerate(values):
             time.sleep(delays[index] / 1000)
             if sender.is_cancelled():
+                pb_utils.Logger.log_info(f"repeat: cancelled before response {index}")
                 break
             if value < 0:
                 response = pb_utils.InferenceResponse(

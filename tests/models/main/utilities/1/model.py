@@ -234,8 +234,18 @@ def logger_levels(model, request):
     return None
 
 
+def create_metrics(model):
+    """Families and metrics are made once: they live as long as the model."""
+    if not hasattr(model, "counters"):
+        model.counters = pb_utils.MetricFamily("toy_counter", "Counts", pb_utils.MetricFamily.COUNTER)
+        model.gauges = pb_utils.MetricFamily("toy_gauge", "Gauges", pb_utils.MetricFamily.GAUGE)
+        model.counter = model.counters.Metric({"model": "utilities"})
+        model.gauge = model.gauges.Metric({})
+
+
 @case
 def metrics(model, request):
+    create_metrics(model)
     counter, gauge = model.counter, model.gauge
     before = counter.value()
     counter.increment(2.5)
@@ -246,6 +256,7 @@ def metrics(model, request):
 
 @case
 def metrics_refuse_wrong_operations(model, request):
+    create_metrics(model)
     return [
         raised(model.counter.set, 1),
         raised(model.counter.increment, -1),
@@ -294,10 +305,6 @@ def models_ready(model, request):
 class TritonPythonModel:
     def initialize(self, args):
         self.config = json.loads(args["model_config"])
-        self.counters = pb_utils.MetricFamily("toy_counter", "Counts", pb_utils.MetricFamily.COUNTER)
-        self.gauges = pb_utils.MetricFamily("toy_gauge", "Gauges", pb_utils.MetricFamily.GAUGE)
-        self.counter = self.counters.Metric({"model": "utilities"})
-        self.gauge = self.gauges.Metric({})
         self.outside = raised(
             pb_utils.InferenceRequest(
                 model_name="add_sub",
