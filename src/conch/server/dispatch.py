@@ -30,6 +30,7 @@ class Dispatcher:
         self._scheduler = scheduler
         self._queue = scheduler.queue
         self._statistics = statistics
+        statistics.queue = self._queue
         self._order = InOrder() if preserve_ordering else None
         self._instances: list[Instance] = []
         self._free: deque[Instance] = deque()
@@ -67,7 +68,6 @@ class Dispatcher:
         self._queue.add(request, monotonic_ns())
         if self._order is not None:
             self._order.admit(request)
-        self._statistics.pending = len(self._queue)
         self._ask_soon()
 
     def available(self, instance: Instance) -> None:
@@ -86,7 +86,6 @@ class Dispatcher:
         """End whatever still waits."""
         for request in self._queue.drain():
             request.fail(error)
-        self._statistics.pending = 0
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """Tell the models' loggers which levels are wanted."""
@@ -122,7 +121,6 @@ class Dispatcher:
                 break
             self._free.popleft()
             instance.execute(taken.batch, partial(self._done, instance))
-        self._statistics.pending = len(self._queue)
 
     def _done(self, instance: Instance, execution: Execution) -> None:
         size = sum(request.batch_size for request in execution.requests)

@@ -126,7 +126,7 @@ CACHE: Final[Mapping[Metric, Read]] = {
 GAUGES: Final[Mapping[Metric, Read]] = {
     Metric("nv_inference_pending_request_count", "gauge",
            "Instantaneous number of pending requests awaiting execution per-model."):
-        _count(lambda model: model.pending),
+        _count(lambda model: len(model.queue)),
     Metric("nv_model_load_duration_secs", "gauge",
            "Model load time in seconds"):
         _count(lambda model: model.load_ns / 1e9),

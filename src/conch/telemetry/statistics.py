@@ -13,7 +13,7 @@ Who counts what (as Triton 2.51 does, observed):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from enum import Enum
 from time import time_ns
 from typing import Any
@@ -97,13 +97,13 @@ class ModelStatistics:
 
     ``summaries`` and ``first_response`` are given only where the server's configuration asks for
     them; ``clock`` returns the time of day in nanoseconds since the epoch.  Whoever keeps the queue
-    sets ``pending`` to its length; whoever loads the model sets ``load_ns``.
+    gives ``queue``, whose length is the pending requests; whoever loads the model sets ``load_ns``.
     """
 
     __slots__ = (
         "_clock", "batches", "cache_hit_count", "cache_hit_ns", "cache_miss_count", "cache_miss_ns",
         "compute_infer_ns", "compute_input_ns", "compute_output_ns", "execution_count", "fail_count", "fail_ns",
-        "failures", "first_response", "inference_count", "last_inference_ms", "load_ns", "name", "pending", "queue_ns",
+        "failures", "first_response", "inference_count", "last_inference_ms", "load_ns", "name", "queue", "queue_ns",
         "responses", "success_count", "success_ns", "summaries", "version",
     )  # fmt: skip
 
@@ -136,7 +136,7 @@ class ModelStatistics:
         self.cache_hit_ns = 0
         self.cache_miss_count = 0
         self.cache_miss_ns = 0
-        self.pending = 0
+        self.queue: Sized = ()
         self.load_ns = 0
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}

@@ -57,7 +57,7 @@ async def test_requests_of_one_round_share_a_batch() -> None:
     bench.submit(3)
     await settle()
     assert [len(batch.requests) for batch in bench.workers[0].batches] == [3]
-    assert bench.statistics.pending == 0
+    assert len(bench.statistics.queue) == 0
 
 
 async def test_next_batch_goes_to_the_worker_before_the_answers_go_out() -> None:
@@ -66,7 +66,7 @@ async def test_next_batch_goes_to_the_worker_before_the_answers_go_out() -> None
     await settle()
     bench.submit(2)
     await settle()
-    assert bench.statistics.pending == 2
+    assert len(bench.statistics.queue) == 2
     bench.workers[0].finish_batch()
     assert [len(batch.requests) for batch in bench.workers[0].batches] == [2]
     assert [one.finals for one in first] == [1] * 4

@@ -80,7 +80,7 @@ def test_counters_show_what_was_recorded() -> None:
     statistics = served(page)
     statistics.record_execution(2, 2_000, 3_999, 4_000)
     statistics.record_success(2, 1_000, 2_000, 3_999, 4_000, 12_345)
-    statistics.pending = 1
+    statistics.queue = [object()]
     statistics.load_ns = 1_500_000_000
     assert samples(page, "nv_inference") | samples(page, "nv_model") == {
         'nv_inference_request_success{model="m",version="1"}': "1",

@@ -27,7 +27,8 @@ from conch.wire.grpc.parameters import (
 )
 from conch.wire.json.classification import classify
 
-#: Keys of the fields that hold tensors' bytes and, on a stream, the whole response (field number and wire type).
+#: Keys (field number and wire type) of a response's id, of its tensors' bytes and, on a stream, of the whole response.
+_ID: Final = b"\x1a"
 _RAW_OUTPUT_CONTENTS: Final = b"\x32"
 _INFER_RESPONSE: Final = b"\x12"
 
@@ -138,7 +139,8 @@ def encode_infer(
     version = response.model_version if response.model_version >= 0 else request.model_version
     body: list[Buffer] = [_model(response.model_name or request.model_name, version)]
     if request.id:
-        body.append(service_pb2.ModelInferResponse(id=request.id).SerializeToString())
+        identifier = request.id.encode()
+        body += (_ID, _varint(len(identifier)), identifier)
     if response.parameters:
         body += [_parameter(key, value) for key, value in response.parameters.items()]
     contents: list[Buffer] = []

@@ -28,7 +28,8 @@ def read_request_parameters(parameters: Parameters, request: InferRequest) -> bo
     """
     custom: dict[str, ParameterValue] = {}
     empty_final = False
-    for key, parameter in parameters.items():
+    for key in parameters:  # ``items()`` takes twice as long
+        parameter = parameters[key]
         kind = parameter.WhichOneof("parameter_choice")
         if key == "sequence_id":
             _expect(kind, ("int64_param", "string_param"), key, "int64_param or string_param")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 
 import hpack
@@ -11,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conch.frontends.grpc import frames
+from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.http2 import Connection
 from conch.frontends.grpc.service import Service
+from conch.frontends.grpc.streams import Stream
+from conch.inference import InferRequest
 from conch.settings import Settings
 from tests.unit.frontends.grpc.conftest import models, text_request
 from tests.unit.frontends.grpc.fake_core import FakeServer
@@ -162,4 +166,30 @@ def test_any_request_message_is_survived(loop, data):
     start = frames.PREFACE + frames.settings({})
     wire.connection.data_received(start + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, block) + body)
     assert not wire.transport.closing
+    wire.hang_up()
+
+
+def test_calls_are_freed_without_the_garbage_collector(loop):
+    """A cycle in every call would keep its tensors until a collection, and make collections long."""
+    wire = Wire(loop)
+    wire.connection.data_received(frames.PREFACE + frames.settings({}))
+    encoder = hpack.Encoder()
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(20):
+            path, model = ((INFER, "echo"), (STREAM_INFER, "echo"))[number % 2]
+            stream = 2 * number + 1
+            block = encoder.encode(headers(path, ("grpc-timeout", "10S")))
+            body = message(text_request(model, "x").SerializeToString())
+            wire.connection.data_received(
+                frames.frame(frames.HEADERS, frames.END_HEADERS, stream, block)
+                + frames.frame(frames.DATA, frames.END_STREAM, stream, body)
+            )
+        assert not wire.connection.streams
+        wire.server.models["echo"].received.clear()
+        alive = [one for one in gc.get_objects() if isinstance(one, (Call, Stream, InferRequest))]
+        assert alive == []
+    finally:
+        gc.enable()
     wire.hang_up()
