@@ -65,6 +65,8 @@ class Client:
         tensors = [self.input(name, value, binary, (datatypes or {}).get(name)) for name, value in inputs.items()]
         json_only = {"binary_data": binary} if self.protocol == "http" else {}
         wanted = [self.module.InferRequestedOutput(n, class_count=classes, **json_only) for n in outputs or ()]
+        if self.protocol == "grpc":
+            options.setdefault("client_timeout", 30)
         return self.result(self.api.infer(model, tensors, outputs=wanted or None, **options))
 
     def input(self, name: str, value: np.ndarray, binary: bool = True, datatype: str | None = None) -> Any:

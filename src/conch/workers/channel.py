@@ -252,6 +252,7 @@ class Channel:
         self._on_closed = on_closed
         self._endpoint = Endpoint()
         self._frames: Deque[Frame] = deque()
+        self._posted: Deque[Tuple[Header, Optional[Packer]]] = deque()
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._waiting = False
@@ -306,6 +307,12 @@ class Channel:
         if self._waiting:
             self._flush()
 
+    def post(self, header: Header, packer: Optional[Packer] = None) -> None:
+        """Have a frame sent as soon as nobody else is sending; for the garbage collector, as ``give_back``."""
+        self._posted.append((header, packer))
+        if self._waiting:
+            self._flush()
+
     def close(self) -> None:
         self._endpoint.close()
         self._connection.close()
@@ -330,9 +337,12 @@ class Channel:
 
     def _flush(self) -> None:
         # Whoever holds the lock sends what this call would, or looks again afterwards.
-        while (self._endpoint.regions.returned or self._endpoint.pool.has_news) and self._sending.acquire(False):
+        endpoint = self._endpoint
+        while (self._posted or endpoint.regions.returned or endpoint.pool.has_news) and self._sending.acquire(False):
             try:
-                message = self._endpoint.flush()
+                while self._posted:
+                    self._write(endpoint.encode(*self._posted.popleft()))
+                message = endpoint.flush()
                 if message is not None:
                     self._write(message)
             finally:

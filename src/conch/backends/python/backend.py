@@ -105,7 +105,7 @@ class PythonBackend:
             self._fail(header, replies, error)
             return
         for reply in replies:
-            self._runtime.replies[reply.serial] = reply
+            reply.open()
         decoded = monotonic_ns()
         packer = Packer()
         try:

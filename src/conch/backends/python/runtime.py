@@ -6,6 +6,7 @@ One per worker, made by the backend.  Functions of ``pb_utils`` that take no obj
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Optional, Set, Tuple
+from weakref import WeakValueDictionary
 
 from conch.workers.channel import Channel, Header
 from conch.workers.packing import Packer
@@ -21,8 +22,8 @@ class Runtime:
         self.channel = channel
         self.model = model
         self.log = log
-        #: Requests that have not had their last response, by serial number.
-        self.replies: Dict[int, Reply] = {}
+        #: Requests that have not had their last response, by serial number, as long as the model keeps them.
+        self.replies: WeakValueDictionary[int, Reply] = WeakValueDictionary()
 
     def control(self, header: Header) -> bool:
         """Deal with a frame that may come at any time; False if it is not one of these."""
@@ -56,7 +57,7 @@ class Runtime:
 class Reply:
     """How far one request has got, and where its responses go."""
 
-    __slots__ = ("cancelled", "closed", "decoupled", "held", "outputs", "runtime", "sent", "serial")
+    __slots__ = ("__weakref__", "cancelled", "closed", "decoupled", "held", "outputs", "runtime", "sent", "serial")
 
     def __init__(self, runtime: Runtime, serial: int, outputs: Set[str], decoupled: bool) -> None:
         self.runtime = runtime
@@ -65,13 +66,27 @@ class Reply:
         self.decoupled = decoupled
         self.cancelled = False
         self.sent = False
-        self.closed = False
+        self.closed = True
         self.held: Optional[Tuple[Header, Packer]] = None
+
+    def __del__(self) -> None:
+        """The model has dropped the request and its sender: no further response can come, so this is the end."""
+        if self.closed:
+            return
+        header, packer = self.held or (self._empty(), None)
+        if not self.sent:
+            header["error"] = ["INTERNAL", "The model dropped the request without sending a response."]
+        self.runtime.channel.post(header, packer)
 
     def is_cancelled(self) -> bool:
         if not self.cancelled:
             self.runtime.poll()
         return self.cancelled
+
+    def open(self) -> None:
+        """The model is given the request now."""
+        self.closed = False
+        self.runtime.replies[self.serial] = self
 
     def close(self) -> None:
         """The last response is on its way."""
@@ -89,7 +104,7 @@ class Reply:
             self.held = None
         else:
             packer = Packer()
-            header = {"op": "response", "serial": self.serial, "outputs": [], "parameters": {}, "final": True}
+            header = self._empty()
         if response is not None:
             self.sent = True
             header.update(response.encode(self.outputs, packer, copy=not final and not self.decoupled))
@@ -106,17 +121,10 @@ class Reply:
         """End the request with an error, unless it has ended."""
         if not self.closed:
             self.close()
-            error = [code, message]
-            self.runtime.channel.send(
-                {
-                    "op": "response",
-                    "serial": self.serial,
-                    "outputs": [],
-                    "parameters": {},
-                    "error": error,
-                    "final": True,
-                }
-            )
+            self.runtime.channel.send({**self._empty(), "error": [code, message]})
+
+    def _empty(self) -> Header:
+        return {"op": "response", "serial": self.serial, "outputs": [], "parameters": {}, "final": True}
 
 
 _current: Optional[Runtime] = None

@@ -85,7 +85,8 @@ class HeaderDecoder(Generic[Head]):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from None
         except (hpack.HPACKError, IndexError, ValueError):
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "header block cannot be decoded") from None
-        pass
+        if self._table.changed:
+            self._parsed.clear()
         return fields
 
 

@@ -330,3 +330,31 @@ def test_coroutine_sees_cancellation(launch: Launch) -> None:
     (serial,) = worker.submit("x")
     worker.send({"op": "cancel", "serial": serial})
     assert first(worker.read()["responses"][0]) == "cancelled"
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_request_that_the_model_drops_ends_with_an_error(launch: Launch, decoupled: bool) -> None:
+    worker = launch("class TritonPythonModel:\n    def execute(self, requests): ...\n", decoupled=decoupled)
+    worker.submit("x")
+    frames = [worker.read(), worker.read()]
+    (response,) = [frame for frame in frames if frame["op"] == "response"]
+    assert response["final"]
+    assert response["error"] == ["INTERNAL", "The model dropped the request without sending a response."]
+
+
+def test_sender_that_is_dropped_after_a_response_ends_its_request(launch: Launch) -> None:
+    worker = launch(
+        """
+    class TritonPythonModel:
+        def execute(self, requests):
+            requests[0].get_response_sender().send(answer("one"))
+    """,
+        decoupled=True,
+    )
+    worker.submit("x")
+    frames = [worker.read(), worker.read(), worker.read()]
+    responses = [frame for frame in frames if frame["op"] == "response"]
+    assert [(len(one["outputs"]), one["final"], "error" in one) for one in responses] == [
+        (1, False, False),
+        (0, True, False),
+    ]
