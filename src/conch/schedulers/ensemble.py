@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conch.errors import Code, ConchError, cancelled
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature
+from conch.inference import (
+    SEQUENCE_END,
+    SEQUENCE_START,
+    InferRequest,
+    InferResponse,
+    ModelSignature,
+    ParameterValue,
+)
 from conch.tensors import Tensor
 
 
@@ -133,7 +140,13 @@ class _Run:
         iteration.answered = True
         outputs = [tensor for name in self._outputs if (tensor := iteration.get(name)) is not None]
         self._request.answered = True
-        self._request.respond(InferResponse(outputs, final=not self._ensemble.signature.decoupled))
+        sequence: dict[str, ParameterValue] = {
+            "sequence_id": self._correlation_id,
+            "sequence_start": bool(self._flags & SEQUENCE_START),
+            "sequence_end": bool(self._flags & SEQUENCE_END),
+        }
+        final = not self._ensemble.signature.decoupled
+        self._request.respond(InferResponse(outputs, final=final, parameters=sequence))
 
     def _start(self, index: int, iteration: _Iteration) -> None:
         step, parent = self._ensemble.steps[index], self._request

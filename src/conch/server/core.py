@@ -124,9 +124,15 @@ class Server:
             raise invalid(f"requested model version is not available for model '{name}'")
         return [model.statistics.snapshot() for model in chosen]
 
+    def require_explicit_control(self) -> None:
+        """Raises UNAVAILABLE unless models are loaded and unloaded on request."""
+        if self.settings.model_control_mode != "explicit":
+            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model, from the repository or with a configuration (JSON) and files of the client's."""
-        self._check_control(name)
+        self.require_explicit_control()
+        check_model_name(name)
         parameters: dict[str, object] = {f"file:{path}": content for path, content in (files or {}).items()}
         if config is not None:
             parameters["config"] = config
@@ -134,7 +140,8 @@ class Server:
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         """Stop serving a model; an unknown one is none already."""
-        self._check_control(name)
+        self.require_explicit_control()
+        check_model_name(name)
         await self._lifecycle.unload(name, dependents)
 
     def update_logs(self, changes: Mapping[str, Any]) -> None:
@@ -201,11 +208,6 @@ class Server:
         if in_time:
             await self._rollout.finish()
         return in_time
-
-    def _check_control(self, name: str) -> None:
-        if self.settings.model_control_mode != "explicit":
-            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
-        check_model_name(name)
 
     async def _poll(self, watch: Watch) -> None:
         while True:

@@ -89,7 +89,7 @@ class Outbox:
         ready = self._ready
         while ready and self.window > 0 and not self.paused:
             stream = ready.popleft()
-            size = min(stream.queued, self.window, self.frame_size)
+            size = min(stream.queued, stream.send_window, self.window, self.frame_size)
             if size > 0:
                 self.window -= size
                 self.add((FRAME.pack(size << 8 | DATA, 0, stream.id), *stream.take(size)), size + FRAME.size)

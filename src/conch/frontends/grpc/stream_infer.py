@@ -91,7 +91,6 @@ class StreamInferCall(Call):
 
     def fail(self, error: ConchError | CallFault) -> None:
         super().fail(error)
-        self.cancelled()
 
     def drained(self) -> None:
         if self.paused and not self.finished:

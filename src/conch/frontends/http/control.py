@@ -67,6 +67,7 @@ class Control:
     def unload(self, exchange: Exchange, repository: str, name: str) -> None:
         if repository:
             raise unsupported(_REPOSITORY)
+        self._server.require_explicit_control()
         self._later(exchange, self._server.unload(name, wire.read_unload(exchange.body)))
 
     def log_settings(self, exchange: Exchange) -> None:

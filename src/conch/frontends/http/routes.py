@@ -148,7 +148,7 @@ def _version(text: str | None) -> int:
     version = int(text) if len(text) < 20 else 2**64
     if version >= 2**63:
         raise invalid(
-            f"failed to get model version from specified version string '{text}' (details: out of range), "
+            f"failed to get model version from specified version string '{text}' (details: stol), "
             "version should be an integral value > 0"
         )
     return version

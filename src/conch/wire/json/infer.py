@@ -172,12 +172,13 @@ def _read_outputs(value: Any, request: InferRequest, plan: OutputPlan) -> None:
         if name in wanted:
             raise request.error(f"output '{name}' already exists in request")
         parameters = text.optional_object(item, "parameters")
-        wanted[name] = _requested(parameters, plan.binary) if parameters else RequestedOutput(plan.binary)
+        # ``binary_data_output`` is for requests that name no outputs (so does Triton).
+        wanted[name] = _requested(parameters) if parameters else RequestedOutput(binary=False)
     request.outputs = tuple(wanted)
 
 
-def _requested(parameters: dict[str, Any], binary: bool) -> RequestedOutput:
-    classification = 0
+def _requested(parameters: dict[str, Any]) -> RequestedOutput:
+    classification, binary = 0, False
     if "classification" in parameters:
         classification = text.as_unsigned(parameters["classification"], "Unable to set 'classification'")
     if "shared_memory_region" in parameters:
