@@ -78,7 +78,7 @@ class TritonServer:
         assert self.process is not None
         self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(5)
         except subprocess.TimeoutExpired:
             pass
         with contextlib.suppress(ProcessLookupError):

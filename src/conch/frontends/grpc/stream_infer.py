@@ -91,6 +91,7 @@ class StreamInferCall(Call):
 
     def fail(self, error: ConchError | CallFault) -> None:
         super().fail(error)
+        self.cancelled()
 
     def drained(self) -> None:
         if self.paused and not self.finished:
