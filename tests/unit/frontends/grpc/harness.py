@@ -29,12 +29,21 @@ class Frontend:
 
     def __enter__(self) -> Frontend:
         self._thread.start()
-        self.frontend = GrpcFrontend(self.server, self.settings)  # type: ignore[arg-type]
-        self.address = self.wait(self.frontend.start("127.0.0.1", 0))
+        try:
+            self.frontend = GrpcFrontend(self.server, self.settings)  # type: ignore[arg-type]
+            self.address = self.wait(self.frontend.start("127.0.0.1", 0))
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.wait(self.frontend.stop(0))
+        try:
+            self.wait(self.frontend.stop(0))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
