@@ -1,7 +1,7 @@
 """One gRPC call on a stream: its deadline, the messages that come in, how it answers and ends.
 
-``UnaryCall`` and ``StreamCall`` are the two shapes of call; what they do is in subclasses
-(:mod:`~conch.frontends.grpc.service`, :mod:`~conch.frontends.grpc.stream_infer`).  Run on the event loop.
+``Call`` is any call, ``UnaryCall`` one with a single message each way; what they do is in subclasses
+(:mod:`~conch.frontends.grpc.service`, ``infer``, ``stream_infer``).  Run on the event loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ACCEPTS: Final = ",".join(ENCODINGS).encode()
 
 
 class Call:
-    """What both shapes share.  ``finished`` calls send nothing more; ``paused`` ones take no messages."""
+    """``finished`` calls send nothing more; ``paused`` ones take no messages."""
 
     __slots__ = (
         "_deadline", "_ended", "_loop", "_reader", "_reservation", "_started", "encoding", "finished", "head", "paused",
@@ -77,7 +77,7 @@ class Call:
         raise NotImplementedError
 
     def cancelled(self) -> None:
-        """Nobody waits for the answer any more: give the work up.  Called once, and not after ``finish``."""
+        """Nobody waits for the answer any more: give the work up.  Called at most once."""
         raise NotImplementedError
 
     # What the stream tells
@@ -98,9 +98,13 @@ class Call:
     # Reading
 
     def resume(self) -> None:
-        """Take messages again."""
-        self.paused = False
-        self._read()
+        """Take messages again, soon."""
+        self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if self.paused and not self.finished:
+            self.paused = False
+            self._read()
 
     def _read(self) -> None:
         reader = self._reader
@@ -128,7 +132,7 @@ class Call:
     def _allow(self) -> None:
         """Let the client send more: a window, less what is held; all of a message whose bytes are reserved."""
         reader = self._reader
-        if self._reservation is None and reader.missing > STREAM_WINDOW // 2:
+        if self._reservation is None and reader.missing > self.stream.receive_window:
             self._reservation = False
             self.stream.budget.request(self, reader.missing + reader.held, self._granted)
         if self._reservation:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 from conch.frontends.grpc import frames, limits
 from conch.frontends.grpc.frames import ConnectionFault, ErrorCode, StreamFault
 from conch.frontends.grpc.framing import FrameReader
-from conch.frontends.grpc.headers import MAX_HEADER_LIST, Field, HeaderDecoder
+from conch.frontends.grpc.headers import MAX_HEADER_LIST, HeaderDecoder
 from conch.frontends.grpc.limits import Allowance, MessageBudget
 from conch.frontends.grpc.outbox import MAX_TURN, Outbox
-from conch.frontends.grpc.streams import Receiver, Stream
+from conch.frontends.grpc.roles import Application, Owner
+from conch.frontends.grpc.streams import Stream
 
 LOGGER: Final = logging.getLogger("conch")
 
@@ -38,26 +39,6 @@ _DRAIN_PING: Final = b"conch-go"
 _KEEPALIVE_PING: Final = b"conch-ka"
 #: Streams closed before their client had ended them, whose late frames are no fault.
 _REMEMBERED: Final = 4 * limits.MAX_STREAMS
-
-
-class Application(Protocol):
-    """What a connection serves."""
-
-    def parse(self, fields: Sequence[Field]) -> Any:
-        """Header fields of a request as an immutable head; raises ``StreamFault`` for malformed ones."""
-
-    def open(self, stream: Stream, head: Any) -> Receiver:
-        """A request has begun."""
-
-
-class Owner(Protocol):
-    """Who keeps track of connections."""
-
-    def opened(self, connection: Connection) -> None:
-        """The connection can be used; TLS is in place."""
-
-    def gone(self, connection: Connection) -> None:
-        """The connection has ended; called once for each that was opened."""
 
 
 class Connection(asyncio.Protocol):

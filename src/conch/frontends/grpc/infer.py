@@ -56,6 +56,10 @@ class InferCall(UnaryCall):
         if request is not None:
             request.cancel()
 
+    def fail(self, error: ConchError | CallFault) -> None:
+        self._request = None
+        super().fail(error)
+
     def _respond(self, response: InferResponse) -> None:
         """The only response may be followed by an empty final one."""
         if response.final and self._kept is None:

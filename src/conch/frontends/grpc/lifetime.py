@@ -19,16 +19,18 @@ class Lifetime:
         self._connection = connection
         self._settings = settings
         self._loop = loop = asyncio.get_running_loop()
-        self._silence = loop.call_later(settings.grpc_keepalive_time / 1000, self._check)
+        self._silence: asyncio.TimerHandle | None = None
+        if settings.grpc_keepalive_time:
+            self._silence = loop.call_later(settings.grpc_keepalive_time / 1000, self._check)
         self._age: asyncio.TimerHandle | None = None
         if settings.grpc_max_connection_age:
             self._age = loop.call_later(settings.grpc_max_connection_age / 1000, self._grow_old)
 
     def stop(self) -> None:
         """The connection is gone."""
-        self._silence.cancel()
-        if self._age is not None:
-            self._age.cancel()
+        for timer in (self._silence, self._age):
+            if timer is not None:
+                timer.cancel()
 
     def _check(self) -> None:
         """Ping a client that was silent for the whole keepalive time."""

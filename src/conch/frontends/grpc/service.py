@@ -20,9 +20,10 @@ from conch.frontends.grpc.calls import LOGGER, UNREADABLE, Call, UnaryCall
 from conch.frontends.grpc.headers import Field
 from conch.frontends.grpc.infer import InferCall
 from conch.frontends.grpc.requests import RequestHead, parse_head
+from conch.frontends.grpc.roles import NOBODY, Receiver
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
-from conch.frontends.grpc.streams import NOBODY, Receiver, Stream
+from conch.frontends.grpc.streams import Stream
 from conch.wire.grpc import control
 
 if TYPE_CHECKING:

@@ -36,16 +36,19 @@ if TYPE_CHECKING:
     from conch.frontends.grpc.service import Service
     from conch.server.model import Model
 
-#: Bytes of responses that wait for a slow client before its next requests do, too.
-PAUSE_AT: Final = 4 << 20
+#: Bytes of responses that wait, for a slow client or for their turn, before the client's next requests do, too.
+PAUSE_AT: Final = 16 << 20
 #: Bytes of responses that wait before the client is given up.
 GIVE_UP_AT: Final = 512 << 20
 
 
 class StreamInferCall(Call):
-    """``_running`` are the requests that have not ended; ``_turns`` those of them whose responses keep an order."""
+    """``_running`` are the requests that have not ended; ``_turns`` the places of responses that keep an order.
 
-    __slots__ = ("_half_closed", "_running", "_service", "_turns", "strict")
+    ``_early`` counts bytes of responses that are there before their turn.
+    """
+
+    __slots__ = ("_early", "_half_closed", "_running", "_service", "_turns", "strict")
 
     def __init__(self, stream: Stream, head: RequestHead, service: Service) -> None:
         self._service = service
@@ -53,6 +56,7 @@ class StreamInferCall(Call):
         self.strict = (head.get("triton_grpc_error") or "").lower() == "true"
         self._running: dict[int, InferRequest] = {}
         self._turns: deque[_Turn] = deque()
+        self._early = 0
         self._half_closed = False
         super().__init__(stream, head, service.loop)
         self.encoding = choose_encoding(service.compression, head.accepted_encodings)
@@ -78,7 +82,6 @@ class StreamInferCall(Call):
             model.infer(request)
         except ConchError as error:
             exchange.refuse(error)
-        self._pause_if_behind()
 
     def half_closed(self) -> None:
         self._half_closed = True
@@ -94,7 +97,7 @@ class StreamInferCall(Call):
         self.cancelled()
 
     def drained(self) -> None:
-        if self.paused and not self.finished:
+        if self.paused and not self._early:
             self.resume()
 
     # What exchanges ask for
@@ -105,11 +108,19 @@ class StreamInferCall(Call):
             self.send(message)
         else:
             turn.message = message
-            while self._turns and (first := self._turns[0].message) is not None:
+            turn.size = sum(map(len, message))
+            self._early += turn.size
+            while self._turns and (first := self._turns[0]).message is not None:
                 self._turns.popleft()
-                self.send(first)
-        if self.stream.queued > GIVE_UP_AT:
+                self._early -= first.size
+                self.send(first.message)
+        queued = self.stream.queued
+        if queued > GIVE_UP_AT:
             self.cut_off(Status.RESOURCE_EXHAUSTED, "Responses are not read", ErrorCode.ENHANCE_YOUR_CALM)
+        elif queued + self._early > PAUSE_AT:
+            self.paused = True
+        elif not queued:
+            self.drained()
 
     def ended(self, request: InferRequest) -> None:
         self._running.pop(request.serial, None)
@@ -120,22 +131,19 @@ class StreamInferCall(Call):
         self._turns.append(turn)
         self.deliver(turn, encode_stream_error(error.message, request_id))
 
-    def _pause_if_behind(self) -> None:
-        if self.stream.queued > PAUSE_AT:
-            self.paused = True
-
     def _finish_if_done(self) -> None:
         if self._half_closed and not self._running and not self.finished:
             self.finish()
 
 
 class _Turn:
-    """The place of a response in the order of a stream; ``message`` once it is there."""
+    """The place of a response in the order of a stream; ``message`` and its ``size`` once it is there."""
 
-    __slots__ = ("message",)
+    __slots__ = ("message", "size")
 
     def __init__(self) -> None:
         self.message: list[Buffer] | None = None
+        self.size = 0
 
 
 class _Exchange:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from conch.frontends.grpc.frames import (
     DATA,
@@ -20,6 +20,7 @@ from conch.frontends.grpc.frames import (
     window_update,
 )
 from conch.frontends.grpc.limits import STREAM_WINDOW, MessageBudget
+from conch.frontends.grpc.roles import NOBODY, Receiver
 from conch.tensors import Buffer
 
 if TYPE_CHECKING:
@@ -27,35 +28,6 @@ if TYPE_CHECKING:
     from conch.frontends.grpc.outbox import Outbox
 
 _HEADERS_OVERHEAD: Final = FRAME.size
-
-
-class Receiver(Protocol):
-    """What a connection tells the owner of a stream, each on the event loop."""
-
-    def data(self, chunk: Buffer) -> None:
-        """Some bytes of the body; none only at its end, which ``stream.remote_ended`` tells."""
-
-    def reset(self) -> None:
-        """The stream is gone: reset by the client, or with its connection.  Nothing can be sent any more."""
-
-    def drained(self) -> None:
-        """Everything that was queued has been sent."""
-
-
-class Nobody:
-    """Receives what nobody wants."""
-
-    def data(self, chunk: Buffer) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
-
-    def drained(self) -> None:
-        pass
-
-
-NOBODY: Final = Nobody()
 
 
 class Stream:

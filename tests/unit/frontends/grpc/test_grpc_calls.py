@@ -247,7 +247,7 @@ def test_call_without_any_time_does_not_begin(frontend):
 
 def test_answer_in_time_is_not_disturbed_by_a_deadline(frontend):
     with frontend.client() as client:
-        for timeout in ("10S", "1H", "123456789S", "nonsense"):
+        for timeout in ("10S", "999999999999999H", "123456789S", "nonsense"):
             stream = client.request(LIVE, b"", ("grpc-timeout", timeout))
             assert client.answer(stream).messages() == [LIVE_ANSWER]
 

@@ -300,6 +300,20 @@ def test_window_of_one_byte_is_respected_and_still_delivers(frontend):
         assert set(answer.sizes) == {1}
 
 
+@pytest.mark.parametrize("rest", [1, 1000, 100_000, 130_000, 200_000, 1_000_000])
+def test_client_that_used_up_its_window_may_send_the_rest_of_its_message(frontend, rest):
+    with frontend.client(initial_window_size=1 << 22) as client:
+        client.send(frames.window_update(0, 1 << 22))
+        stream = client.new_stream()
+        data = message(infer_request(limits.STREAM_WINDOW + rest))
+        client.send(client.head(stream, headers(INFER)) + frame(frames.DATA, 0, stream, data[: limits.STREAM_WINDOW]))
+        while not any(updated == stream for updated, _ in client.window_updates):
+            assert client.receive()
+        assert sum(size for updated, size in client.window_updates if updated == stream) >= rest
+        client.send(frame(frames.DATA, frames.END_STREAM, stream, data[limits.STREAM_WINDOW :]))
+        assert infer_size(client.answer(stream)) == limits.STREAM_WINDOW + rest
+
+
 def test_larger_initial_window_resumes_open_streams(frontend):
     with frontend.client(initial_window_size=0) as client:
         stream = client.request(INFER, infer_request(100))

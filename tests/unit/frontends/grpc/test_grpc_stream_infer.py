@@ -230,6 +230,23 @@ def test_client_that_does_not_read_is_not_read_from(frontend, monkeypatch):
         assert len(model.received) == 6
 
 
+def test_responses_before_their_turn_hold_requests_back(frontend, monkeypatch):
+    monkeypatch.setattr(stream_infer, "PAUSE_AT", 100_000)
+    slow, fast = frontend.server.models["hold"], frontend.server.models["echo"]
+    request = message(text_request("echo", "x" * 50_000).SerializeToString())
+    with frontend.client(initial_window_size=1 << 20) as client:
+        first = message(text_request("hold", "x").SerializeToString())
+        client.send(frames.window_update(0, 1 << 20) + client.head(1, headers(STREAM_INFER)))
+        client.send(frame(frames.DATA, 0, 1, first))
+        for _ in range(4):
+            client.send(frame(frames.DATA, 0, 1, request))
+        client.ping()
+        assert len(fast.received) == 2
+        frontend.call(echo, slow.received[0])
+        client.send(frame(frames.DATA, frames.END_STREAM, 1, request))
+        assert len(client.answer(1).messages()) == 6
+
+
 def test_client_that_never_reads_is_given_up(frontend, monkeypatch):
     monkeypatch.setattr(stream_infer, "GIVE_UP_AT", 100_000)
     model = frontend.server.models["hold_decoupled"]
