@@ -26,6 +26,7 @@ from conch.server.starting import log_levels
 from conch.server.states import ModelTable, State
 from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry.metrics import Registry
+from conch.workers.process import STOP_SECONDS
 
 LOG = logging.getLogger("conch")
 
@@ -204,7 +205,8 @@ class Server:
                 break
             await asyncio.wait([loop.create_task(model.finish(min(left, 1.0))) for model in busy])
         LOG.info("All models are stopped, unloading models")
-        await asyncio.gather(*(model.stop() for model in models))
+        seconds = STOP_SECONDS if in_time else 0.0
+        await asyncio.gather(*(model.stop(seconds) for model in models))
         if in_time:
             await self._rollout.finish()
         return in_time

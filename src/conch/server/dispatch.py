@@ -20,7 +20,7 @@ from conch.schedulers.ordering import InOrder
 from conch.server.instance import Instance
 from conch.server.starting import Placement
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.process import Execution
+from conch.workers.process import STOP_SECONDS, Execution
 
 
 class Dispatcher:
@@ -54,7 +54,7 @@ class Dispatcher:
         self._free = deque(instance for instance in self._free if instance.place in places)
         for instance in leaving:
             await instance.finish()
-        await asyncio.gather(*(instance.stop() for instance in leaving))
+        await asyncio.gather(*(instance.stop(STOP_SECONDS) for instance in leaving))
 
     @property
     def ready(self) -> bool:
@@ -92,11 +92,11 @@ class Dispatcher:
         for instance in self._instances:
             instance.set_log(levels)
 
-    async def stop(self) -> None:
-        """End the instances; nothing may be in flight any more."""
+    async def stop(self, seconds: float) -> None:
+        """End the instances, whose workers are killed after ``seconds``."""
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.gather(*(instance.stop() for instance in self._instances))
+        await asyncio.gather(*(instance.stop(seconds) for instance in self._instances))
 
     def _ask_soon(self) -> None:
         # After the callbacks of this round: requests that arrived together can share a batch.

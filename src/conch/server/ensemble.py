@@ -32,5 +32,5 @@ class EnsembleExecutor:
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """No code of an ensemble logs."""
 
-    async def stop(self) -> None:
+    async def stop(self, seconds: float) -> None:
         """There is nothing to stop."""

@@ -76,14 +76,14 @@ class Instance:
         if self._worker is not None:
             await self._worker.finish()
 
-    async def stop(self) -> None:
-        """Finalize the model and end the worker."""
+    async def stop(self, seconds: float) -> None:
+        """Finalize the model and end the worker, by force after ``seconds``."""
         self._stopped = True
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.gather(self._restart, return_exceptions=True)
         if self._worker is not None:
-            await self._worker.stop()
+            await self._worker.stop(seconds)
 
     def _exited(self, worker: WorkerProcess) -> None:
         self._worker = None

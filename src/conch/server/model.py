@@ -20,6 +20,7 @@ from conch.inference import InferRequest, InferResponse
 from conch.telemetry.statistics import FailureReason, ModelStatistics
 from conch.tensors import Tensor
 from conch.validation import validate_request
+from conch.workers.process import STOP_SECONDS
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
@@ -36,7 +37,7 @@ class Executor(Protocol):
 
     def set_log(self, levels: Mapping[str, Any]) -> None: ...
 
-    async def stop(self) -> None: ...
+    async def stop(self, seconds: float) -> None: ...
 
 
 class Model:
@@ -135,11 +136,11 @@ class Model:
             return False
         return True
 
-    async def stop(self) -> None:
-        """End the executor; what still waits fails."""
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """End the executor within ``seconds``; what still waits fails."""
         self.stopping = True
         self.executor.fail_waiting(unavailable(STOPPING))
-        await self.executor.stop()
+        await self.executor.stop(seconds)
 
     def _ended(self, request: InferRequest, response: InferResponse) -> None:
         times = request.times

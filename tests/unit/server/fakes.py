@@ -51,7 +51,7 @@ class FakeWorker:
     async def finish(self) -> None:
         assert not self.batches
 
-    async def stop(self) -> None:
+    async def stop(self, seconds: float) -> None:
         self.stopped = True
         self.alive = False
 

@@ -152,7 +152,7 @@ async def test_other_instances_go_on_when_one_is_lost(monkeypatch) -> None:
     await settle()
     bench.workers[1].finish_batch()
     assert (answers[0].finals, answers[0].error) == (1, None)
-    await bench.dispatcher.stop()
+    await bench.dispatcher.stop(0)
 
 
 async def test_order_is_kept_across_instances() -> None:

@@ -38,7 +38,7 @@ class FakeExecutor:
 
     def set_log(self, levels) -> None: ...
 
-    async def stop(self) -> None:
+    async def stop(self, seconds: float) -> None:
         self.stopped = True
 
 
