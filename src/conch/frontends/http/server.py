@@ -75,7 +75,7 @@ class HttpListener:
 class MetricsPage:
     """The application of the metrics port: ``GET /metrics`` and nothing else."""
 
-    _TEXT = (b"content-type", b"text/plain; charset=utf-8")
+    _TEXT = (b"Content-Type", b"text/plain; charset=utf-8")
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -19,9 +19,9 @@ STATUS: Final = {
     Code.ALREADY_EXISTS: 400,
     Code.CANCELLED: 400,
 }
-JSON: Final = (b"content-type", b"application/json")
-_RETRY: Final = (b"retry-after", b"1")
-_ENCODINGS: Final = (b"accept-encoding", ACCEPTED.encode())
+JSON: Final = (b"Content-Type", b"application/json")
+_RETRY: Final = (b"Retry-After", b"1")
+_ENCODINGS: Final = (b"Accept-Encoding", ACCEPTED.encode())
 
 
 def refuse(exchange: Exchange, error: ConchError) -> None:
