@@ -28,6 +28,7 @@ GENERAL = {
     "content type of errors": "Triton sends some error bodies as text/plain; conch sends all as application/json.",
     "content type of nothing": "The content type of an empty body says nothing.",
     "duplicate keys": "Triton repeats keys of a JSON object (parameters of ensembles); conch sends each once.",
+    "order of outputs": "Triton lists the outputs of an ensemble in the order of a hash table.",
     "order of names in messages": "Triton lists inputs in the order of a hash table when there are too many.",
     "place of a JSON error": "What is wrong with JSON and where is told in the words of another parser.",
     "server's version": "conch may state another version of the protocol.",
@@ -35,6 +36,8 @@ GENERAL = {
 
 _JSON = "the JSON parser's own words"
 _TOO_LARGE = "the shape's byte size is checked for overflow, as newer releases do; 2.51 dies"
+
+_MAPPED = "an error of the execution has the status of its code, as for infer; 2.51 says 400 for all"
 
 HTTP: dict[str, Difference] = {
     "shape too large": Difference(
@@ -63,12 +66,22 @@ HTTP: dict[str, Difference] = {
         "refused as in newer releases", 400, r"\[request id: <id_unknown>\] output 'OUTPUT0' already exists in request"
     ),
     "fault nothing": Difference(
-        "2.51 never answers when execute of a non-decoupled model returns None",
+        "2.51 never answers when execute of a non-decoupled model returns None and nothing is sent",
         500,
-        r"Failed to process the request\(s\) for model 'faults_0', message: Expected a list in the execute return, "
-        r"found type '<class 'NoneType'>'\.",
+        r"The model dropped the request without sending a response\.",
         ask_triton=False,
     ),
+    "encoded path": Difference("tritonclient encodes model names, so conch decodes them", 200),
+    "raw odd size": Difference(
+        "conch names the input as the model does, Triton calls it raw_input",
+        400,
+        r"\[request id: <id_unknown>\] input byte size mismatch for input 'INPUT' for model 'identity_fp32'\. "
+        r"Expected 4, got 5",
+    ),
+    "generate fails": Difference(_MAPPED, 503, "told to fail"),
+    "generate faults": Difference(_MAPPED, 501, "UNSUPPORTED fails"),
+    "stream fails at once": Difference(_MAPPED, 503),
+    "stream non-decoupled fails": Difference(_MAPPED, 500),
     "header length not a number": Difference(
         "refused as in newer releases; 2.51 reads it as 0, a raw request",
         400,
@@ -117,6 +130,13 @@ HTTP: dict[str, Difference] = {
 }  # fmt: skip
 
 GRPC: dict[str, Difference] = {
+    "contents of two types": Difference(
+        "conch names the field that does not belong to the datatype",
+        code="INVALID_ARGUMENT",
+        error=r"unexpected explicit tensor data for input tensor 'IN_INT32' for model 'types' of type 'INT64', "
+        r"expected datatype 'INT32'",
+    ),
+} | {
     case: Difference(
         "clients' shared memory needs --allow-client-shm=true, as in newer releases",
         code="UNIMPLEMENTED",

@@ -113,9 +113,26 @@ def normalised(value: Any) -> Any:
             assert re.fullmatch(VARYING["version"], version)
             return [("name", "triton"), *rest]
         case list():
-            return [seen_by_model(item) if isinstance(item, tuple) else item for item in value]
+            return [seen_by_model(item) if isinstance(item, tuple) else item for item in unordered(value)]
         case _:
             return value
+
+
+def unordered(value: Any) -> Any:
+    """With every map in the order of its keys."""
+    match value:
+        case (str(name), list(pairs)) if name in MAPS:
+            return name, sorted(pairs, key=str)
+        case tuple():
+            return tuple(unordered(item) for item in value)
+        case list():
+            return [unordered(item) for item in value]
+        case _:
+            return value
+
+
+#: Fields of a configuration that are maps; their order is a hash table's.
+MAPS = ("input_map", "output_map", "parameters", "metric_tags", "cc_model_filenames")
 
 
 def seen_by_model(member: tuple[str, Any]) -> Any:
@@ -125,7 +142,7 @@ def seen_by_model(member: tuple[str, Any]) -> Any:
         seen = json.loads(value)
         return name, seen | {"outputs": sorted(seen["outputs"])}
     if name == "outputs" and isinstance(value, list):
-        return name, [[sorted_names(pair) for pair in output] for output in value]
+        return name, sorted([sorted_names(pair) for pair in output] for output in value)
     return member
 
 
@@ -153,7 +170,11 @@ def test_grpc(name: str, pair: Pair) -> None:
     assert expected is not None
     assert actual.code == expected.code, actual.details
     assert actual.details == expected.details
-    assert [as_values(message) for message in actual.messages] == [as_values(message) for message in expected.messages]
+    answers, wanted = ([as_values(message) for message in outcome.messages] for outcome in (actual, expected))
+    if name.startswith("stream: decoupled ensemble"):
+        # Whether the end comes with the last response or after it is a matter of time, there and here.
+        answers, wanted = without_end(answers), without_end(wanted)
+    assert answers == wanted
 
 
 def as_values(message: Any) -> Any:
@@ -166,3 +187,10 @@ def as_values(message: Any) -> Any:
         raw = message.raw_output_contents
         values["raw_output_contents"] = [json.loads(data[4:]) for data in raw]
     return values
+
+
+def without_end(answers: list[Any]) -> list[Any]:
+    """Responses of a stream without those that carry nothing but the end, and without its mark."""
+    for answer in answers:
+        answer["infer_response"]["parameters"].pop("triton_final_response", None)
+    return [answer for answer in answers if answer["infer_response"].get("outputs")]

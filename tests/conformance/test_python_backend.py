@@ -114,8 +114,11 @@ def http(server: Server) -> Client:
 def test_utilities(http: Client, case: str, server_kind: str) -> None:
     if (server_kind, case) == ("triton", "metrics_refuse_wrong_operations"):
         pytest.skip("2.51 gives these answers, and now and then dies of them")
+    expected = UTILITIES[case]
+    if (server_kind, case) == ("conch", "tensor_of_unicode"):
+        expected = None  # conch takes arrays of str, encoded as UTF-8
     result = http.infer("utilities", {"CASE": strings(case)})
-    assert json.loads(result["RESULT"][0]) == UTILITIES[case]
+    assert json.loads(result["RESULT"][0]) == expected
 
 
 def test_custom_metrics_are_on_the_metrics_page(http: Client, server: Server) -> None:

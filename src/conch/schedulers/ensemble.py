@@ -117,35 +117,35 @@ class _Run:
         self._advance(self._root)
 
     def _advance(self, changed: _Iteration) -> None:
-        """Answer and start whatever new tensors in ``changed`` made possible."""
+        """Start and answer whatever new tensors in ``changed`` made possible."""
+        complete: list[_Iteration] = []
         for iteration in list(changed.family()):
-            if self._request.finished:
-                return
-            self._answer(iteration)
             for step in sorted(self._steps):
                 if self._request.finished:
                     return
                 if not iteration.was_started(step) and self._is_ready(step, iteration):
                     iteration.started.add(step)
                     self._start(step, iteration)
+            if not iteration.answered and all(iteration.has(name) for name in self._outputs):
+                iteration.answered = True
+                complete.append(iteration)
+        for iteration in complete:
+            last = iteration is complete[-1] and not self._in_flight
+            self._answer(iteration, final=last or not self._ensemble.signature.decoupled)
         if not self._in_flight and not self._request.finished:
             self._end()
 
     def _is_ready(self, step: int, iteration: _Iteration) -> bool:
         return all(iteration.has(tensor) for tensor in self._ensemble.steps[step].inputs.values())
 
-    def _answer(self, iteration: _Iteration) -> None:
-        if iteration.answered or not all(iteration.has(name) for name in self._outputs):
-            return
-        iteration.answered = True
+    def _answer(self, iteration: _Iteration, final: bool) -> None:
         outputs = [tensor for name in self._outputs if (tensor := iteration.get(name)) is not None]
-        self._request.answered = True
         sequence: dict[str, ParameterValue] = {
             "sequence_id": self._correlation_id,
             "sequence_start": bool(self._flags & SEQUENCE_START),
             "sequence_end": bool(self._flags & SEQUENCE_END),
         }
-        final = not self._ensemble.signature.decoupled
+        self._request.answered = True
         self._request.respond(InferResponse(outputs, final=final, parameters=sequence))
 
     def _start(self, index: int, iteration: _Iteration) -> None:

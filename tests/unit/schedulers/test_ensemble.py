@@ -159,7 +159,25 @@ def test_each_response_of_a_decoupled_member_flows_on() -> None:
     flow.answer("a")
     assert [one.final for one in flow.responses] == [False]
     flow.answer("b", "y")
-    assert [(len(one.outputs), one.final) for one in flow.responses] == [(1, False), (1, False), (0, True)]
+    assert [(len(one.outputs), one.final) for one in flow.responses] == [(1, False), (1, True)]
+
+
+def test_end_that_comes_after_the_last_answer_is_an_empty_response() -> None:
+    flow = Flow(step("a", "in", "out"), outputs=("out",), decoupled="a")
+    flow.run()
+    flow.answer("a", "y", final=False)
+    flow.answer("a")
+    assert [(len(one.outputs), one.final) for one in flow.responses] == [(1, False), (0, True)]
+
+
+def test_late_branch_completes_several_answers_of_which_the_last_is_final() -> None:
+    flow = Flow(step("a", "in", "out"), step("b", "in", "side"), outputs=("out", "side"), decoupled="a")
+    flow.run()
+    flow.answer("a", "y", final=False)
+    flow.answer("a", "y")
+    assert flow.responses == []
+    flow.answer("b", "y")
+    assert [(len(one.outputs), one.final) for one in flow.responses] == [(2, False), (2, True)]
 
 
 def test_decoupled_member_without_responses_ends_the_request() -> None:
