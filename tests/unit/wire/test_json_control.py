@@ -8,17 +8,14 @@ from typing import Any
 import pytest
 
 from conch.errors import Code, ConchError
-from conch.inference import ModelSignature, TensorSpec
 from conch.wire.json.control import (
     LoadParameters,
     document_body,
     error_body,
-    model_metadata_body,
     read_index,
     read_load,
     read_log_settings,
     read_unload,
-    server_metadata_body,
 )
 
 
@@ -31,23 +28,6 @@ def refusal(read: Any, body: bytes) -> tuple[Code, str]:
 def test_error_has_one_member_and_any_text() -> None:
     assert error_body('no "m"\n') == b'{"error":"no \\"m\\"\\n"}'
     assert error_body("\udcff") == b'{"error":"\xff"}'
-
-
-def test_server_metadata_lists_tritons_extensions() -> None:
-    document = json.loads(server_metadata_body("triton", "2.51.0"))
-    assert list(document) == ["name", "version", "extensions"]
-    assert document["extensions"][:3] == ["classification", "sequence", "model_repository"]
-    assert len(document["extensions"]) == 13 and "generate" not in document["extensions"]
-
-
-@pytest.mark.parametrize(("max_batch_size", "shape"), [(0, "[2]"), (4, "[-1,2]")])
-def test_model_metadata_shows_the_batch_dimension(max_batch_size: int, shape: str) -> None:
-    spec = TensorSpec("IN", "FP32", (2,), reshape=(1, 2))
-    signature = ModelSignature("m", 1, max_batch_size, {"IN": spec}, {})
-    assert model_metadata_body(signature, "python", [1, 3]).decode() == (
-        '{"name":"m","versions":["1","3"],"platform":"python",'
-        f'"inputs":[{{"name":"IN","datatype":"FP32","shape":{shape}}}],"outputs":[]}}'
-    )
 
 
 def test_documents_made_elsewhere_are_written_compactly() -> None:

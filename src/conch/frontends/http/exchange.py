@@ -31,7 +31,6 @@ class Exchange:
     """
 
     __slots__ = (
-        "_chunked",
         "_connection",
         "body",
         "headers",
@@ -53,7 +52,6 @@ class Exchange:
         self.body: Buffer = b""
         self.on_disconnect: Callable[[], None] | None = None
         self.started = False
-        self._chunked = False
 
     def respond(self, status: int, headers: Headers, *body: Buffer) -> None:
         """Send a complete response; ``body`` may come in parts, which are not copied when they are large."""
@@ -73,7 +71,6 @@ class Exchange:
         """Begin a response of unknown length."""
         if self._connection is not None:
             self.started = True
-            self._chunked = True
             self._connection.transport.write(self._head(status, headers, b"Transfer-Encoding: chunked\r\n\r\n"))
 
     def write(self, data: bytes) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
+from conch import logs
 from conch.errors import Code, ConchError, invalid
 from conch.frontends.http.connection import MAX_BODY_BYTES
 from conch.frontends.http.control import Control
@@ -84,6 +85,7 @@ class Router:
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a complete exchange, whatever happens."""
+        logs.verbose(1, "HTTP request: %s %s", exchange.method, exchange.path)
         try:
             route = self._known.get(exchange.path) or self._find(exchange.path)
             handler = route.handlers.get(exchange.method)

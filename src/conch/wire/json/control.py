@@ -8,31 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from conch.errors import internal, invalid, unavailable, unsupported
-from conch.inference import ModelSignature, TensorSpec
 from conch.tensors import Buffer
 from conch.wire.json import text
 
-#: What Triton's server metadata lists, in its order.
-EXTENSIONS: Final = (
-    "classification",
-    "sequence",
-    "model_repository",
-    "model_repository(unload_dependents)",
-    "schedule_policy",
-    "model_configuration",
-    "system_shared_memory",
-    "cuda_shared_memory",
-    "binary_tensor_data",
-    "parameters",
-    "statistics",
-    "trace",
-    "logging",
-)
 LOG_FORMATS: Final = ("default", "ISO8601")
 _FILE: Final = "file:"
 
@@ -50,31 +33,8 @@ def error_body(message: str) -> bytes:
     return text.dumps({"error": text.string(text.utf8(message))})
 
 
-def server_metadata_body(name: str, version: str) -> bytes:
-    return text.dumps({"name": name, "version": version, "extensions": EXTENSIONS})
-
-
-def model_metadata_body(signature: ModelSignature, platform: str, versions: Iterable[int]) -> bytes:
-    """``platform`` is the configuration's, or its backend; ``versions`` are the ready ones, ascending."""
-    batching = signature.max_batch_size > 0
-    return text.dumps(
-        {
-            "name": signature.name,
-            "versions": [str(version) for version in versions],
-            "platform": platform,
-            "inputs": [_tensor_metadata(spec, batching) for spec in signature.inputs.values()],
-            "outputs": [_tensor_metadata(spec, batching) for spec in signature.outputs.values()],
-        }
-    )
-
-
-def _tensor_metadata(spec: TensorSpec, batching: bool) -> dict[str, Any]:
-    shape = (-1, *spec.dims) if batching else spec.dims
-    return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
-
-
 def document_body(document: Any) -> bytes:
-    """A response whose layout is made elsewhere: statistics, the repository index, settings."""
+    """A response whose layout is made elsewhere: metadata, statistics, the repository index, settings."""
     return text.dumps(document)
 
 
