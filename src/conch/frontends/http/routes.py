@@ -85,7 +85,8 @@ class Router:
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a complete exchange, whatever happens."""
-        logs.verbose(1, "HTTP request: %s %s", exchange.method, exchange.path)
+        if logs.current().log_verbose_level:
+            logs.verbose(1, "HTTP request: %s %s", exchange.method.decode(), exchange.path.decode("latin-1"))
         try:
             route = self._known.get(exchange.path) or self._find(exchange.path)
             handler = route.handlers.get(exchange.method)
