@@ -93,7 +93,9 @@ class TestCommand:
         repository = build_toys(tmp_path / "toys", "identity_string")
         script = tmp_path / "demo.py"
         script.write_text(
-            "import sys, conch.cli.demo as demo\n"
+            "import signal, sys, conch.cli.demo as demo\n"
+            # Whoever runs the tests in the background may have it ignored.
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             f"demo.build = lambda directory: {str(repository)!r}\n"
             "demo.unpacked = demo.require_packages = lambda *directory: True\n"
             "demo.ask_embedders = demo.ask_generator = lambda client, console: None\n"

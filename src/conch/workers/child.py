@@ -31,6 +31,8 @@ def main(fd: int) -> None:
     # A handler, unlike SIG_IGN, is not inherited by programs that the model starts.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: None)
+    # Cached bytecode is told from its source by size and whole seconds: too coarse for a quick reload.
+    sys.dont_write_bytecode = True
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

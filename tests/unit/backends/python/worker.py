@@ -71,7 +71,9 @@ class Worker:
         return str(self.directory / "1" / self.filename)
 
     def send(self, header: Header, packer: Packer | None = None) -> None:
-        self.socket.sendall(write(self.socket, self.endpoint.encode(header, packer)))
+        rest = write(self.socket, self.endpoint.encode(header, packer))
+        if rest:  # after a stop nobody may be there to take even nothing
+            self.socket.sendall(rest)
 
     def receive(self) -> Frame:
         """The next frame that is not of the log."""
