@@ -249,3 +249,14 @@ def test_worker_runs_without_orjson(launch: Launch, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     worker = launch("class TritonPythonModel:\n    def execute(self, r):\n        return [answer('é' + text(r[0]))]\n")
     assert worker.text("ü") == "éü"
+
+
+def test_no_bytecode_is_left_that_a_quick_reload_could_take_for_its_source(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    source = "class TritonPythonModel:\n    def execute(self, requests):\n        return [answer('{}')]\n"
+    worker = launch(source.format("old"))
+    assert worker.text("x") == "old"
+    # A .pyc would be taken for up to date by its size and second, whatever the source says by then.
+    assert list(worker.directory.rglob("*.pyc")) == []
