@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import pytest
+
+from conch.config.pbtxt import parse
+from conch.server.devices import environment_for, visible_gpus
+from conch.server.starting import Placement, placements_of
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Path:
+    for number in range(4):
+        (tmp_path / "gpus" / str(number)).mkdir(parents=True)
+    return tmp_path / "gpus"
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"), [(None, (0, 1, 2, 3)), ("2,3", (0, 1)), ("", ()), ("-1", ()), ("1,-1,2", (0,))]
+)
+def test_gpus_are_numbered_as_cuda_does(driver: Path, visible: str | None, gpus: tuple[int, ...]) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_gpus(environment, driver) == gpus
+
+
+def test_machine_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
+    assert visible_gpus({}, tmp_path / "absent") == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpu", "seen"), [(None, 1, "1"), ("2,3", 1, "3"), ("GPU-abc,GPU-def", 0, "GPU-abc")]
+)
+def test_instance_sees_its_device_alone(visible: str | None, gpu: int, seen: str) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert environment_for(gpu, environment)["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_instances_are_numbered_within_their_group() -> None:
+    config = parse(
+        'instance_group [{name: "a" kind: KIND_GPU count: 2 gpus: [0, 1]}, {name: "b" kind: KIND_CPU count: 1}]', "x"
+    )
+    assert list(placements_of(config)) == [
+        Placement("a_0", "GPU", 0),
+        Placement("a_1", "GPU", 0),
+        Placement("a_2", "GPU", 1),
+        Placement("a_3", "GPU", 1),
+        Placement("b_0", "CPU", 0),
+    ]
