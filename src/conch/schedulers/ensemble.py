@@ -130,6 +130,8 @@ class _Run:
                 iteration.answered = True
                 complete.append(iteration)
         for iteration in complete:
+            if iteration.parent is not None:
+                iteration.parent.children.remove(iteration)  # nothing more can come of it
             last = iteration is complete[-1] and not self._in_flight
             self._answer(iteration, final=last or not self._ensemble.signature.decoupled)
         if not self._in_flight and not self._request.finished:

@@ -77,11 +77,16 @@ class _Level:
             else:
                 refused.append(one.request)
         self.timely = timely
-        self.late = deque(one for one in self.late if not one.request.finished)
         self.size -= len(refused)
-        self.earliest = min((one.deadline for one in timely if one.deadline), default=0)
-        self.stale = False
+        self.forget_ended()
         return refused
+
+    def forget_ended(self) -> None:
+        """Drop those that have ended while they waited."""
+        self.timely = deque(one for one in self.timely if not one.request.finished)
+        self.late = deque(one for one in self.late if not one.request.finished)
+        self.earliest = min((one.deadline for one in self.timely if one.deadline), default=0)
+        self.stale = False
 
 
 class RequestQueue:
@@ -123,14 +128,16 @@ class RequestQueue:
 
     def in_order(self, now: int) -> Iterator[Waiting]:
         """Those that may run, in the order in which they should; refuses or sets back the late ones on its way."""
+        # First for all levels: the end of one request may cancel others (of the same ensemble) anywhere.
+        while refused := [request for level in self._levels for request in level.sort_out(now)]:
+            self._size -= len(refused)
+            for request in refused:
+                request.on_cancel = None
+            for request in refused:
+                request.fail(unavailable("Request timeout expired"))
         for level in self._levels:
-            if level.size:
-                refused = level.sort_out(now)
-                self._size -= len(refused)
-                for request in refused:
-                    request.fail(unavailable("Request timeout expired"))
-                yield from level.timely
-                yield from level.late
+            yield from level.timely
+            yield from level.late
 
     def take(self, chosen: list[Waiting]) -> list[InferRequest]:
         """Remove what :meth:`in_order` yielded first, and hand it over to run."""
@@ -154,7 +161,11 @@ class RequestQueue:
             level.timely.clear()
             level.late.clear()
             level.size = 0
+            level.earliest = 0
+            level.stale = False
         self._size = 0
+        for request in requests:
+            request.on_cancel = None
         return requests
 
     def _level_of(self, request: InferRequest) -> _Level:
@@ -167,3 +178,6 @@ class RequestQueue:
         level.size -= 1
         self._size -= 1
         request.fail(cancelled())
+        # Without an instance nobody asks for a while: what has ended must not pile up.
+        if len(level.timely) + len(level.late) > 2 * level.size + 16:
+            level.forget_ended()

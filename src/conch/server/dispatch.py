@@ -20,7 +20,7 @@ from conch.schedulers.ordering import InOrder
 from conch.server.instance import Instance
 from conch.server.starting import Placement
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.process import STOP_SECONDS, Execution
+from conch.workers.process import Execution
 
 
 class Dispatcher:
@@ -33,6 +33,7 @@ class Dispatcher:
         statistics.queue = self._queue
         self._order = InOrder() if preserve_ordering else None
         self._instances: list[Instance] = []
+        self._leaving: dict[asyncio.Task[None], Instance] = {}
         self._free: deque[Instance] = deque()
         self._loop = asyncio.get_running_loop()
         self._asking = False
@@ -47,14 +48,15 @@ class Dispatcher:
         """Where the instances are."""
         return [instance.place for instance in self._instances]
 
-    async def keep(self, places: Collection[Placement]) -> None:
-        """End the instances that are anywhere else, each after what it is doing."""
+    def keep(self, places: Collection[Placement]) -> None:
+        """Let the instances that are anywhere else go, each after what it is doing."""
         leaving = [instance for instance in self._instances if instance.place not in places]
         self._instances = [instance for instance in self._instances if instance.place in places]
         self._free = deque(instance for instance in self._free if instance.place in places)
         for instance in leaving:
-            await instance.finish()
-        await asyncio.gather(*(instance.stop(STOP_SECONDS) for instance in leaving))
+            task = self._loop.create_task(instance.leave())
+            self._leaving[task] = instance
+            task.add_done_callback(self._leaving.pop)
 
     @property
     def ready(self) -> bool:
@@ -73,8 +75,9 @@ class Dispatcher:
     def available(self, instance: Instance) -> None:
         """An instance can take a batch."""
         self._lost = None
-        self._free.append(instance)
-        self._ask_soon()
+        if instance in self._instances and instance not in self._free:
+            self._free.append(instance)
+            self._ask_soon()
 
     def lost(self, instance: Instance) -> None:
         """An instance will not be back soon; without any other, nothing waits in vain."""
@@ -96,7 +99,8 @@ class Dispatcher:
         """End the instances, whose workers are killed after ``seconds``."""
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.gather(*(instance.stop(seconds) for instance in self._instances))
+        instances = [*self._instances, *self._leaving.values()]
+        await asyncio.gather(*(instance.stop(seconds) for instance in instances))
 
     def _ask_soon(self) -> None:
         # After the callbacks of this round: requests that arrived together can share a batch.

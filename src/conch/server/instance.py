@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any, Protocol
 
 from conch.errors import ConchError
 from conch.inference import InferRequest, InferResponse
 from conch.server.starting import Placement
-from conch.workers.process import Execution, WorkerProcess
+from conch.workers.process import STOP_SECONDS, Execution, WorkerProcess
 
 LOG = logging.getLogger("conch")
 
 #: Waiting times before the second, third … attempt to start a worker again (s); the last one repeats.
 BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+#: A worker that has lived for so long (s) is started again at once when it dies.
+HEALTHY_SECONDS = 10.0
 
 
 class Owner(Protocol):
@@ -45,6 +48,8 @@ class Instance:
         self._worker: WorkerProcess | None = None
         self._restart: asyncio.Task[None] | None = None
         self._stopped = False
+        self._attempts = 0
+        self._started = 0.0
 
     @property
     def ready(self) -> bool:
@@ -54,6 +59,7 @@ class Instance:
     def adopt(self, worker: WorkerProcess) -> None:
         """Take over an initialized worker."""
         self._worker = worker
+        self._started = monotonic()
         worker.on_exit = self._exited
         worker.on_sent = self._owner.sent
         if worker.alive:
@@ -70,6 +76,12 @@ class Instance:
         """Tell the model's logger which levels are wanted."""
         if self._worker is not None:
             self._worker.set_log(dict(levels))
+
+    async def leave(self) -> None:
+        """End after what is under way; a worker that dies meanwhile is not replaced."""
+        self._stopped = True
+        await self.finish()
+        await self.stop(STOP_SECONDS)
 
     async def finish(self) -> None:
         """Wait until no request is with the worker."""
@@ -92,17 +104,19 @@ class Instance:
         LOG.error(
             "worker of '%s' (pid %d) died with status %s; starting another", self.name, worker.pid, worker.exit_status
         )
+        if monotonic() - self._started > HEALTHY_SECONDS:
+            self._attempts = 0
         self._restart = asyncio.get_running_loop().create_task(self._start_again())
 
     async def _start_again(self) -> None:
-        attempt = 0
         while True:
-            await asyncio.sleep(BACK_OFF[min(attempt, len(BACK_OFF) - 1)])
-            attempt += 1
+            await asyncio.sleep(BACK_OFF[min(self._attempts, len(BACK_OFF) - 1)])
+            self._attempts += 1
             try:
                 worker = await self._launch(self.place)
-            except ConchError as error:
-                LOG.error("worker of '%s' could not be started again: %s", self.name, error.status)
+            except (ConchError, OSError) as error:
+                reason = error.status if isinstance(error, ConchError) else error
+                LOG.error("worker of '%s' could not be started again: %s", self.name, reason)
                 self._owner.lost(self)
                 continue
             self._restart = None

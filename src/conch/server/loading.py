@@ -104,7 +104,7 @@ class Loader:
         wanted = list(placements_of(changed))
         new = [place for place in wanted if place not in dispatcher.placements()]
         await self._add_instances(dispatcher, WorkerStarter(files, model.version, changed), new)
-        await dispatcher.keep(wanted)
+        dispatcher.keep(wanted)
         model.reconfigure(changed)
 
     def load_ensemble(

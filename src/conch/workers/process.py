@@ -91,12 +91,18 @@ class WorkerProcess:
             )
         ours.setblocking(False)
         self._socket = ours
-        self.alive = True
-        self._loop.add_reader(ours.fileno(), self._readable)
         # A process that the model forked may hold the socket open: only the pid tells the end for certain.
         if hasattr(os, "pidfd_open"):
-            self._pidfd = os.pidfd_open(self._process.pid)
+            try:
+                self._pidfd = os.pidfd_open(self._process.pid)
+            except OSError:
+                self._process.kill()
+                self._process.wait()
+                ours.close()
+                raise
             self._loop.add_reader(self._pidfd, self._exited)
+        self.alive = True
+        self._loop.add_reader(ours.fileno(), self._readable)
         self._send({"op": "init", **init})
 
     async def ask(self, header: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +146,11 @@ class WorkerProcess:
                     "inputs": packer.pack(list(request.inputs.values())),
                 }
             )
-        self._send({"op": "execute", "batch": self._batches, "requests": described}, packer)
+        try:
+            self._send({"op": "execute", "batch": self._batches, "requests": described}, packer)
+        except (ConchError, OSError) as error:  # no memory to share, no descriptor left
+            del self._executions[self._batches]
+            self._fail_execution(execution, internal(f"the request could not be passed to its worker: {error}"))
 
     def cancel(self, request: InferRequest) -> None:
         """Tell the model that nobody waits for this request any more."""

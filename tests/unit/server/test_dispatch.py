@@ -167,7 +167,8 @@ async def test_order_is_kept_across_instances() -> None:
 
 async def test_instances_that_are_not_kept_end_and_the_others_stay() -> None:
     bench = Bench(count=2)
-    await bench.dispatcher.keep([Placement("m_1", "CPU")])
+    bench.dispatcher.keep([Placement("m_1", "CPU")])
+    await settle()
     assert [worker.stopped for worker in bench.workers] == [True, False]
     bench.submit()
     await settle()
