@@ -207,9 +207,7 @@ class Server:
         LOG.info("All models are stopped, unloading models")
         seconds = STOP_SECONDS if in_time else 0.0
         await asyncio.gather(*(model.stop(seconds) for model in models))
-        if in_time:
-            await self._rollout.finish()
-        return in_time
+        return await self._rollout.finish(max(deadline - loop.time(), 0.0)) and in_time
 
     async def _poll(self, watch: Watch) -> None:
         while True:
@@ -219,8 +217,8 @@ class Server:
                 for name in changes.removed:
                     await self._lifecycle.unload(name)
                 await self._lifecycle.load_all([*changes.added, *changes.modified])
-            except (ConchError, OSError) as error:
-                LOG.error("failed to poll the model repository: %s", error)
+            except Exception:
+                LOG.exception("failed to poll the model repository")
 
 
 def _by_name(model: Model) -> tuple[str, int]:

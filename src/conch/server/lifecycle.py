@@ -1,22 +1,21 @@
 """Loads, reloads and unloads models, and keeps the table of their states true.
 
 Runs on the event loop; disks are read in threads.  A load makes everything anew, then swaps it in;
-what it replaces serves until then and ends after its last request.  Loads of unrelated models go
-on side by side; those of related ones wait for each other.
+what it replaces serves until then and ends after its last request.  Whatever is done to a model is
+done under its lock; other models load side by side.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
 from conch.errors import ConchError
 from conch.repository.override import Override
 from conch.repository.scan import ModelRepository
 from conch.server.loading import Loader
-from conch.server.operation import LoadOperation
+from conch.server.operation import LoadOperation, NameLocks
 from conch.server.rollout import Rollout
 from conch.server.states import ModelTable, State
 
@@ -31,7 +30,7 @@ class Lifecycle:
         self._loader = loader
         self._table = table
         self._rollout = rollout
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks = NameLocks()
 
     async def load_all(self, names: Iterable[str]) -> dict[str, ConchError]:
         """Load several models; what failed, by name."""
@@ -44,7 +43,7 @@ class Lifecycle:
                 failed[name] = result
             elif isinstance(result, BaseException):
                 raise result
-        await self._revalidate(names)
+        self._revalidate(names)
         return failed
 
     async def load(self, name: str, override: Override | None = None) -> None:
@@ -52,36 +51,37 @@ class Lifecycle:
 
         Raises the reason; what served before serves on.
         """
-        async with self._related(name):
-            await self._operation(frozenset([name]), override).load(name)
-            await self._revalidate([name])
+        await self._operation(frozenset([name]), override).load(name)
+        self._revalidate([name])
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         """Stop serving a model; returns while its last requests still run.
 
         ``dependents`` are the members of an ensemble that nobody asked for by name and nobody else needs.
         """
-        async with self._related(name):
+        async with self._locks.of(name):
             known = self._table.models.get(name)
             if known is None:
                 return
             members = known.members
             known.wanted = False
             self._rollout.retire_all(known)
-            await self._revalidate([name])
-            if dependents:
-                needed = {
-                    member for one in self._table.models.values() if one.ready_versions() for member in one.members
-                }
-                for member in sorted(members - needed):
-                    state = self._table.models.get(member)
-                    if state is not None and not state.wanted:
-                        self._rollout.retire_all(state)
+            self._revalidate([name])
+        if dependents:
+            needed = {member for one in self._table.models.values() if one.ready_versions() for member in one.members}
+            for member in sorted(members - needed):
+                await self._unload_unwanted(member)
+
+    async def _unload_unwanted(self, name: str) -> None:
+        async with self._locks.of(name):
+            known = self._table.models.get(name)
+            if known is not None and not known.wanted:
+                self._rollout.retire_all(known)
 
     def _operation(self, wanted: frozenset[str], override: Override | None = None) -> LoadOperation:
-        return LoadOperation(self._repository, self._loader, self._table, self._rollout, wanted, override)
+        return LoadOperation(self._repository, self._loader, self._table, self._rollout, self._locks, wanted, override)
 
-    async def _revalidate(self, changed: Iterable[str]) -> None:
+    def _revalidate(self, changed: Iterable[str]) -> None:
         """Load ensembles again whose members have changed; those that do not fit any more stop serving."""
         names = set(changed)
         for ensemble in list(self._table.models.values()):
@@ -96,20 +96,4 @@ class Lifecycle:
                     LOG.error("failed to load '%s' version %d: %s", ensemble.name, version, error.status)
                     self._rollout.end(one.model, None)
                     one.state, one.reason, one.model = State.UNAVAILABLE, error.status, None
-                    await self._revalidate([ensemble.name])
-
-    @contextlib.asynccontextmanager
-    async def _related(self, name: str) -> AsyncIterator[None]:
-        """Hold the locks of a model, its members and the ensembles that use it, always in the same order."""
-        names = {name}
-        grown = True
-        while grown:
-            before = len(names)
-            for one in self._table.models.values():
-                if one.name in names or one.members & names:
-                    names |= {one.name} | one.members
-            grown = len(names) > before
-        async with contextlib.AsyncExitStack() as stack:
-            for related in sorted(names):
-                await stack.enter_async_context(self._locks.setdefault(related, asyncio.Lock()))
-            yield
+                    self._revalidate([ensemble.name])

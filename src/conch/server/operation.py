@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from weakref import WeakValueDictionary
 
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import cycle_problem
@@ -21,6 +22,25 @@ from conch.server.states import ModelState, ModelTable, State
 LOG = logging.getLogger("conch")
 
 
+class NameLocks:
+    """A lock per model, kept as long as somebody holds it or waits for it.
+
+    An ensemble's is held while its members load under theirs; cycles of ensembles are refused
+    before anything waits.
+    """
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        #: The members of the ensembles that are being loaded, in whatever operation.
+        self.members: dict[str, set[str]] = {}
+
+    def of(self, name: str) -> asyncio.Lock:
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
+
+
 class LoadOperation:
     """Loads what is ``wanted``, with ``override`` in place of its files where that is given."""
 
@@ -30,6 +50,7 @@ class LoadOperation:
         loader: Loader,
         table: ModelTable,
         rollout: Rollout,
+        locks: NameLocks,
         wanted: frozenset[str],
         override: Override | None = None,
     ) -> None:
@@ -37,17 +58,24 @@ class LoadOperation:
         self._loader = loader
         self._table = table
         self._rollout = rollout
+        self._locks = locks
         self._wanted = wanted
         self._override = override
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._needs: dict[str, set[str]] = {}
 
     async def load(self, name: str) -> None:
         """Load a model once, however many ask for it."""
         task = self._tasks.get(name)
         if task is None:
-            task = self._tasks[name] = asyncio.get_running_loop().create_task(self._load(name))
+            task = self._tasks[name] = asyncio.get_running_loop().create_task(self._load_locked(name))
         await asyncio.shield(task)
+
+    async def _load_locked(self, name: str) -> None:
+        async with self._locks.of(name):
+            try:
+                await self._load(name)
+            finally:
+                self._locks.members.pop(name, None)
 
     async def _load(self, name: str) -> None:
         override = self._override if name in self._wanted else None
@@ -93,8 +121,8 @@ class LoadOperation:
 
     async def _load_members(self, name: str, config: ModelConfig) -> None:
         members = {step.model_name for step in config.ensemble_scheduling.step}
-        self._needs[name] = members
-        cycle = cycle_problem(name, self._needs)
+        self._locks.members[name] = members
+        cycle = cycle_problem(name, self._locks.members)
         if cycle is not None:
             raise invalid(f"load failed for model '{name}': {cycle.message}\n")
         # What does not load is reported by the ensemble's own validation.

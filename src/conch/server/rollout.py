@@ -44,7 +44,8 @@ class Rollout:
         self._registry = registry
         self._slots = asyncio.Semaphore(parallel_loads)
         self._retries = retries
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], Model] = {}
+        self._disposals: set[asyncio.Task[None]] = set()
 
     async def bring_up(
         self,
@@ -78,8 +79,7 @@ class Rollout:
             self._note_failure(known, versions, failed)
             raise _load_failed(files.name, failed)
         self._swap(known, models)
-        if known.uploaded is not None:
-            known.uploaded.close()
+        self._dispose(known)
         known.files, known.config, known.fingerprint = files, config, fingerprint
         known.uploaded, known.overridden, known.poll_reason = uploaded, overridden, ""
 
@@ -172,6 +172,7 @@ class Rollout:
             elif one.state is State.UNAVAILABLE:
                 one.reason = UNLOADED
         known.fingerprint = None
+        self._dispose(known)
 
     def _retire(self, one: VersionState, version: int) -> None:
         model = one.model
@@ -183,8 +184,8 @@ class Rollout:
 
     def end(self, model: Model, one: VersionState | None) -> None:
         task = asyncio.get_running_loop().create_task(self._end_when_idle(model, one))
-        self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+        self._retiring[task] = model
+        task.add_done_callback(self._retiring.pop)
 
     async def _end_when_idle(self, model: Model, one: VersionState | None) -> None:
         await model.finish()
@@ -194,10 +195,30 @@ class Rollout:
             one.state, one.reason, one.model = State.UNAVAILABLE, UNLOADED, None
             LOG.info("successfully unloaded '%s' version %d", model.name, model.version)
 
-    async def finish(self) -> None:
-        """Wait until everything that was replaced or unloaded has ended."""
-        while self._retiring:
-            await asyncio.gather(*self._retiring)
+    async def finish(self, seconds: float) -> bool:
+        """Wait until everything that was replaced or unloaded has ended; False, and by force, after ``seconds``."""
+        if not self._retiring:
+            return True
+        _, pending = await asyncio.wait(list(self._retiring), timeout=seconds)
+        late = [self._retiring[task] for task in pending if task in self._retiring]
+        await asyncio.gather(*(model.stop(0) for model in late), return_exceptions=True)
+        return not pending
+
+    def _dispose(self, known: ModelState) -> None:
+        """Remove uploaded files once nothing that was loaded from them runs any more."""
+        uploaded, known.uploaded = known.uploaded, None
+        if uploaded is None:
+            return
+        retiring = [task for task, model in self._retiring.items() if model.name == known.name]
+
+        async def close() -> None:
+            if retiring:
+                await asyncio.wait(retiring)
+            uploaded.close()
+
+        task = asyncio.get_running_loop().create_task(close())
+        self._disposals.add(task)
+        task.add_done_callback(self._disposals.discard)
 
 
 def _selected_versions(files: ModelFiles, config: ModelConfig) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from conch.frontends.http.exchange import Exchange
 JSON_TYPE = (b"Content-Type", b"application/json")
 #: Bytes read while a head is not complete; the read in which it begins counts as a whole.
 MAX_HEAD_BYTES = 512 * 1024
+_HEAD_TOO_LARGE = f"request header exceeds the maximum of {MAX_HEAD_BYTES} bytes"
 MAX_CHUNKS = 65536
 MAX_PIPELINED = 64
 #: The largest body at all: tensors beyond 2 GiB do not fit gRPC either.
@@ -54,6 +55,8 @@ class HttpConnection(asyncio.Protocol):
         self._current: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._closing = False
+        self._unread = False  # whether the client leaves answers lying
+        self._reading = True
         self.active = monotonic()
         self._in_head = True
         self._head_bytes = 0
@@ -78,14 +81,26 @@ class HttpConnection(asyncio.Protocol):
             current, self._current = self._current, None
             current.disconnected()
 
+    def pause_writing(self) -> None:
+        """The client does not read: take nothing more from it until it does."""
+        self._unread = True
+        self._control_reading()
+
+    def resume_writing(self) -> None:
+        self._unread = False
+        self._control_reading()
+        self._next()
+
     def data_received(self, data: bytes) -> None:
         self.active = monotonic()
         try:
             self._parser.feed_data(data)
-        except _Refused as refused:
-            self._refuse(refused.status, refused.message)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "upgrading the connection to another protocol is not supported")
+        except httptools.HttpParserUpgrade as upgrade:
+            # Offers of another protocol are declined by going on with this one (RFC 9110, 7.8).
+            self._parser = httptools.HttpRequestParser(self)
+            rest = data[upgrade.args[0] :]
+            if rest:
+                self.data_received(rest)
         except httptools.HttpParserError as error:
             cause = error.__context__
             if isinstance(cause, _Refused):
@@ -96,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
             if self._in_head:
                 self._head_bytes += len(data)
                 if self._head_bytes > MAX_HEAD_BYTES:
-                    self._refuse(431, f"request header exceeds the maximum of {MAX_HEAD_BYTES} bytes")
+                    self._refuse(431, _HEAD_TOO_LARGE)
 
     # The parser's calls.
 
@@ -111,7 +126,13 @@ class HttpConnection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
+        if self._in_head:
+            self._headers[name.lower()] = value
+            return
+        # A trailer: none has a meaning here, and they are no way around the bounds.
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise _Refused(431, _HEAD_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -152,13 +173,12 @@ class HttpConnection(asyncio.Protocol):
         exchange = self._exchange
         exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
-        if self._current is None and not self._waiting:
+        if self._current is None and not self._waiting and not self._unread:
             self._current = exchange
             self._application.handle(exchange)
         else:
             self._waiting.append(exchange)
-            if len(self._waiting) >= MAX_PIPELINED:
-                self.transport.pause_reading()
+            self._control_reading()
 
     # The exchange's and the listener's calls.
 
@@ -169,8 +189,6 @@ class HttpConnection(asyncio.Protocol):
         if not exchange.keep_alive or self._closing:
             self.transport.close()
         elif self._waiting:
-            if len(self._waiting) == MAX_PIPELINED:
-                self.transport.resume_reading()
             # Not from here: an answer given at once would answer the next one from within itself.
             asyncio.get_running_loop().call_soon(self._next)
 
@@ -188,9 +206,20 @@ class HttpConnection(asyncio.Protocol):
             self._current.keep_alive = False
 
     def _next(self) -> None:
-        if self._waiting and self._current is None and not self.transport.is_closing():
+        if self._waiting and self._current is None and not self._unread and not self.transport.is_closing():
             self._current = self._waiting.popleft()
+            self._control_reading()
             self._application.handle(self._current)
+
+    def _control_reading(self) -> None:
+        wanted = not self._unread and len(self._waiting) < MAX_PIPELINED
+        if wanted == self._reading or self.transport.is_closing():
+            return
+        self._reading = wanted
+        if wanted:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer what cannot be understood, and close; answers that are still due are given up."""

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Awaitable
 from typing import Final
 
-from conch.errors import ConchError, unavailable, unsupported
+from conch.errors import ConchError, internal, unavailable, unsupported
 from conch.frontends.http.exchange import Exchange
 from conch.frontends.http.status import JSON, refuse
 from conch.server.core import Server
 from conch.wire.json import control as wire
+
+LOG = logging.getLogger("conch")
 
 _PLAIN: Final = (b"Content-Type", b"text/plain")
 _REPOSITORY: Final = "'repository_name' specification is not supported"
@@ -92,6 +95,9 @@ class Control:
                 await action
             except ConchError as error:
                 refuse(exchange, error)
+            except Exception as error:
+                LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
+                refuse(exchange, internal(f"{type(error).__name__}: {error}"))
             else:
                 exchange.respond(200, [JSON])
 

@@ -61,7 +61,9 @@ class Exchange:
         length = sum(map(len, body))
         head = self._head(status, headers, b"Content-Length: %d\r\n\r\n" % length)
         self.started = True
-        if length < _JOIN_BELOW:
+        if self.method == b"HEAD":
+            connection.transport.write(head)
+        elif length < _JOIN_BELOW:
             connection.transport.write(b"".join((head, *body)))
         else:
             connection.transport.writelines([head, *body])

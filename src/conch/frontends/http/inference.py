@@ -85,9 +85,14 @@ class Inference:
             request = await asyncio.to_thread(decode)
             if exchange.gone:
                 return
+            if model.stopping and not self._server.exiting:  # it was reloaded meanwhile
+                model = self._server.model(model.name)
             model.infer(request)
         except ConchError as error:
             refuse(exchange, error)
+        except Exception as error:
+            LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
+            refuse(exchange, internal(f"{type(error).__name__}: {error}"))
         else:
             if not request.finished:
                 exchange.on_disconnect = request.cancel

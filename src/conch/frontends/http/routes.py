@@ -26,7 +26,9 @@ LOG = logging.getLogger("conch")
 
 Handler = Callable[..., None]
 
+#: How many paths are remembered, and up to which length (bytes).
 _CACHE_SIZE: Final = 4096
+_CACHED_LENGTH: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class Router:
             match = pattern.fullmatch(text)
             if match is not None:
                 route = _Route(api, handlers, _arguments(match))
-                if len(self._known) < _CACHE_SIZE:
+                if len(path) < _CACHED_LENGTH and len(self._known) < _CACHE_SIZE:
                     self._known[path] = route
                 return route
         raise _NotFound

@@ -68,7 +68,7 @@ class HttpListener:
         oldest = monotonic() - IDLE_SECONDS
         for connection in list(self._connections):
             if connection.idle and connection.active < oldest:
-                connection.transport.close()
+                connection.transport.abort()
         self._sweep = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._close_idle)
 
 
