@@ -96,11 +96,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # Offers of another protocol are declined by going on with this one (RFC 9110, 7.8).
-            self._parser = httptools.HttpRequestParser(self)
-            rest = data[upgrade.args[0] :]
-            if rest:
-                self.data_received(rest)
+            self._decline_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             cause = error.__context__
             if isinstance(cause, _Refused):
@@ -170,6 +166,8 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._in_head = True
+        if self._parser.should_upgrade():
+            return
         exchange = self._exchange
         exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = []
@@ -210,6 +208,22 @@ class HttpConnection(asyncio.Protocol):
             self._current = self._waiting.popleft()
             self._control_reading()
             self._application.handle(self._current)
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Go on as if the offer of another protocol had not been made (RFC 9110, 7.8).
+
+        The parser has taken the request to end with its head; a new one gets it without the offer.
+        """
+        exchange = self._exchange
+        if exchange.method == b"CONNECT":
+            self._refuse(400, "this server is no proxy")
+            return
+        head = [b"%b %b HTTP/1.1" % (exchange.method, self._target)]
+        head += [b"%b: %b" % header for header in self._headers.items() if header[0] not in (b"upgrade", b"connection")]
+        if b"close" in self._headers.get(b"connection", b"").lower():
+            head.append(b"connection: close")
+        self._parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join([*head, b"", rest]))
 
     def _control_reading(self) -> None:
         wanted = not self._unread and len(self._waiting) < MAX_PIPELINED

@@ -245,3 +245,41 @@ async def test_port_that_is_taken_is_an_error(site: Site, listener: HttpListener
     other = HttpListener(site)
     with pytest.raises(ConchError, match="already in use"):
         await other.start(*listener.address)  # type: ignore[attr-defined]
+
+
+async def test_offer_of_another_protocol_is_declined_by_answering(client: Client) -> None:
+    client.send(post(b"one", b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: x"))
+    assert (await client.response())[2] == b"one"
+    client.send(post(b"two"))
+    assert (await client.response())[2] == b"two"
+
+
+async def test_answer_to_head_has_no_body(client: Client) -> None:
+    client.send(b"HEAD /p HTTP/1.1\r\n\r\n")
+    head = await client.reader.readuntil(b"\r\n\r\n")
+    assert b"200" in head
+    client.send(post(b"next"))
+    assert (await client.response())[2] == b"next"
+
+
+async def test_trailers_change_nothing_and_are_bounded(client: Client, site: Site) -> None:
+    chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nA: 1\r\n\r\n1\r\nx\r\n0\r\n"
+    client.send(chunked + b"A: 2\r\n\r\n")
+    await client.response()
+    assert site.exchanges[0].headers[b"a"] == b"1"
+    client.send(chunked + b"B: " + b"y" * 100 + b"\r\n")
+    client.send((b"C: " + b"z" * 1000 + b"\r\n") * 1000)
+    assert (await client.response())[0] == 431
+
+
+async def test_client_that_reads_nothing_is_not_served_on_and_on(client: Client, site: Site) -> None:
+    site.answer = lambda exchange: exchange.respond(200, [], b"x" * 1_000_000)
+    client.send(post(b"") * 50)
+    while not site.exchanges or len(site.exchanges) < 2:
+        await asyncio.sleep(0.01)
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    assert len(site.exchanges) < 50
+    for _ in range(50):
+        assert len((await client.response())[2]) == 1_000_000
+    assert len(site.exchanges) == 50
