@@ -21,6 +21,9 @@ from conch.server.states import ModelTable, State
 
 LOG = logging.getLogger("conch")
 
+#: How long an unload waits for the members of an ensemble that has no requests left (s).
+_PROMPT_SECONDS = 0.5
+
 
 class Lifecycle:
     """The one writer of the model table."""
@@ -31,6 +34,7 @@ class Lifecycle:
         self._table = table
         self._rollout = rollout
         self._locks = NameLocks()
+        self._unloading: set[asyncio.Task[None]] = set()
 
     async def load_all(self, names: Iterable[str]) -> dict[str, ConchError]:
         """Load several models; what failed, by name."""
@@ -68,15 +72,20 @@ class Lifecycle:
             self._rollout.retire_all(known)
             self._revalidate([name])
         if dependents:
-            needed = {member for one in self._table.models.values() if one.ready_versions() for member in one.members}
-            for member in sorted(members - needed):
-                await self._unload_unwanted(member)
+            task = asyncio.get_running_loop().create_task(self._unload_members(name, members))
+            self._unloading.add(task)
+            task.add_done_callback(self._unloading.discard)
+            await asyncio.wait([task], timeout=_PROMPT_SECONDS)
 
-    async def _unload_unwanted(self, name: str) -> None:
-        async with self._locks.of(name):
-            known = self._table.models.get(name)
-            if known is not None and not known.wanted:
-                self._rollout.retire_all(known)
+    async def _unload_members(self, ensemble: str, members: set[str]) -> None:
+        """Stop serving the members that nobody else needs, once the ensemble's last requests have ended."""
+        await self._rollout.retired(ensemble)
+        needed = {member for one in self._table.models.values() if one.ready_versions() for member in one.members}
+        for member in sorted(members - needed):
+            async with self._locks.of(member):
+                known = self._table.models.get(member)
+                if known is not None and not known.wanted:
+                    self._rollout.retire_all(known)
 
     def _operation(self, wanted: frozenset[str], override: Override | None = None) -> LoadOperation:
         return LoadOperation(self._repository, self._loader, self._table, self._rollout, self._locks, wanted, override)

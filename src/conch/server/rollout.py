@@ -204,16 +204,20 @@ class Rollout:
         await asyncio.gather(*(model.stop(0) for model in late), return_exceptions=True)
         return not pending
 
+    async def retired(self, name: str) -> None:
+        """Wait until what has been replaced or unloaded of a model so far has ended."""
+        retiring = [task for task, model in self._retiring.items() if model.name == name]
+        if retiring:
+            await asyncio.wait(retiring)
+
     def _dispose(self, known: ModelState) -> None:
         """Remove uploaded files once nothing that was loaded from them runs any more."""
         uploaded, known.uploaded = known.uploaded, None
         if uploaded is None:
             return
-        retiring = [task for task, model in self._retiring.items() if model.name == known.name]
 
         async def close() -> None:
-            if retiring:
-                await asyncio.wait(retiring)
+            await self.retired(known.name)
             uploaded.close()
 
         task = asyncio.get_running_loop().create_task(close())
