@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from conch.config.problem import Problem
-from conch.config.schema import InstanceGroup, ModelConfig, is_ensemble, scheduler
+from conch.config.schema import InstanceGroup, ModelConfig, copied, is_ensemble, scheduler
 from conch.errors import invalid
 
 DEFAULT_SEQUENCE_IDLE_MICROSECONDS: Final = 1_000_000
@@ -66,8 +66,7 @@ def complete(
     ``artefacts`` are the names of what lies in the first version directory, ``gpus`` the usable
     devices' ids.  Raises INVALID_ARG when no backend can be told.
     """
-    completed = ModelConfig()
-    completed.CopyFrom(config)
+    completed = copied(config)
     complete_backend(completed, name, artefacts)
     normalise(completed)
     complete_instances(completed, gpus, preference)

@@ -32,6 +32,7 @@ __all__ = [
     "ModelOutput",
     "QueuePolicy",
     "SequenceBatching",
+    "copied",
     "datatype",
     "datatype_name",
     "datatype_number",
@@ -64,6 +65,13 @@ def datatype_number(protocol_name: str) -> int:
 def scheduler(config: ModelConfig) -> str:
     """The choice made: ``dynamic_batching``, ``sequence_batching``, ``ensemble_scheduling``, or ``""`` for none."""
     return str(config.WhichOneof("scheduling_choice") or "")
+
+
+def copied(config: ModelConfig) -> ModelConfig:
+    """A copy that can be changed on its own."""
+    copy = ModelConfig()
+    copy.CopyFrom(config)
+    return copy
 
 
 def is_ensemble(config: ModelConfig) -> bool:

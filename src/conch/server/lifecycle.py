@@ -97,7 +97,7 @@ class Lifecycle:
             if ensemble.name in names or not ensemble.members & names or not ensemble.models():
                 continue
             for version, one in list(ensemble.versions.items()):
-                if one.state is not State.READY or ensemble.files is None or one.model is None:
+                if one.state is not State.READY or one.model is None:
                     continue
                 try:
                     self._loader.check_ensemble(one.model.config, self._rollout.members_of(one.model.config))

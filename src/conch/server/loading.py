@@ -12,7 +12,7 @@ from time import monotonic_ns
 from typing import Any
 
 from conch.config.complete import ANY, PYTHON, complete, complete_ensemble, merge_completion
-from conch.config.schema import ModelConfig
+from conch.config.schema import ModelConfig, copied
 from conch.config.signature import signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load
 from conch.repository.scan import ModelFiles
@@ -77,7 +77,7 @@ class Loader:
             first, completed = await starter.complete()
         try:
             if first is not None:
-                starter.config = _copy(config)
+                starter.config = copied(config)
                 merge_completion(starter.config, completed)
                 validate_load(starter.config, self._gpus)
             statistics = self._new_statistics(files.name, version)
@@ -93,9 +93,7 @@ class Loader:
 
     async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig) -> None:
         """Give a running version the instances that ``config`` asks for; those that stay are not touched."""
-        changed = _copy(model.config)
-        for field in ("instance_group", "version_policy"):
-            changed.ClearField(field)
+        changed = without_placement(model.config)
         changed.instance_group.extend(config.instance_group)
         changed.version_policy.CopyFrom(config.version_policy)
         validate_load(changed, self._gpus)
@@ -115,7 +113,7 @@ class Loader:
         begun = monotonic_ns()
         validate_load(config, self._gpus)
         self.check_ensemble(config, members)
-        config = _copy(config)
+        config = copied(config)
         complete_ensemble(config, [member.config for member in members.values()])
         steps = [
             Step(step.model_name, step.model_version, dict(step.input_map), dict(step.output_map))
@@ -172,7 +170,9 @@ def _inherited_labels(steps: list[Step], members: Mapping[str, Model]) -> dict[s
     }
 
 
-def _copy(config: ModelConfig) -> ModelConfig:
-    copy = ModelConfig()
-    copy.CopyFrom(config)
-    return copy
+def without_placement(config: ModelConfig) -> ModelConfig:
+    """A configuration without what may change while a version runs: its instances and the policy that selects it."""
+    rest = copied(config)
+    rest.ClearField("instance_group")
+    rest.ClearField("version_policy")
+    return rest

@@ -17,9 +17,9 @@ from conch.repository.fingerprint import Fingerprint
 from conch.repository.override import UploadedModel
 from conch.repository.scan import ModelFiles, ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
-from conch.server.loading import Loader
+from conch.server.loading import Loader, without_placement
 from conch.server.model import Model
-from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState
+from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState, at_state
 from conch.telemetry.metrics import Registry
 
 LOG = logging.getLogger("conch")
@@ -72,7 +72,9 @@ class Rollout:
         )
         models = [result for result in loaded if isinstance(result, Model)]
         failed = {
-            version: result for version, result in zip(versions, loaded, strict=True) if not isinstance(result, Model)
+            version: _as_error(result)
+            for version, result in zip(versions, loaded, strict=True)
+            if not isinstance(result, Model)
         }
         if failed:
             await asyncio.gather(*(model.stop() for model in models if model not in kept.values()))
@@ -80,14 +82,14 @@ class Rollout:
             raise _load_failed(files.name, failed)
         self._swap(known, models)
         self._dispose(known)
-        known.files, known.config, known.fingerprint = files, config, fingerprint
+        known.config, known.fingerprint = config, fingerprint
         known.uploaded, known.overridden, known.poll_reason = uploaded, overridden, ""
 
     def _untouched(self, known: ModelState, config: ModelConfig, fingerprint: Fingerprint | None) -> dict[int, Model]:
         """The versions that may run on, with other instances perhaps: nothing else of them has changed."""
         if known.overridden or known.config is None or known.fingerprint is None or fingerprint is None:
             return {}
-        if is_ensemble(config) or _without_instances(known.config) != _without_instances(config):
+        if is_ensemble(config) or without_placement(known.config) != without_placement(config):
             return {}
         return {
             model.version: model
@@ -134,7 +136,7 @@ class Rollout:
             if step.model_name in known
         }
 
-    def _note_failure(self, known: ModelState, versions: Sequence[int], failed: Mapping[int, BaseException]) -> None:
+    def _note_failure(self, known: ModelState, versions: Sequence[int], failed: Mapping[int, ConchError]) -> None:
         """Versions that serve go on; the others say why they do not."""
         for version in versions:
             one = known.versions[version]
@@ -145,14 +147,14 @@ class Rollout:
                 del known.versions[version]
             else:
                 one.state = State.UNAVAILABLE
-                one.reason = error.status if isinstance(error, ConchError) else repr(error)
+                one.reason = error.status
 
     def _swap(self, known: ModelState, models: Sequence[Model]) -> None:
         new = {model.version: model for model in models}
         for version, one in list(known.versions.items()):
             if version not in new:
                 if one.state is State.READY:
-                    self._retire(one, version)
+                    self._retire(one)
                 else:
                     del known.versions[version]
         for version, model in sorted(new.items()):
@@ -166,15 +168,15 @@ class Rollout:
         LOG.info("successfully loaded '%s'", known.name)
 
     def retire_all(self, known: ModelState) -> None:
-        for version, one in known.versions.items():
+        for one in known.versions.values():
             if one.state in (State.READY, State.LOADING):
-                self._retire(one, version)
+                self._retire(one)
             elif one.state is State.UNAVAILABLE:
                 one.reason = UNLOADED
         known.fingerprint = None
         self._dispose(known)
 
-    def _retire(self, one: VersionState, version: int) -> None:
+    def _retire(self, one: VersionState) -> None:
         model = one.model
         if model is None:
             one.state, one.reason = State.UNAVAILABLE, UNLOADED
@@ -239,17 +241,11 @@ def _selected_versions(files: ModelFiles, config: ModelConfig) -> tuple[int, ...
     return selection.versions
 
 
-def _without_instances(config: ModelConfig) -> ModelConfig:
-    rest = ModelConfig()
-    rest.CopyFrom(config)
-    rest.ClearField("instance_group")
-    rest.ClearField("version_policy")
-    return rest
+def _as_error(result: object) -> ConchError:
+    """Why a version could not be loaded; what is no error of conch's own is an internal one."""
+    return result if isinstance(result, ConchError) else internal(repr(result))
 
 
-def _load_failed(name: str, failed: Mapping[int, BaseException]) -> ConchError:
-    reasons = []
-    for version, error in sorted(failed.items()):
-        known = error if isinstance(error, ConchError) else internal(repr(error))
-        reasons.append(f"version {version} is at UNAVAILABLE state: {known.status};")
-    return invalid(f"load failed for model '{name}': " + " ".join(reasons) + "\n")
+def _load_failed(name: str, failed: Mapping[int, ConchError]) -> ConchError:
+    reasons = [at_state(version, State.UNAVAILABLE, error.status) for version, error in sorted(failed.items())]
+    return invalid(f"load failed for model '{name}': {' '.join(reasons)}\n")

@@ -12,7 +12,6 @@ from conch.config.schema import ModelConfig
 from conch.errors import ConchError, not_found, unavailable
 from conch.repository.fingerprint import Fingerprint
 from conch.repository.override import UploadedModel
-from conch.repository.scan import ModelFiles
 from conch.server.model import Model
 
 UNLOADED = "unloaded"
@@ -26,6 +25,11 @@ class State(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
     LOADING = "LOADING"
     UNLOADING = "UNLOADING"
+
+
+def at_state(version: int, state: State, reason: str) -> str:
+    """What a message says of one version that does not serve."""
+    return f"version {version} is at {state} state: {reason};"
 
 
 @dataclass(slots=True)
@@ -43,7 +47,6 @@ class ModelState:
 
     name: str
     versions: dict[int, VersionState] = field(default_factory=dict)
-    files: ModelFiles | None = None
     config: ModelConfig | None = None
     fingerprint: Fingerprint | None = None
     #: Whether somebody asked for it by name, rather than an ensemble needing it.
@@ -65,9 +68,7 @@ class ModelState:
     def reason(self) -> str:
         """Why no version serves."""
         reasons = (
-            f"version {version} is at {one.state} state: {one.reason};"
-            for version, one in sorted(self.versions.items())
-            if one.reason
+            at_state(version, one.state, one.reason) for version, one in sorted(self.versions.items()) if one.reason
         )
         return " ".join(reasons) or self.poll_reason
 

@@ -150,7 +150,9 @@ class WorkerProcess:
             self._send({"op": "execute", "batch": self._batches, "requests": described}, packer)
         except (ConchError, OSError) as error:  # no memory to share, no descriptor left
             del self._executions[self._batches]
-            self._fail_execution(execution, internal(f"the request could not be passed to its worker: {error}"))
+            failure = internal(f"the request could not be passed to its worker: {error}")
+            # Not from here: its end makes the caller run the next batch, which may fail as well.
+            self._loop.call_soon(self._fail_execution, execution, failure)
 
     def cancel(self, request: InferRequest) -> None:
         """Tell the model that nobody waits for this request any more."""
