@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c constrain
 demo: $(STAMPS)/models
 	$(BIN)/conch demo $(if $(ONCE),--once)
 
-test: $(STAMPS)/dev $(STAMPS)/models
+test: $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 	$(BIN)/pytest $(ARGS)
 
 check: $(STAMPS)/dev
@@ -22,13 +22,18 @@ check: $(STAMPS)/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMPS)/dev $(STAMPS)/models
+bench: $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 	$(BIN)/python -m benchmarks $(ARGS)
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit("conch needs Python 3.11 or newer: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS)
+	@touch $@
+
+$(STAMPS)/engines: $(STAMPS)/models
+	@echo "Installing ONNX Runtime, OpenVINO and what converts to them ..."
+	@$(PIP) -e ".[audio,convert,image]"
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt

@@ -1,5 +1,11 @@
-"""``python -m benchmarks``: every question of this folder, one after the other."""
+"""``python -m benchmarks [serving|huggingface] [OPTION ...]``: one question of this folder, or all in turn."""
 
-from benchmarks.serving import main
+import sys
+from importlib import import_module
 
-main()
+QUESTIONS = ("serving", "huggingface")
+
+named = sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in QUESTIONS else []
+sys.argv[1:] = sys.argv[1 + len(named) :]
+for question in named or QUESTIONS:
+    import_module(f"benchmarks.{question}").main()

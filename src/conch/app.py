@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from conch import logs
@@ -29,20 +30,20 @@ LOG = logging.getLogger("conch")
 FLUSH_SECONDS = 2.0
 
 
-def run(settings: Settings) -> int:
-    """Serve until told to stop; the exit status."""
+def run(settings: Settings, on_ready: Callable[[Server], None] | None = None) -> int:
+    """Serve until told to stop; the exit status.  ``on_ready`` is called once the startup models are loaded."""
     try:
         import uvloop
 
-        return uvloop.run(_serve(settings))
+        return uvloop.run(_serve(settings, on_ready))
     except ImportError:  # not on this platform
-        return asyncio.run(_serve(settings))
+        return asyncio.run(_serve(settings, on_ready))
     except ConchError as error:
         print(f"error: creating server: {error.code.value} - {error.message}", file=sys.stderr)
         return 1
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, on_ready: Callable[[Server], None] | None = None) -> int:
     logs.setup(settings.log_settings)
     _warn_of_missing_features(settings)
     if not settings.model_repository:
@@ -65,7 +66,10 @@ async def _serve(settings: Settings) -> int:
             failed = loading.result()
             process.log_tables()
             if failed and settings.exit_on_error:
-                raise internal("failed to load all models")
+                reasons = "; ".join(f"'{name}': {error.message}" for name, error in failed.items())
+                raise internal(f"failed to load all models ({reasons})")
+            if on_ready is not None and not failed:
+                on_ready(server)
             await stop.wait()
         else:
             loading.cancel()
@@ -149,7 +153,11 @@ class _Process:
         """The tables that Triton prints at start."""
         settings = self._settings
         logs.table("", ["Repository Agent", "Path"], [])
-        logs.table("", ["Backend", "Path", "Config"], [[name, code, "{}"] for name, code in sorted(BACKENDS.items())])
+        logs.table(
+            "",
+            ["Backend", "Path", "Config"],
+            [[name, code.implementation, "{}"] for name, code in sorted(BACKENDS.items())],
+        )
         logs.table("", ["Model", "Version", "Status"], self._server.model_rows())
         rows: list[tuple[str, object]] = [
             ("server_id", settings.id),

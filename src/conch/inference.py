@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic_ns
-from typing import Final
+from typing import Final, Protocol
 
 from conch.errors import Code, ConchError
 from conch.tensors import Tensor
@@ -94,6 +94,12 @@ class InferResponse:
         return not self.outputs and self.error is None
 
 
+class Holder(Protocol):
+    """Whoever keeps a request's prepared form."""
+
+    def drop(self, request: InferRequest) -> None: ...
+
+
 class InferRequest:
     """A request on its way through the server.
 
@@ -104,9 +110,9 @@ class InferRequest:
     """
 
     __slots__ = (
-        "answered", "batch_size", "cancelled", "correlation_id", "finished", "flags", "id", "inputs", "model_name",
-        "model_version", "on_cancel", "on_final", "on_response", "outputs", "parameters", "priority", "responses",
-        "serial", "timeout", "times",
+        "answered", "batch_size", "cancelled", "correlation_id", "finished", "flags", "holder", "id", "inputs",
+        "length", "model_name", "model_version", "on_cancel", "on_final", "on_response", "outputs", "parameters",
+        "priority", "responses", "sequences", "serial", "timeout", "times",
     )  # fmt: skip
 
     def __init__(
@@ -145,6 +151,11 @@ class InferRequest:
         self.responses = 0
         self.cancelled = False
         self.finished = False
+        #: The longest sequence (tokens, frames …) and the number of sequences; 0 until a worker has counted them.
+        self.length = 0
+        self.sequences = 0
+        #: Who keeps what a worker has prepared for this request, and lets go of it when the request ends.
+        self.holder: Holder | None = None
 
     def respond(self, response: InferResponse) -> None:
         """Pass a response on; what comes after the final one is dropped."""
@@ -153,6 +164,8 @@ class InferRequest:
         if response.final:
             self.finished = True
             self.on_cancel = None
+            if self.holder is not None:
+                self.holder.drop(self)
             if self.on_final is not None:
                 self.on_final(self, response)
         self.responses += 1

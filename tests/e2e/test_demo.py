@@ -80,7 +80,7 @@ class TestCommand:
         assert done.returncode == 0, done.stderr
         assert "The capital of France is Paris." in done.stdout
         assert "minilm_ensemble" in done.stdout
-        port = re.search(r"http://localhost:(\d+)/v2/models/minilm/infer", done.stdout)
+        port = re.search(r"http://localhost:(\d+)/v2/models/minilm/generate", done.stdout)
         assert port is not None
         assert not Client(f"http://127.0.0.1:{port[1]}").ready()
 

@@ -20,6 +20,12 @@ from conch.errors import ConchError
 COMMANDS: Final = {
     "serve": ("conch.cli.serve", "serve_command", "Serve a model repository over HTTP and gRPC."),
     "check": ("conch.cli.check", "check_command", "Say what is wrong with a model repository, with file and line."),
+    "convert": ("conch.cli.convert", "convert_command", "Make a model faster and prove that it answers the same."),
+    "request": (
+        "conch.cli.request",
+        "request_command",
+        "Write the body of a request for curl, and the line to send it.",
+    ),
     "demo": ("conch.cli.demo", "demo_command", "Make a small model repository, serve it and ask it something."),
 }
 

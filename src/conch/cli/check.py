@@ -16,7 +16,7 @@ from typing import Final
 import click
 
 from conch.backends.table import BACKENDS
-from conch.config.complete import PYTHON, complete
+from conch.config.complete import complete
 from conch.config.pbtxt import locate
 from conch.config.problem import ConfigError, Problem
 from conch.config.schema import ModelConfig, is_ensemble
@@ -130,7 +130,7 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
             continue
         yield from (Finding(files.directory, 0, "warning", warning) for warning in files.warnings)
         try:
-            config = complete(files.config, name, files.artefacts, gpus=_named_gpus(files.config), preference=PYTHON)
+            config = complete(files.config, name, files.artefacts, gpus=_named_gpus(files.config))
         except Problem as problem:
             yield _finding(files, problem.message, problem.field, problem.hint)
             continue

@@ -122,9 +122,8 @@ def show_models(client: Client, console: Console) -> None:
 
 def show_commands(console: Console, http_port: int, metrics_port: int) -> None:
     models = f"http://localhost:{http_port}/v2/models"
-    infer = '{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["Hello"]}]}'
     lines = (
-        f"curl {models}/minilm/infer -d '{infer}'",
+        f'curl {models}/minilm/generate -d \'{{"text_input": "Hello"}}\'',
         f'curl -N {models}/smollm2/generate_stream -d \'{{"text_input": "Who are you?", "max_tokens": 64}}\'',
         f"curl http://localhost:{metrics_port}/metrics",
     )

@@ -6,9 +6,9 @@ The options come from their declarations in ``settings``; nothing here names one
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 
@@ -20,18 +20,60 @@ from conch.settings import OPTIONS, RENAMED, Option
 _BARE: Final = "disable-auto-complete-config"
 
 
-def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **given: tuple[str, ...]) -> int:
-    """Serve a model repository as tritonserver does."""
-    if arguments:
-        raise invalid(f"Unexpected argument: {arguments[0]}")
+#: What may be said of a MODEL: the name in ``model.json``, and the help.
+_OF_MODEL: Final = {
+    "name": "Name to serve it under.",
+    "task": "What it does, such as text-classification.",
+    "engine": "torch, onnxruntime or openvino.",
+    "revision": "Branch, tag or commit on the Hub.",
+    "trust_remote_code": "Run the code that comes with it.",
+}
+#: The one of them that takes no value.
+_SWITCH: Final = "trust_remote_code"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+_MODEL_RECORDS: Final = [
+    (_flag(name) if name == _SWITCH else f"{_flag(name)} TEXT", help) for name, help in _OF_MODEL.items()
+]
+
+
+def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **given: Any) -> int:
+    """Serve a model repository as tritonserver does, or one MODEL: a Hub id, a checkpoint, an .onnx or .xml file."""
+    if len(arguments) > 1:
+        raise invalid(f"Unexpected argument: {arguments[1]}")
+    of_model = {name: value for name in _OF_MODEL if (value := given.pop(name))}
     texts = {name.replace("_", "-"): values for name, values in given.items() if values}
     if disable_auto_complete_config:
         texts[_BARE] = ("true",)
+    if arguments:
+        return _serve_one(arguments[0], of_model, texts)
+    if of_model:
+        option = _flag(next(iter(of_model)))
+        raise invalid(f"{option} is for 'conch serve MODEL'; for a model of a repository, say it in its config.pbtxt")
     settings = parse(texts)
 
     from conch.app import run
 
     return run(settings)
+
+
+def _serve_one(model: str, of_model: dict[str, Any], texts: Mapping[str, Sequence[str]]) -> int:
+    """Serve ``model`` from a repository made for it."""
+    if not texts.keys().isdisjoint(("model-repository", "model-store")):
+        raise invalid(f"give either the model '{model}' or --model-repository, not both")
+    settings = parse(texts)
+    name = of_model.pop("name", "")
+
+    from conch.cli.single import announcer, repository_of, settings_for
+
+    with repository_of(model, name, of_model) as (repository, served):
+        from conch.app import run
+
+        return run(settings_for(settings, repository, served), announcer(served, settings))
 
 
 class ServeCommand(click.Command):
@@ -40,6 +82,8 @@ class ServeCommand(click.Command):
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Common options"):
             formatter.write_dl([_record(option) for option in OPTIONS.values() if option.common])
+        with formatter.section("For one MODEL"):
+            formatter.write_dl(_MODEL_RECORDS)
         formatter.write("\n")
         others = [option for option in OPTIONS.values() if not option.common]
         for group, options in groupby(others, key=lambda option: option.group):
@@ -52,6 +96,8 @@ def _help_all(context: click.Context, option: click.Parameter, wanted: bool) -> 
     if not wanted:
         return
     formatter = context.make_formatter()
+    with formatter.section("For one MODEL"):
+        formatter.write_dl(_MODEL_RECORDS)
     for group, options in groupby(OPTIONS.values(), key=lambda option: option.group):
         with formatter.section(group):
             formatter.write_dl([_record(option) for option in options])
@@ -94,10 +140,11 @@ serve_command = ServeCommand(
     callback=serve,
     help=serve.__doc__,
     params=[
-        click.Argument(["arguments"], nargs=-1, metavar=""),
+        click.Argument(["arguments"], nargs=-1, metavar="[MODEL]"),
         *map(_click_option, (*OPTIONS, *RENAMED)),
+        *(click.Option([_flag(name)], is_flag=name == _SWITCH) for name in _OF_MODEL),
         click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all),
     ],
     context_settings={"max_content_width": 100},
-    options_metavar="--model-repository DIR [options]",
+    options_metavar="[options]",
 )

@@ -27,8 +27,12 @@ class InstancePreference:
 
 #: No preference: a GPU where there is one.
 ANY: Final = InstancePreference()
+#: A backend's that runs on CPUs alone.
+CPU: Final = InstancePreference("KIND_CPU")
 #: The Python backend's: one process, and no GPU unless asked for.
 PYTHON: Final = InstancePreference("KIND_CPU", 1)
+
+_PREFERENCES: Final = {"python": PYTHON, "openvino": CPU}
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,10 @@ _RECOGNISED: Final = (
     _Recognised("model.py", "python", ""),
 )
 
+#: What ``conch convert`` writes goes before Triton's own files, and a checkpoint as it is after them.
+_CONVERTED: Final = "conch.json"
+_CHECKPOINT: Final = ("model.json", "config.json")
+
 
 def complete(
     config: ModelConfig,
@@ -59,17 +67,17 @@ def complete(
     artefacts: Collection[str],
     *,
     gpus: Sequence[int] = (),
-    preference: InstancePreference = ANY,
+    preference: InstancePreference | None = None,
 ) -> ModelConfig:
     """A completed copy of ``config`` for the model in directory ``name``.
 
     ``artefacts`` are the names of what lies in the first version directory, ``gpus`` the usable
-    devices' ids.  Raises INVALID_ARG when no backend can be told.
+    devices' ids, ``preference`` goes before that of the backend.  Raises INVALID_ARG when no backend can be told.
     """
     completed = copied(config)
     complete_backend(completed, name, artefacts)
     normalise(completed)
-    complete_instances(completed, gpus, preference)
+    complete_instances(completed, gpus, preference or _PREFERENCES.get(completed.backend, ANY))
     return completed
 
 
@@ -95,6 +103,9 @@ def complete_backend(config: ModelConfig, name: str, artefacts: Collection[str])
 
 
 def _backend_of(config: ModelConfig, artefacts: Collection[str]) -> str:
+    by_files = not config.platform and not config.default_model_filename
+    if by_files and _CONVERTED in artefacts:
+        return "huggingface"
     for known in _RECOGNISED:
         if config.platform:
             fits = config.platform == known.platform
@@ -104,7 +115,7 @@ def _backend_of(config: ModelConfig, artefacts: Collection[str]) -> str:
             fits = known.filename in artefacts
         if fits:
             return known.backend
-    return ""
+    return "huggingface" if by_files and any(name in artefacts for name in _CHECKPOINT) else ""
 
 
 def _fill_backend_fields(config: ModelConfig, artefacts: Collection[str]) -> None:

@@ -35,7 +35,7 @@ class Client:
 
     def embed(self, model: str, texts: list[str]) -> list[list[float]]:
         """One vector a text, from one request."""
-        tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
+        tensor = {"name": "text_input", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
         answer = json.loads(self._post(f"/v2/models/{model}/infer", {"inputs": [tensor]}))
         output = answer["outputs"][0]
         rows, width = output["shape"]

@@ -8,7 +8,7 @@ and lives on the event loop.  Source: Triton's ``ModelQueuePolicy`` and dynamic 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from conch.errors import Code, cancelled, unavailable
@@ -36,11 +36,12 @@ class QueuePolicy:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request in the queue; ``deadline`` 0 means that it may wait for ever."""
+    """A request in the queue; ``deadline`` 0 means that it may wait for ever, ``level`` 0 comes first."""
 
     request: InferRequest
     queued: int
     deadline: int
+    level: int = 0
 
 
 class _Level:
@@ -123,7 +124,7 @@ class RequestQueue:
             raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
         request.times.queued = now
         request.on_cancel = self._cancelled
-        level.append(Waiting(request, now, level.policy.deadline(request, now)))
+        level.append(Waiting(request, now, level.policy.deadline(request, now), self._index_of(request)))
         self._size += 1
 
     def in_order(self, now: int) -> Iterator[Waiting]:
@@ -149,6 +150,18 @@ class RequestQueue:
         self._size -= len(chosen)
         return [waiting.request for waiting in chosen]
 
+    def remove(self, chosen: Collection[InferRequest]) -> None:
+        """Take requests from anywhere in the queue, to run."""
+        wanted = set(map(id, chosen))
+        for level in {id(level): level for level in map(self._level_of, chosen)}.values():
+            before = len(level.timely) + len(level.late)
+            level.timely = deque(one for one in level.timely if id(one.request) not in wanted)
+            level.late = deque(one for one in level.late if id(one.request) not in wanted)
+            level.size -= before - len(level.timely) - len(level.late)
+        self._size -= len(chosen)
+        for request in chosen:
+            request.on_cancel = None
+
     def next_deadline(self) -> int:
         """The first moment at which a waiting request becomes late, or 0."""
         return min((level.earliest for level in self._levels if level.earliest), default=0)
@@ -169,8 +182,11 @@ class RequestQueue:
         return requests
 
     def _level_of(self, request: InferRequest) -> _Level:
+        return self._levels[self._index_of(request)]
+
+    def _index_of(self, request: InferRequest) -> int:
         priority = request.priority
-        return self._levels[priority - 1 if 0 < priority <= len(self._levels) else self._default]
+        return priority - 1 if 0 < priority <= len(self._levels) else self._default
 
     def _cancelled(self, request: InferRequest) -> None:
         level = self._level_of(request)

@@ -20,13 +20,24 @@ from conch.schedulers.ordering import InOrder
 from conch.server.instance import Instance
 from conch.server.starting import Placement
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.process import Execution
+from conch.workers.execution import Execution
+
+#: How long requests that wait are collected before a worker is told to decode them: many in one frame disturb it
+#: less, and those that start sooner need not be told twice.
+PREPARE_SECONDS = 0.001
 
 
 class Dispatcher:
     """Feeds the instances of a model version from its scheduler's queue."""
 
-    def __init__(self, scheduler: Scheduler, statistics: ModelStatistics, *, preserve_ordering: bool = False) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        statistics: ModelStatistics,
+        *,
+        preserve_ordering: bool = False,
+        prepares: bool = False,
+    ) -> None:
         self._scheduler = scheduler
         self._queue = scheduler.queue
         self._statistics = statistics
@@ -34,7 +45,10 @@ class Dispatcher:
         self._order = InOrder() if preserve_ordering else None
         self._instances: list[Instance] = []
         self._leaving: dict[asyncio.Task[None], Instance] = {}
-        self._free: deque[Instance] = deque()
+        self._free: deque[Instance] = deque()  # each as often as it can take a batch now
+        self._prepares = prepares
+        self._to_prepare: list[InferRequest] = []
+        self._turns = 0
         self._loop = asyncio.get_running_loop()
         self._asking = False
         self._timer: asyncio.TimerHandle | None = None
@@ -70,14 +84,23 @@ class Dispatcher:
         self._queue.add(request, monotonic_ns())
         if self._order is not None:
             self._order.admit(request)
+        if self._prepares and not self._free:
+            if not self._to_prepare:
+                self._loop.call_later(PREPARE_SECONDS, self._prepare)
+            self._to_prepare.append(request)
         self._ask_soon()
 
     def available(self, instance: Instance) -> None:
-        """An instance can take a batch."""
+        """An instance has a new worker, which can take as many batches as it has threads."""
         self._lost = None
-        if instance in self._instances and instance not in self._free:
-            self._free.append(instance)
+        if instance in self._instances:
+            self._free = deque(one for one in self._free if one is not instance)
+            self._free.extend([instance] * instance.place.count)
             self._ask_soon()
+
+    def prepared(self) -> None:
+        """The lengths of some requests are known now, on which it may depend what runs."""
+        self._ask_soon()
 
     def lost(self, instance: Instance) -> None:
         """An instance will not be back soon; without any other, nothing waits in vain."""
@@ -108,6 +131,15 @@ class Dispatcher:
             self._asking = True
             self._loop.call_soon(self._ask)
 
+    def _prepare(self) -> None:
+        """Have a worker decode what arrived a moment ago and still waits."""
+        waiting = [request for request in self._to_prepare if not request.finished and not request.times.started]
+        self._to_prepare = []
+        ready = [instance for instance in self._instances if instance.ready]
+        if waiting and ready:
+            self._turns += 1
+            ready[self._turns % len(ready)].prepare(waiting)
+
     def _ask(self) -> None:
         self._asking = False
         if self._timer is not None:
@@ -129,6 +161,8 @@ class Dispatcher:
     def _done(self, instance: Instance, execution: Execution) -> None:
         size = sum(request.batch_size for request in execution.requests)
         self._statistics.record_execution(size, *execution.times)
+        if execution.work:
+            self._statistics.record_work(execution.work)
         if instance.ready and instance in self._instances:
             self._free.append(instance)
             if len(self._queue):

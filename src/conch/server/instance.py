@@ -1,4 +1,4 @@
-"""An instance of a model: a worker that is started again when it dies.
+"""A model's instance, or its instances on one device: a worker that is started again when it dies.
 
 Runs on the event loop; belongs to the dispatcher that gives it batches.
 """
@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from conch.errors import ConchError
 from conch.inference import InferRequest, InferResponse
 from conch.server.starting import Placement
-from conch.workers.process import STOP_SECONDS, Execution, WorkerProcess
+from conch.workers.execution import Execution
+from conch.workers.process import STOP_SECONDS, WorkerProcess
 
 LOG = logging.getLogger("conch")
 
@@ -35,6 +36,9 @@ class Owner(Protocol):
 
     def sent(self, request: InferRequest, response: InferResponse) -> None:
         """A response sender gave a response."""
+
+    def prepared(self) -> None:
+        """A worker has told how long some requests are."""
 
 
 class Instance:
@@ -62,6 +66,7 @@ class Instance:
         self._started = monotonic()
         worker.on_exit = self._exited
         worker.on_sent = self._owner.sent
+        worker.on_prepared = self._owner.prepared
         if worker.alive:
             self._owner.available(self)
         else:
@@ -71,6 +76,11 @@ class Instance:
         """Run a batch; call only while :attr:`ready`."""
         assert self._worker is not None
         self._worker.execute(requests, on_done)
+
+    def prepare(self, requests: Sequence[InferRequest]) -> None:
+        """Have the worker decode requests that wait."""
+        if self._worker is not None:
+            self._worker.prepare(requests)
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """Tell the model's logger which levels are wanted."""

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
 
-from conch.config.complete import ANY, PYTHON, complete, complete_ensemble, merge_completion
+from conch.backends.table import BACKENDS
+from conch.config.complete import complete, complete_ensemble, merge_completion
 from conch.config.schema import ModelConfig, copied
 from conch.config.signature import signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load
@@ -54,10 +55,8 @@ class Loader:
 
         Raises INVALID_ARG for a name that is not the directory's and for a model without a backend.
         """
-        written = files.config
-        check_directory_name(written, files.name)
-        preference = PYTHON if written.backend == "python" or "model.py" in files.artefacts else ANY
-        config = complete(written, files.name, files.artefacts, gpus=self._gpus, preference=preference)
+        check_directory_name(files.config, files.name)
+        config = complete(files.config, files.name, files.artefacts, gpus=self._gpus)
         validate(config)
         if config.response_cache.enable:
             LOG.warning(
@@ -69,7 +68,7 @@ class Loader:
         """Start one version of a model that is not an ensemble.  Raises the reason why it cannot run."""
         LOG.info("loading: %s:%d", files.name, version)
         begun = monotonic_ns()
-        starter = WorkerStarter(files, version, config)
+        starter = self._starter(files, version, config)
         first: WorkerProcess | None = None
         if self._settings.disable_auto_complete_config:
             validate_load(config, self._gpus)
@@ -101,7 +100,7 @@ class Loader:
         assert isinstance(dispatcher, Dispatcher)
         wanted = list(placements_of(changed))
         new = [place for place in wanted if place not in dispatcher.placements()]
-        await self._add_instances(dispatcher, WorkerStarter(files, model.version, changed), new)
+        await self._add_instances(dispatcher, self._starter(files, model.version, changed), new)
         dispatcher.keep(wanted)
         model.reconfigure(changed)
 
@@ -130,7 +129,16 @@ class Loader:
 
     def _dispatcher(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> Dispatcher:
         scheduler = make_scheduler(config, signature(config, version), self._settings.max_pending_requests)
-        return Dispatcher(scheduler, statistics, preserve_ordering=preserves_ordering(config))
+        return Dispatcher(
+            scheduler,
+            statistics,
+            preserve_ordering=preserves_ordering(config),
+            prepares=BACKENDS[config.backend].prepares,
+        )
+
+    def _starter(self, files: ModelFiles, version: int, config: ModelConfig) -> WorkerStarter:
+        settings = {one.key: one.value for one in self._settings.backend_config if one.scope in ("", config.backend)}
+        return WorkerStarter(files, version, config, settings)
 
     async def _add_instances(
         self,

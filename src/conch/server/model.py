@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 from typing import Any, Protocol
 
+from conch.backends.table import BACKENDS
 from conch.config import render
 from conch.config.schema import ModelConfig, datatype
 from conch.config.signature import full_shape, platform
@@ -65,7 +66,9 @@ class Model:
         self.stopping = False
         self.in_flight = 0
         self._labels = labels
-        self._outputs = tuple(self.signature.outputs)
+        backend = BACKENDS.get(config.backend)
+        on_request = backend.on_request if backend is not None else frozenset()
+        self._outputs = tuple(name for name in self.signature.outputs if name not in on_request)
         self._reshaped = {spec.name: spec for spec in self.signature.outputs.values() if spec.reshape is not None}
         self._is_ensemble = config.HasField("ensemble_scheduling")
         self._idle = asyncio.Event()

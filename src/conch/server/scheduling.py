@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from conch.config.schema import ModelConfig, scheduler
-from conch.errors import unsupported
+from conch.backends.table import BACKENDS
+from conch.config.schema import InstanceGroup, ModelConfig, scheduler
+from conch.config.signature import parameters
+from conch.errors import invalid, unsupported
 from conch.inference import ModelSignature
+from conch.lengths import CPU_TOKENS, GPU_TOKENS
 from conch.schedulers.batching import DirectScheduler, DynamicBatcher, Scheduler
 from conch.schedulers.queue import QueuePolicy, RequestQueue
+from conch.schedulers.tokens import TokenBatcher
 
 
 def make_scheduler(config: ModelConfig, signature: ModelSignature, limit: int) -> Scheduler:
@@ -29,6 +33,14 @@ def make_scheduler(config: ModelConfig, signature: ModelSignature, limit: int) -
         level_policies={level: _policy(policy) for level, policy in batching.priority_queue_policy.items()},
         limit=limit,
     )
+    if BACKENDS[config.backend].prepares:
+        return TokenBatcher(
+            queue,
+            max_batch_size=config.max_batch_size,
+            max_batch_tokens=_token_budget(config),
+            enough=max(batching.preferred_batch_size, default=config.max_batch_size),
+            max_delay_us=batching.max_queue_delay_microseconds,
+        )
     return DynamicBatcher(
         queue,
         signature,
@@ -39,6 +51,15 @@ def make_scheduler(config: ModelConfig, signature: ModelSignature, limit: int) -
 
 def preserves_ordering(config: ModelConfig) -> bool:
     return scheduler(config) == "dynamic_batching" and bool(config.dynamic_batching.preserve_ordering)
+
+
+def _token_budget(config: ModelConfig) -> int:
+    """Tokens of a batch: the parameter ``max_batch_tokens``, or what keeps the kind of device busy."""
+    text = parameters(config).get("max_batch_tokens", "0")
+    if not (text.isascii() and text.isdigit()):
+        raise invalid(f"parameter 'max_batch_tokens' is '{text}'; it must be a whole number that is not negative")
+    on_gpu = any(group.kind == InstanceGroup.KIND_GPU for group in config.instance_group)
+    return int(text) or (GPU_TOKENS if on_gpu else CPU_TOKENS)
 
 
 def _policy(policy: Any) -> QueuePolicy:

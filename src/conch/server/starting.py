@@ -7,8 +7,8 @@ thread, whose end no worker survives.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conch import logs
@@ -26,17 +26,23 @@ from conch.workers.process import WorkerProcess
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one instance runs: its name, its kind (``CPU``, ``GPU``, ``MODEL``) and, on a GPU, its device."""
+    """Where a worker runs: its name, its kind (``CPU``, ``GPU``, ``MODEL``) and, on a GPU, its device.
+
+    ``count`` is how many instances it has, which are its threads; those of a Python model have one each.
+    """
 
     name: str
     kind: str
     device: int = 0
+    count: int = 1
 
 
 class WorkerStarter:
     """Starts workers of one model version under ``config``, its effective configuration."""
 
-    def __init__(self, files: ModelFiles, version: int, config: ModelConfig) -> None:
+    def __init__(
+        self, files: ModelFiles, version: int, config: ModelConfig, backend_config: Mapping[str, str] | None = None
+    ) -> None:
         if config.backend not in BACKENDS:
             raise invalid(
                 f"unable to find backend library for backend '{config.backend}', "
@@ -45,6 +51,7 @@ class WorkerStarter:
         self.config = config
         self._files = files
         self._version = version
+        self._backend_config = dict(backend_config or {})
 
     async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
         """A worker whose model has completed the configuration, and the result."""
@@ -69,7 +76,7 @@ class WorkerStarter:
                 {
                     "op": "start",
                     # The worker sees its device alone, so there the device is number 0.
-                    "instance": {"name": place.name, "kind": place.kind, "device_id": 0},
+                    "instance": {"name": place.name, "kind": place.kind, "device_id": 0, "count": place.count},
                     "config": render.to_json(self.config),
                 }
             )
@@ -84,13 +91,14 @@ class WorkerStarter:
         worker = WorkerProcess(name)
         worker.start(
             {
-                "backend": BACKENDS[config.backend],
+                "backend": BACKENDS[config.backend].implementation,
+                "backend_config": self._backend_config,
                 "model": {
                     "name": files.name,
                     "version": str(self._version),
                     "directory": str(files.directory),
                     "version_directory": str(files.version_directory(self._version)),
-                    "filename": config.default_model_filename or "model.py",
+                    "filename": config.default_model_filename,
                 },
                 "config": render.to_json(config),
                 "log": log_levels(),
@@ -102,7 +110,17 @@ class WorkerStarter:
 
 
 def placements_of(config: ModelConfig) -> Iterator[Placement]:
-    """One placement per instance, in the order of the configuration."""
+    """One placement per worker, in the order of the configuration."""
+    instances = list(_instances_of(config))
+    if not BACKENDS[config.backend].shared:
+        yield from instances
+        return
+    for kind, device in dict.fromkeys((place.kind, place.device) for place in instances):
+        there = [place for place in instances if (place.kind, place.device) == (kind, device)]
+        yield replace(there[0], count=len(there))
+
+
+def _instances_of(config: ModelConfig) -> Iterator[Placement]:
     for group in config.instance_group:
         kind = InstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
         number = 0

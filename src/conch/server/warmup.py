@@ -19,7 +19,8 @@ from conch.config.validate_instances import warmup_problems, warmup_size_problem
 from conch.errors import ConchError, internal, invalid
 from conch.inference import InferRequest, InferResponse
 from conch.tensors import ELEMENT_SIZE, Tensor
-from conch.workers.process import Execution, WorkerProcess
+from conch.workers.execution import Execution
+from conch.workers.process import WorkerProcess
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from conch.telemetry.distributions import Summary
+from conch.telemetry.distributions import Histogram, Summary
 from conch.telemetry.exposition import Metric, Sample, label_text, number
 from conch.telemetry.statistics import ModelStatistics, Summaries
+from conch.telemetry.work import Work
 
 
 class Registered(NamedTuple):
@@ -52,12 +53,23 @@ def _failures(model: Registered) -> Iterator[Sample]:
 
 def _first_response(model: Registered) -> Iterator[Sample]:
     histogram = model.statistics.first_response
-    if histogram is None:
-        return
+    if histogram is not None:
+        yield from _histogram(model, histogram)
+
+
+def _histogram(model: Registered, histogram: Histogram) -> Iterator[Sample]:
     yield Sample(model.text(), histogram.count, "_count")
     yield Sample(model.text(), histogram.sum, "_sum")
     for bound, count in zip([*map(number, histogram.bounds), "+Inf"], histogram.cumulative(), strict=True):
         yield Sample(model.text(le=bound), count, "_bucket")
+
+
+def _work(value: Callable[[Work], float]) -> Read:
+    return lambda model: [Sample(model.text(), value(model.statistics.work))] if model.statistics.work else []
+
+
+def _work_histogram(choose: Callable[[Work], Histogram]) -> Read:
+    return lambda model: _histogram(model, choose(model.statistics.work)) if model.statistics.work else []
 
 
 def _summary(choose: Callable[[Summaries], Summary]) -> Read:
@@ -121,6 +133,31 @@ CACHE: Final[Mapping[Metric, Read]] = {
     Metric("nv_cache_miss_duration_per_model", "counter",
            "Total cache miss (insert+lookup) duration per model, in microseconds"):
         _if_cached(_microseconds(lambda model: model.cache_miss_ns)),
+}
+
+#: Of models whose worker counts tokens; not Triton's.
+WORK: Final[Mapping[Metric, Read]] = {
+    Metric("conch_tokens", "counter",
+           "Number of tokens computed, without padding"):
+        _work(lambda work: work.tokens),
+    Metric("conch_padding_tokens", "counter",
+           "Number of tokens computed in vain, to pad sequences of a run to the same length"):
+        _work(lambda work: work.padded - work.tokens),
+    Metric("conch_sequences", "counter",
+           "Number of sequences computed"):
+        _work(lambda work: work.sequences),
+    Metric("conch_engine_runs", "counter",
+           "Number of runs of the engine"):
+        _work(lambda work: work.runs),
+    Metric("conch_tokenize_duration_us", "counter",
+           "Cumulative time to decode and tokenize requests in microseconds"):
+        _work(lambda work: work.prepare_ns // 1000),
+    Metric("conch_execution_sequences", "histogram",
+           "Sequences of an execution"):
+        _work_histogram(lambda work: work.sequences_per_execution),
+    Metric("conch_execution_tokens", "histogram",
+           "Tokens of an execution, with padding"):
+        _work_histogram(lambda work: work.tokens_per_execution),
 }
 
 GAUGES: Final[Mapping[Metric, Read]] = {

@@ -13,12 +13,13 @@ Who counts what (as Triton 2.51 does, observed):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from enum import Enum
 from time import time_ns
 from typing import Any
 
 from conch.telemetry.distributions import Histogram, Summary
+from conch.telemetry.work import Work
 
 
 class FailureReason(Enum):
@@ -104,7 +105,7 @@ class ModelStatistics:
         "_clock", "batches", "cache_hit_count", "cache_hit_ns", "cache_miss_count", "cache_miss_ns",
         "compute_infer_ns", "compute_input_ns", "compute_output_ns", "execution_count", "fail_count", "fail_ns",
         "failures", "first_response", "inference_count", "last_inference_ms", "load_ns", "name", "queue", "queue_ns",
-        "responses", "success_count", "success_ns", "summaries", "version",
+        "responses", "success_count", "success_ns", "summaries", "version", "work",
     )  # fmt: skip
 
     def __init__(
@@ -141,6 +142,8 @@ class ModelStatistics:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: dict[int, ResponseStatistics] = {}
+        #: What a native backend computed; None until it has.
+        self.work: Work | None = None
 
     def record_success(
         self, batch_size: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int, total_ns: int
@@ -195,6 +198,12 @@ class ModelStatistics:
         batch.compute_input += input_ns
         batch.compute_infer += infer_ns
         batch.compute_output += output_ns
+
+    def record_work(self, work: Mapping[str, int]) -> None:
+        """What a native backend computed in one execution."""
+        if self.work is None:
+            self.work = Work()
+        self.work.add(work)
 
     def record_first_response(self, elapsed_ns: int) -> None:
         """A request of a decoupled model got its first response this long after it arrived."""

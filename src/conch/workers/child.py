@@ -2,7 +2,8 @@
 
 Started by ``workers/process.py`` by its path, so that it runs in any environment that has numpy and
 Python 3.8: of the server's packages it sees only ``conch`` itself, and nothing of what conch needs.
-The main thread reads frames and makes the backend's calls; every failure is answered with a frame.
+The main thread reads frames and makes the backend's calls; a backend may ask for more threads that do
+the same.  Every failure is answered with a frame.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import traceback
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +47,7 @@ def main(fd: int) -> None:
     os.set_inheritable(fd, False)
     connection = socket.socket(fileno=fd)
     os.register_at_fork(after_in_child=connection.close)
-    serve(Channel(connection, on_closed=lambda: os._exit(1)))
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    os._exit(0)  # without waiting for threads that the model may have left
+    Worker(Channel(connection, on_closed=lambda: os._exit(1))).serve()
 
 
 def end_with_parent() -> None:
@@ -65,39 +65,81 @@ def find_conch() -> None:
     sys.modules["conch"] = package
 
 
-def serve(channel: Channel) -> None:
-    """Answer frames in order, from ``init`` to ``stop``."""
-    from conch.errors import Code, ConchError
+class Worker:
+    """Answers frames from ``init`` to ``stop``, in one thread or in as many as the backend wants.
 
-    backend: Any = None
-    while True:
-        header, payload = channel.receive()
-        op = header["op"]
+    With several, whichever thread is not busy receives the next frame, so that none is handed over.  It is
+    the only one that runs until it says that it is going to compute: threads that wake up meanwhile would
+    only fight for the interpreter.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._backend: Any = None
+        self._turn = threading.Lock()
+        self._mine = threading.local()
+
+    def pass_on(self) -> None:
+        """Let another thread receive, if this one has not done so since its last frame."""
+        if getattr(self._mine, "turn", False):
+            self._mine.turn = False
+            self._turn.release()
+
+    def _serve_along(self) -> None:
+        """Answer frames in a thread; whatever ends it ends the worker, as it would in the main thread."""
         try:
-            if op == "execute":
-                backend.execute(header, payload)
-            elif op == "init":
-                module, name = header["backend"].split(":")
-                backend = getattr(importlib.import_module(module), name)(channel, header)
-            elif op == "complete":
-                channel.send({"op": "completed", "config": backend.complete()})
-            elif op == "start":
-                channel.send({"op": "ready", "async": backend.start(header["instance"], header["config"])})
-            elif op == "stop":
-                backend.stop()
-                channel.send({"op": "stopped"})
-                return
-            elif not backend.control(header):
-                raise ConchError(f"a worker does not know the frame {op!r}")
-        except Exception as error:
-            code = error.code if isinstance(error, ConchError) else Code.INTERNAL
-            message = str(error) if isinstance(error, ConchError) else f"{type(error).__name__}: {error}"
-            if op == "execute":
-                channel.send(
-                    {"op": "done", "batch": header.get("batch"), "times": (0, 0, 0), "error": [code.name, message]}
-                )
-            else:
-                channel.send({"op": "failed", "error": [code.name, message]})
+            self.serve()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def serve(self) -> None:
+        """Answer frames; does not return."""
+        from conch.errors import Code, ConchError
+
+        channel = self._channel
+        while True:
+            self.pass_on()
+            self._turn.acquire()
+            self._mine.turn = True
+            header, payload = channel.receive()
+            op = header["op"]
+            try:
+                if op == "execute":
+                    self._backend.execute(header, payload)
+                elif op == "prepare":
+                    self._backend.prepare(header, payload)
+                elif op == "init":
+                    module, name = header["backend"].split(":")
+                    self._backend = getattr(importlib.import_module(module), name)(channel, header)
+                    self._backend.before_computing = self.pass_on
+                elif op == "complete":
+                    channel.send({"op": "completed", "config": self._backend.complete()})
+                elif op == "start":
+                    channel.send({"op": "ready", "async": self._backend.start(header["instance"], header["config"])})
+                    for number in range(1, self._backend.threads):
+                        threading.Thread(target=self._serve_along, name=f"conch-{number}", daemon=True).start()
+                elif op == "stop":
+                    self._backend.stop()
+                    channel.send({"op": "stopped"})
+                    end()
+                elif not self._backend.control(header):
+                    raise ConchError(f"a worker does not know the frame {op!r}")
+            except Exception as error:
+                code = error.code if isinstance(error, ConchError) else Code.INTERNAL
+                message = str(error) if isinstance(error, ConchError) else f"{type(error).__name__}: {error}"
+                failed = {"error": [code.name, message]}
+                if op == "execute":
+                    channel.send({"op": "done", "batch": header.get("batch"), "times": (0, 0, 0), **failed})
+                else:
+                    channel.send({"op": "failed", **failed})
+
+
+def end() -> None:
+    """Leave the process as a program that has come to its end, but without waiting for its threads."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +22,13 @@ from conch.errors import Code, ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.workers import child
 from conch.workers.channel import Endpoint, Frame, Message, write
+from conch.workers.execution import Execution, description, response_of, take_times
 from conch.workers.packing import Packer, Unpacker
 
 LOG = logging.getLogger("conch")
 
 #: How long a worker may take to end after it has been asked to, before it is killed (s).
 STOP_SECONDS = 10.0
-
-
-@dataclass(slots=True)
-class Execution:
-    """A batch at a worker.  ``times`` are its compute input, infer and output durations (ns)."""
-
-    requests: Sequence[InferRequest]
-    on_done: Callable[[Execution], None]
-    started: int = field(default_factory=time.monotonic_ns)
-    times: tuple[int, int, int] = (0, 0, 0)
-    error: ConchError | None = None
 
 
 class WorkerProcess:
@@ -55,11 +43,14 @@ class WorkerProcess:
         self.on_exit: Callable[[WorkerProcess], None] | None = None
         #: Called with every response that a response sender gave, before the request gets it.
         self.on_sent: Callable[[InferRequest, InferResponse], None] | None = None
+        #: Called when requests have been prepared and their lengths are known.
+        self.on_prepared: Callable[[], None] | None = None
         self.alive = False
         self._loop = asyncio.get_running_loop()
         self._endpoint = Endpoint()
         self._unsent: deque[Message] = deque()
         self._running: dict[int, InferRequest] = {}
+        self._prepared: dict[int, InferRequest] = {}
         self._executions: dict[int, Execution] = {}
         self._batches = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
@@ -134,18 +125,13 @@ class WorkerProcess:
             request.times.started = execution.started
             request.on_cancel = self.cancel
             self._running[request.serial] = request
-            described.append(
-                {
-                    "serial": request.serial,
-                    "id": request.id,
-                    "correlation_id": request.correlation_id,
-                    "flags": request.flags,
-                    "timeout": request.timeout,
-                    "parameters": request.parameters,
-                    "outputs": request.outputs,
-                    "inputs": packer.pack(list(request.inputs.values())),
-                }
-            )
+            if self._prepared.pop(request.serial, None) is not None:
+                request.holder = None
+                described.append({"serial": request.serial})
+            else:
+                if request.holder is not None:
+                    request.holder.drop(request)  # another worker prepared it
+                described.append(description(request, packer))
         try:
             self._send({"op": "execute", "batch": self._batches, "requests": described}, packer)
         except (ConchError, OSError) as error:  # no memory to share, no descriptor left
@@ -153,6 +139,29 @@ class WorkerProcess:
             failure = internal(f"the request could not be passed to its worker: {error}")
             # Not from here: its end makes the caller run the next batch, which may fail as well.
             self._loop.call_soon(self._fail_execution, execution, failure)
+
+    def prepare(self, requests: Sequence[InferRequest]) -> None:
+        """Have the worker decode requests that wait, so that it knows how long they are and starts them sooner.
+
+        A request that ends before it runs is dropped there too.
+        """
+        if not self.alive:
+            return
+        packer = Packer()
+        described = [description(request, packer) for request in requests]
+        try:
+            self._send({"op": "prepare", "requests": described}, packer)
+        except (ConchError, OSError):  # no memory to share now: they go with their execution, or fail there
+            return
+        for request in requests:
+            self._prepared[request.serial] = request
+            request.holder = self
+
+    def drop(self, request: InferRequest) -> None:
+        """Forget a request that was prepared and will not run here."""
+        request.holder = None
+        if self._prepared.pop(request.serial, None) is not None and self.alive:
+            self._send({"op": "drop", "serial": request.serial})
 
     def cancel(self, request: InferRequest) -> None:
         """Tell the model that nobody waits for this request any more."""
@@ -259,11 +268,13 @@ class WorkerProcess:
             elif op == "response":
                 request = self._running.get(header["serial"])
                 # Unpacked in any case, so that its memory goes back.
-                response = _response(header, Unpacker(payload, self._endpoint.regions), header["final"])
+                response = response_of(header, Unpacker(payload, self._endpoint.regions), header["final"])
                 if request is not None:
                     if self.on_sent is not None:
                         self.on_sent(request, response)
                     self._respond(request, response)
+            elif op == "prepared":
+                self._note_lengths(header["lengths"])
             elif op == "log":
                 logs.emit_from_worker(header["level"], header["file"], header["line"], header["message"])
             elif self._answer is not None and not self._answer.done():
@@ -275,17 +286,26 @@ class WorkerProcess:
     def _done(self, header: dict[str, Any], unpacker: Unpacker) -> None:
         execution = self._executions.pop(header["batch"])
         execution.times = tuple(header["times"])
+        execution.work = header.get("work") or {}
         error = header.get("error")
         if error is not None:
             self._fail_execution(execution, ConchError(error[1], Code[error[0]]))
             return
         described = header["responses"]
-        responses = [None if one is None else _response(one, unpacker, final=True) for one in described]
+        responses = [None if one is None else response_of(one, unpacker, final=True) for one in described]
         execution.on_done(execution)
         for request, response in zip(execution.requests, responses, strict=True):
-            _take_times(request, execution.times)
+            take_times(request, execution.times)
             if response is not None:
                 self._respond(request, response)
+
+    def _note_lengths(self, lengths: Sequence[Sequence[int]]) -> None:
+        for serial, length, sequences in lengths:
+            request = self._prepared.get(serial)
+            if request is not None:
+                request.length, request.sequences = length, sequences
+        if self.on_prepared is not None:
+            self.on_prepared()
 
     def _respond(self, request: InferRequest, response: InferResponse) -> None:
         request.answered = True
@@ -298,7 +318,7 @@ class WorkerProcess:
         execution.on_done(execution)
         for request in execution.requests:
             self._running.pop(request.serial, None)
-            _take_times(request, execution.times)
+            take_times(request, execution.times)
             request.fail(error)
 
     def _hung_up(self) -> None:
@@ -325,6 +345,7 @@ class WorkerProcess:
         executions, self._executions = self._executions, {}
         for execution in executions.values():
             self._fail_execution(execution, error)
+        self._prepared.clear()
         running, self._running = self._running, {}
         for request in running.values():
             request.fail(error)
@@ -352,17 +373,3 @@ class WorkerProcess:
     def exit_status(self) -> int | None:
         """The status of a process that has ended; negative for a signal."""
         return self._process.returncode
-
-
-def _response(header: dict[str, Any], unpacker: Unpacker, final: bool) -> InferResponse:
-    error = header.get("error")
-    return InferResponse(
-        unpacker.unpack(header.get("outputs") or ()),
-        error=None if error is None else ConchError(error[1], Code[error[0]]),
-        final=final,
-        parameters=header.get("parameters"),
-    )
-
-
-def _take_times(request: InferRequest, times: tuple[int, int, int]) -> None:
-    request.times.compute_input, request.times.compute_infer, request.times.compute_output = times

@@ -89,6 +89,32 @@ def test_what_the_configuration_says_goes_before_the_files(
     assert (config.backend, config.platform, config.default_model_filename) == (backend, platform, filename)
 
 
+@pytest.mark.parametrize(
+    ("text", "files", "backend"),
+    [
+        ("", ("config.json", "model.safetensors"), "huggingface"),
+        ("", ("model.json",), "huggingface"),
+        ("", ("conch.json", "config.json", "model.onnx", "model.py"), "huggingface"),
+        ("", ("model.py", "config.json", "model.json"), "python"),
+        ("", ("model.onnx", "config.json"), "onnxruntime"),
+        ('platform: "onnxruntime_onnx"', ("conch.json",), "onnxruntime"),
+        ('default_model_filename: "model.onnx"', ("conch.json",), "onnxruntime"),
+        ('default_model_filename: "other.bin"', ("config.json",), ""),
+        ('backend: "python"', ("conch.json", "model.py"), "python"),
+    ],
+)
+def test_checkpoint_is_recognised_after_the_files_of_triton_and_a_converted_one_before(
+    text: str, files: tuple[str, ...], backend: str
+) -> None:
+    assert completed(text, *files).backend == backend
+
+
+def test_checkpoint_has_no_single_model_file() -> None:
+    config = completed("", "config.json", "model.safetensors")
+
+    assert (config.platform, config.default_model_filename) == ("", "")
+
+
 def test_backend_is_told_by_the_name_where_nothing_else_tells() -> None:
     config = completed("", "weights.bin", name="m.foo")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from conch.errors import ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.tensors import Tensor
-from conch.workers.process import Execution
+from conch.workers.execution import Execution
 
 
 class FakeWorker:

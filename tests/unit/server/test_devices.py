@@ -36,7 +36,9 @@ def test_instance_sees_its_device_alone(visible: str | None, gpu: int, seen: str
 
 def test_instances_are_numbered_within_their_group() -> None:
     config = parse(
-        'instance_group [{name: "a" kind: KIND_GPU count: 2 gpus: [0, 1]}, {name: "b" kind: KIND_CPU count: 1}]', "x"
+        'backend: "python" '
+        'instance_group [{name: "a" kind: KIND_GPU count: 2 gpus: [0, 1]}, {name: "b" kind: KIND_CPU count: 1}]',
+        "x",
     )
     assert list(placements_of(config)) == [
         Placement("a_0", "GPU", 0),
@@ -44,4 +46,17 @@ def test_instances_are_numbered_within_their_group() -> None:
         Placement("a_2", "GPU", 1),
         Placement("a_3", "GPU", 1),
         Placement("b_0", "CPU", 0),
+    ]
+
+
+def test_instances_of_a_native_backend_share_a_worker_on_each_device() -> None:
+    config = parse(
+        'backend: "huggingface" '
+        'instance_group [{name: "a" kind: KIND_GPU count: 2 gpus: [0, 1]}, {name: "b" kind: KIND_CPU count: 3}]',
+        "x",
+    )
+    assert list(placements_of(config)) == [
+        Placement("a_0", "GPU", 0, count=2),
+        Placement("a_2", "GPU", 1, count=2),
+        Placement("b_0", "CPU", 0, count=3),
     ]

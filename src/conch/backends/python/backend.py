@@ -33,6 +33,9 @@ from conch.workers.packing import Packer
 class PythonBackend:
     """One instance of a Python model.  Methods raise ConchError with the text that the server reports."""
 
+    #: The worker's main thread makes every call.
+    threads = 1
+
     def __init__(self, channel: Channel, init: Header) -> None:
         self._channel = channel
         self._model: Dict[str, Any] = init["model"]

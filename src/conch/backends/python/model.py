@@ -22,9 +22,9 @@ def prepare(model: Dict[str, Any]) -> None:
 
 
 def path(model: Dict[str, Any]) -> str:
-    return f"{model['version_directory']}/{model['filename']}"
+    return f"{model['version_directory']}/{model['filename'] or 'model.py'}"
 
 
 def module_name(model: Dict[str, Any]) -> str:
     """``<version>.<file name>``, the name that the model's module goes by: ``1.model``."""
-    return f"{os.path.basename(model['version_directory'])}.{os.path.splitext(model['filename'])[0]}"
+    return f"{os.path.basename(model['version_directory'])}.{os.path.splitext(os.path.basename(path(model)))[0]}"

@@ -6,8 +6,7 @@ model's array until they are sent.  Runs in the worker of a Python model.
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -15,8 +14,8 @@ from conch.backends.python import dlpack, strings
 from conch.backends.python.datatypes import DATATYPE, DTYPE, NUMBER
 from conch.backends.python.errors import TritonModelException
 from conch.tensors import Buffer
-from conch.workers.channel import Channel
-from conch.workers.packing import INLINE_LIMIT, Descriptor, Packer, Unpacker
+from conch.workers.borrowing import BorrowingUnpacker
+from conch.workers.packing import INLINE_LIMIT, Descriptor, Packer
 
 
 class Tensor:
@@ -123,24 +122,8 @@ class Tensor:
         return array.reshape(self._shape)
 
 
-class ArrayUnpacker(Unpacker):
-    """Makes a request's input tensors, which look into the server's memory regions without a copy.
-
-    A region is given back when the last array that looks into it has been collected.
-    """
-
-    def __init__(self, payload: bytearray, channel: Channel) -> None:
-        super().__init__(payload, channel.regions)
-        self._channel = channel
-        self._arrays: "Dict[int, np.ndarray[Any, Any]]" = {}
+class ArrayUnpacker(BorrowingUnpacker):
+    """Makes a request's input tensors."""
 
     def tensors(self, descriptors: Sequence[Descriptor]) -> List[Tensor]:
         return [Tensor.received(*self.take(descriptor)) for descriptor in descriptors]
-
-    def borrow(self, region: Any, id: int, offset: int, size: int) -> Any:
-        array = self._arrays.get(id)
-        if array is None:
-            # Every view of this array refers to it, however it was made.
-            array = self._arrays[id] = np.frombuffer(region, np.uint8)
-            weakref.finalize(array, self._channel.give_back, id).atexit = False
-        return array[offset : offset + size]

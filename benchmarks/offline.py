@@ -1,0 +1,162 @@
+"""What an engine does alone, without a server: the most that serving it could reach.
+
+    python -m benchmarks.offline FOLDER VARIANT [--texts 1024] [--seconds 3]
+
+``FOLDER`` is what ``conch convert`` wrote.  The texts are known beforehand and go through the engine in ideal
+batches: equal lengths together, nothing padded, as many tokens at once as is fastest here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.texts import SENTENCE, mixed
+
+#: Tokens of a batch that are tried.
+BUDGETS: Final = (128, 256, 512, 1024, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class Offline:
+    """Texts per second of the engine alone and with tokenising and pooling, by workload (``uniform``, ``mixed``), and
+    the µs that one text of 16 tokens takes in each step when the steps are repeated in a loop."""
+
+    engine: dict[str, float]
+    everything: dict[str, float]
+    steps: dict[str, float]
+
+
+class Alone:
+    """A variant in this process, with the code that the worker runs."""
+
+    def __init__(self, folder: Path, variant: str, seconds: float) -> None:
+        from conch.backends.huggingface.checkpoint import Checkpoint
+        from conch.backends.huggingface.engines import open_engine
+        from conch.backends.huggingface.options import Options
+        from conch.backends.huggingface.tasks import make_task
+
+        options = Options.from_values({"variant": variant})
+        checkpoint = Checkpoint.open(folder, options)
+        self.seconds = seconds
+        task: Any = make_task(checkpoint, options, lambda head: open_engine(checkpoint, options, head=head))
+        self.task = task
+        self.engine = self.task.engine
+
+    def prepared(self, text: str) -> Any:
+        from conch.backends.native.arrays import Request
+        from conch.tensors import Tensor, pack_bytes
+
+        tensor = Tensor("text_input", "BYTES", (1, 1), pack_bytes([text.encode()]))
+        return self.task.prepare(Request({"text_input": tensor}, frozenset(["embedding"])))
+
+    def arrays(self, batch: Sequence[Any]) -> dict[str, Any]:
+        import numpy as np
+
+        ids = np.stack([one.items[0].ids for one in batch])
+        arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        return {name: arrays[name] for name in self.engine.inputs}
+
+    def throughput(self, texts: Sequence[str]) -> tuple[float, float]:
+        """Texts per second: the engine alone, and everything; each with the budget that suits it best."""
+        from conch.backends.huggingface.tasks.base import Usage
+
+        ready = [self.prepared(text) for text in texts]
+        engine, everything = [], []
+        for budget in BUDGETS:
+            given = [self.arrays(batch) for batch in ideal(ready, budget)]
+
+            def compute(given: Sequence[Any] = given) -> None:
+                for arrays in given:
+                    self.engine.run(arrays)
+
+            def answer(budget: int = budget) -> None:
+                for batch in ideal([self.prepared(text) for text in texts], budget):
+                    self.task.execute(batch, Usage())
+
+            engine.append(len(texts) / self.fastest(compute))
+            everything.append(len(texts) / self.fastest(answer))
+        return max(engine), max(everything)
+
+    def steps(self) -> dict[str, float]:
+        """The µs of each step for one text of 16 tokens, warm."""
+        from conch.backends.huggingface.tasks.encoder import Run
+
+        one = self.prepared(SENTENCE)
+        arrays = self.arrays([one])
+        outputs = self.engine.run(arrays)
+        run = Run(one.items, [one], self.task.encoder.pad_id)
+        return {
+            "tokenise": self.typical(lambda: self.prepared(SENTENCE)),
+            "engine": self.typical(lambda: self.engine.run(arrays)),
+            "pool": self.typical(lambda: list(self.task.reduce(outputs, run))),
+        }
+
+    def fastest(self, work: Callable[[], None]) -> float:
+        """The seconds of the best of several passes; other programs only ever make one slower."""
+        times: list[float] = []
+        until = time.perf_counter() + self.seconds
+        while not times or time.perf_counter() < until:
+            begun = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - begun)
+        return min(times)
+
+    def typical(self, work: Callable[[], Any]) -> float:
+        """The median in µs."""
+        times: list[float] = []
+        until = time.perf_counter() + min(self.seconds, 1)
+        while len(times) < 50 or time.perf_counter() < until:
+            begun = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - begun)
+        return statistics.median(times) * 1e6
+
+
+def ideal(ready: Sequence[Any], budget: int) -> Iterator[list[Any]]:
+    """Requests of equal lengths in batches of at most ``budget`` tokens."""
+    by_length = defaultdict(list)
+    for one in ready:
+        by_length[one.length].append(one)
+    for length, same in sorted(by_length.items()):
+        rows = max(1, budget // length)
+        yield from (same[start : start + rows] for start in range(0, len(same), rows))
+
+
+def measure(folder: Path, variant: str, texts: int, seconds: float) -> Offline:
+    """Measure in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.offline", str(folder), variant]
+    command += ["--texts", str(texts), "--seconds", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"offline {variant}: {done.stderr[-800:]}")
+    return Offline(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("variant")
+    parser.add_argument("--texts", type=int, default=1024)
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each measurement")
+    options = parser.parse_args()
+
+    alone = Alone(options.folder, options.variant, options.seconds)
+    found = {"uniform": [SENTENCE] * min(256, options.texts), "mixed": mixed(options.texts)}
+    figures = {name: alone.throughput(texts) for name, texts in found.items()}
+    engine = {name: figure[0] for name, figure in figures.items()}
+    everything = {name: figure[1] for name, figure in figures.items()}
+    print(json.dumps({"engine": engine, "everything": everything, "steps": alone.steps()}))
+
+
+if __name__ == "__main__":
+    main()

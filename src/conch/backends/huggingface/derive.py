@@ -1,0 +1,166 @@
+"""Which task a checkpoint is for, as far as its own files tell: pure functions over what they hold.
+
+Used by ``checkpoint.py``.  Task names are those of transformers' pipelines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+#: Other names of tasks, and the one that is used here.
+ALIASES: Final[Mapping[str, str]] = {
+    "embedding": "feature-extraction",
+    "embeddings": "feature-extraction",
+    "sentence-embedding": "feature-extraction",
+    "sentence-embeddings": "feature-extraction",
+    "sentence-similarity": "feature-extraction",
+    "sentiment-analysis": "text-classification",
+    "zero-shot": "zero-shot-classification",
+    "ner": "token-classification",
+    "rerank": "text-ranking",
+    "reranking": "text-ranking",
+    "cross-encoder": "text-ranking",
+    "asr": "automatic-speech-recognition",
+    "speech-recognition": "automatic-speech-recognition",
+    "text2text": "text2text-generation",
+    "text-to-speech": "text-to-audio",
+}
+
+#: Tasks whose input is text and nothing else, so that there must be a tokenizer.
+TEXT_TASKS: Final = frozenset({
+    "feature-extraction", "text-classification", "zero-shot-classification", "text-ranking", "token-classification",
+    "question-answering", "fill-mask", "summarization", "translation", "text2text-generation", "text-generation",
+})  # fmt: skip
+
+#: Tasks whose input is an image or sound, so that there must be a processor of those.
+MEDIA_TASKS: Final = frozenset({
+    "image-classification", "image-segmentation", "image-feature-extraction", "image-to-image", "object-detection",
+    "depth-estimation", "mask-generation", "keypoint-matching", "zero-shot-image-classification",
+    "zero-shot-object-detection", "video-classification", "image-text-to-text", "automatic-speech-recognition",
+    "audio-classification", "zero-shot-audio-classification",
+})  # fmt: skip
+
+#: The end of an architecture's name, the task that it is for, and the tasks that a model card may name instead.
+_HEADS: Final[Sequence[tuple[str, str, frozenset[str]]]] = (
+    ("ForTokenClassification", "token-classification", frozenset()),
+    ("ForTableQuestionAnswering", "table-question-answering", frozenset()),
+    ("ForDocumentQuestionAnswering", "document-question-answering", frozenset()),
+    ("ForVisualQuestionAnswering", "visual-question-answering", frozenset()),
+    ("ForQuestionAnswering", "question-answering", frozenset({"document-question-answering"})),
+    ("ForMaskedLM", "fill-mask", frozenset()),
+    ("ForImageClassificationWithTeacher", "image-classification", frozenset()),
+    ("ForImageClassification", "image-classification", frozenset()),
+    ("ForVideoClassification", "video-classification", frozenset()),
+    ("ForAudioClassification", "audio-classification", frozenset()),
+    ("ForSpeechSeq2Seq", "automatic-speech-recognition", frozenset()),
+    ("ForCTC", "automatic-speech-recognition", frozenset()),
+    ("ForZeroShotObjectDetection", "zero-shot-object-detection", frozenset()),
+    ("ForObjectDetection", "object-detection", frozenset({"zero-shot-object-detection"})),
+    ("ForSemanticSegmentation", "image-segmentation", frozenset()),
+    ("ForInstanceSegmentation", "image-segmentation", frozenset()),
+    ("ForUniversalSegmentation", "image-segmentation", frozenset()),
+    ("ForImageSegmentation", "image-segmentation", frozenset()),
+    ("ForDepthEstimation", "depth-estimation", frozenset()),
+    ("ForCausalLM", "text-generation", frozenset()),
+    ("LMHeadModel", "text-generation", frozenset()),
+)
+
+_TEXT_TO_TEXT: Final = frozenset({"summarization", "translation", "text2text-generation"})
+_SPEECH: Final = frozenset({"whisper", "speech_to_text", "speech-encoder-decoder", "moonshine", "speecht5"})
+_AUDIO: Final = frozenset({
+    "wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "hubert", "wavlm", "unispeech", "unispeech-sat", "sew", "sew-d",
+    "data2vec-audio", "whisper",
+})  # fmt: skip
+_ALWAYS_TRANSLATES: Final = frozenset({"marian", "m2m_100", "nllb-moe", "fsmt"})
+_CONTRASTIVE: Final = frozenset({"clip", "siglip", "siglip2", "align", "altclip", "chinese_clip", "metaclip_2"})
+
+
+def canonical(task: str) -> str:
+    """The name of a task as it is used here; a name that is not known stays as it is."""
+    lower = task.strip().lower().replace("_", "-") if not task.startswith("translation_") else task.strip()
+    return ALIASES.get(lower, lower)
+
+
+def hears(kind: str) -> bool:
+    """Whether networks of this ``model_type`` take sound alone."""
+    return kind in _AUDIO
+
+
+def task_of(
+    config: Mapping[str, Any],
+    *,
+    labels: int | None = None,
+    modules: Sequence[Mapping[str, Any]] | None = None,
+    card: str = "",
+    images: bool = False,
+) -> str:
+    """The task of a checkpoint, empty where nothing tells.
+
+    ``config`` is its config.json, ``labels`` the number of its classes, ``modules`` the sentence-transformers
+    modules, ``card`` the README's ``pipeline_tag``, ``images`` whether it has a preprocessor of images.
+    """
+    card = canonical(card)
+    if modules and any(str(module.get("type", "")).endswith(".Pooling") for module in modules):
+        return "feature-extraction"
+    kind = str(config.get("model_type", ""))
+    for architecture in config.get("architectures") or ():
+        task = _task_of_architecture(str(architecture), kind, config, labels, card, images)
+        if task:
+            return task
+    return card
+
+
+def _task_of_architecture(
+    architecture: str, kind: str, config: Mapping[str, Any], labels: int | None, card: str, images: bool
+) -> str:
+    if architecture.endswith("ForSequenceClassification"):
+        return _classification(kind, labels, card)
+    for ending, task, others in _HEADS:
+        if architecture.endswith(ending):
+            return card if card in others else task
+    if architecture.endswith(("ForConditionalGeneration", "MTModel", "ForSeq2SeqLM", "WithLMHeadModel")):
+        return _generation(architecture, kind, config, card)
+    if card in ("", "transformers") and architecture.endswith(("Model", "Encoder")):
+        if kind in _CONTRASTIVE:
+            return "zero-shot-image-classification"
+        return "image-feature-extraction" if images else "feature-extraction"
+    return ""
+
+
+def _classification(kind: str, labels: int | None, card: str) -> str:
+    if kind in _AUDIO:
+        return "audio-classification"
+    if labels == 1:
+        return "text-ranking"
+    return card if card in ("zero-shot-classification", "text-ranking") else "text-classification"
+
+
+def _generation(architecture: str, kind: str, config: Mapping[str, Any], card: str) -> str:
+    if kind in _SPEECH or architecture.startswith("Whisper"):
+        return card if card == "text-to-audio" else "automatic-speech-recognition"
+    if config.get("vision_config") or config.get("audio_config"):
+        return card or ("image-text-to-text" if config.get("vision_config") else "")
+    if card in _TEXT_TO_TEXT:
+        return card
+    if kind in _ALWAYS_TRANSLATES:
+        return "translation"
+    tasks = {
+        "translation" if name.startswith("translation") else name for name in config.get("task_specific_params") or ()
+    }
+    named = tasks & _TEXT_TO_TEXT
+    return named.pop() if len(named) == 1 else "text2text-generation"
+
+
+def pipeline_tag(readme: str) -> str:
+    """The ``pipeline_tag`` in the front matter of a model card, empty without one."""
+    lines = readme.lstrip("\ufeff").splitlines()
+    if not lines or lines[0].strip() != "---":
+        return ""
+    for line in lines[1:]:
+        if line.strip() == "---":
+            break
+        name, colon, value = line.partition(":")
+        if colon and name == "pipeline_tag":
+            return value.split("#")[0].strip().strip("\"'")
+    return ""

@@ -1,0 +1,253 @@
+"""``conch.json``: where a converted model comes from, its variants with their figures, and the hashes of its files.
+
+``conch convert`` writes it; the backend reads and verifies it whenever the model is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from conch.errors import ConchError, invalid
+
+FILENAME: Final = "conch.json"
+FORMAT: Final = 1
+_PREFIX: Final = "sha256:"
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What one run of the model takes for ``batch`` sequences of ``tokens`` tokens each (ms)."""
+
+    batch: int
+    tokens: int
+    mean_ms: float
+    sd_ms: float
+    min_ms: float
+    max_ms: float
+    median_ms: float
+    p95_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One form of the model.
+
+    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``path`` its file in the folder, empty for the
+    checkpoint itself.  ``agreement`` holds the figures of each output, and of the task under ``task``; ``reasons``
+    say by number why it did not pass.
+    """
+
+    name: str
+    engine: str
+    precision: str
+    path: str = ""
+    latency: tuple[Latency, ...] = ()
+    agreement: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    passed: bool = False
+    reasons: tuple[str, ...] = ()
+    forced: bool = False
+
+    @property
+    def usable(self) -> bool:
+        return self.passed or self.forced
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The checkpoint that was converted: as it was named, its revision, and the hashes of its files."""
+
+    model: str
+    revision: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of a ``conch.json``.  ``auto`` names the variant that serves; ``created`` is UTC in ISO 8601."""
+
+    source: Source
+    task: str
+    variants: tuple[Variant, ...]
+    auto: str
+    files: Mapping[str, str]
+    conch: str = ""
+    created: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest | None:
+        """The manifest of a folder, None where there is none.  Raises INVALID_ARG for one that cannot be understood."""
+        path = folder / FILENAME
+        try:
+            document = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise invalid(f"{path} cannot be read: {error}") from None
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            found = document.get("format") if isinstance(document, dict) else None
+            raise invalid(f"{path} has format {found}; this version of conch reads format {FORMAT}")
+        try:
+            manifest = cls.from_json(document)
+            for name in (*manifest.files, *(variant.path for variant in manifest.variants if variant.path)):
+                check_name(name)
+            manifest._check_references()
+        except ConchError as error:
+            raise invalid(f"{path}: {error.message}") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise invalid(f"{path} is not a manifest: {type(error).__name__}: {error}") from None
+        return manifest
+
+    def _check_references(self) -> None:
+        names = [variant.name for variant in self.variants]
+        if len(set(names)) != len(names):
+            raise invalid(f"two variants have the same name ({', '.join(names)})")
+        if self.auto and self.auto not in names:
+            raise invalid(f"'auto' names the variant '{self.auto}', which is not there")
+        for variant in self.variants:
+            if variant.path and variant.path not in self.files:
+                raise invalid(f"variant '{variant.name}' uses '{variant.path}', which has no hash")
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Manifest:
+        """A manifest from its JSON; unknown keys are left out.  Raises what Python raises for a wrong shape."""
+        values = _known(cls, document)
+        _check_texts("manifest", values, "task", "auto")
+        values["source"] = Source(**_known(Source, document["source"]))
+        values["variants"] = tuple(_variant(one) for one in document["variants"])
+        values["files"] = {str(name): str(digest) for name, digest in document["files"].items()}
+        return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as JSON-ready values, in the order of the format."""
+        values = asdict(self)
+        order = ("conch", "created", "source", "task", "versions", "settings", "variants", "auto", "files")
+        return {"format": FORMAT, **{name: values[name] for name in order}}
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest into ``folder``, whole or not at all."""
+        aside = folder / f".{FILENAME}.{os.getpid()}"
+        try:
+            aside.write_text(json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            aside.replace(folder / FILENAME)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def verify(self, folder: Path) -> None:
+        """Hash every file listed.  Raises INVALID_ARG, naming the first that is missing or not as it was written."""
+        # Hashing leaves Python, so that threads share the cores.
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            for name, found in zip(self.files, pool.map(lambda name: _hash(folder, name), self.files), strict=True):
+                if found is None:
+                    raise invalid(f"{folder / name} is missing, which {FILENAME} lists; convert the model again")
+                if found != self.files[name]:
+                    raise invalid(
+                        f"{folder / name} is not the file that was converted: its hash is {found[:19]}…, "
+                        f"{FILENAME} says {self.files[name][:19]}…; convert the model again"
+                    )
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name.  Raises INVALID_ARG when there is none or it was refused and not forced."""
+        variant = next((one for one in self.variants if one.name == name), None)
+        if variant is None:
+            known = ", ".join(one.name for one in self.variants if one.usable)
+            raise invalid(f"there is no variant '{name}'; usable: {known or 'none'}")
+        if not variant.usable:
+            reasons = "; ".join(variant.reasons) or "no figures"
+            raise invalid(
+                f"variant '{name}' was refused when the model was converted ({reasons}); "
+                "choose another one, or convert the model with --force"
+            )
+        return variant
+
+    def select(self, name: str = "", engine: str = "auto") -> Variant:
+        """The variant named; else ``auto``'s; with an engine, the fastest of its usable ones.
+
+        Raises INVALID_ARG when there is none, or when what is asked for contradicts itself.
+        """
+        if name:
+            variant = self.variant(name)
+            if engine not in ("auto", variant.engine):
+                raise invalid(f"variant '{name}' runs on engine '{variant.engine}', not on '{engine}'")
+            return variant
+        if engine == "auto":
+            if not self.auto:
+                known = ", ".join(one.name for one in self.variants)
+                raise invalid(f"{FILENAME} chooses no variant; set parameter 'variant' to one of {known}")
+            return self.variant(self.auto)
+        usable = [one for one in self.variants if one.engine == engine and one.usable]
+        if not usable:
+            raise invalid(
+                f"the model was converted without a usable variant for engine '{engine}'; "
+                f"there are {', '.join(one.name for one in self.variants if one.usable) or 'none'}"
+            )
+        return next((one for one in usable if one.name == self.auto), None) or min(usable, key=_slowness)
+
+
+def hashes(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
+    """``sha256:…`` of files of ``folder`` by name; without ``names``, of every file in it but ``conch.json``.
+
+    Names are relative, with ``/`` between parts, in order.  Raises INVALID_ARG for one that leads out or is missing.
+    """
+    if names is None:
+        names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    found = {}
+    for name in sorted(set(names) - {FILENAME}):
+        check_name(name)
+        digest = _hash(folder, name)
+        if digest is None:
+            raise invalid(f"{folder / name} is missing")
+        found[name] = digest
+    return found
+
+
+def check_name(name: str) -> None:
+    """Raise INVALID_ARG unless ``name``, joined to a folder, stays inside it.
+
+    Only the name is looked at: in the Hub's cache every file is a link to somewhere else.
+    """
+    path = PurePosixPath(name)
+    plain = name and not any(mark in name for mark in "\\\0:") and path.as_posix() == name and name != "."
+    if not plain or path.is_absolute() or ".." in path.parts:
+        raise invalid(f"file name {json.dumps(name)} leads out of the folder or is not a plain name")
+
+
+def _hash(folder: Path, name: str) -> str | None:
+    try:
+        with (folder / name).open("rb") as file:
+            return _PREFIX + hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def _slowness(variant: Variant) -> float:
+    """What all measured shapes take together (ms)."""
+    return sum(one.mean_ms for one in variant.latency) if variant.latency else float("inf")
+
+
+def _variant(document: Mapping[str, Any]) -> Variant:
+    values = _known(Variant, document)
+    values["latency"] = tuple(Latency(**_known(Latency, one)) for one in document.get("latency", ()))
+    values["reasons"] = tuple(map(str, document.get("reasons", ())))
+    _check_texts("variant", values, "name", "engine", "precision", "path")
+    return Variant(**values)
+
+
+def _check_texts(of: str, values: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if not isinstance(values.get(name, ""), str):
+            raise TypeError(f"{of}'s {name} must be a text")
+
+
+def _known(of: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    names = {one.name for one in fields(of)}
+    return {name: value for name, value in document.items() if name in names}

@@ -1,0 +1,73 @@
+"""The generation parameters that a request may give, and when generation stops early.
+
+Used by tasks whose models write text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any, Final
+
+from conch.backends.native.arrays import Request
+from conch.errors import invalid
+from conch.inference import TensorSpec
+
+#: Optional inputs by name: datatype, least and greatest value.
+PARAMETERS: Final[Mapping[str, tuple[str, float, float]]] = {
+    "max_new_tokens": ("INT32", 1, 1 << 16),
+    "max_length": ("INT32", 1, 1 << 16),
+    "min_length": ("INT32", 0, 1 << 16),
+    "num_beams": ("INT32", 1, 32),
+    "do_sample": ("BOOL", 0, 1),
+    "temperature": ("FP32", 1e-3, 100.0),
+    "top_k": ("INT32", 1, 1 << 20),
+    "top_p": ("FP32", 1e-6, 1.0),
+}
+
+#: What is written at most when neither the checkpoint nor the request says.
+DEFAULT_NEW_TOKENS: Final = 256
+
+
+def specs(*names: str) -> list[TensorSpec]:
+    """The named parameters as optional inputs of one value; all of them without names."""
+    return [TensorSpec(name, PARAMETERS[name][0], (1,), optional=True) for name in names or PARAMETERS]
+
+
+def requested(request: Request, names: Sequence[str] = tuple(PARAMETERS), *, longest: int = 0) -> dict[str, Any]:
+    """The parameters that ``request`` gives, as ``generate`` takes them.
+
+    ``longest`` is how many tokens the model can write, 0 for any number.  Raises INVALID_ARG, naming the input.
+    """
+    given: dict[str, Any] = {}
+    for name in names:
+        value = request.option(name)
+        if value is None:
+            continue
+        _, least, greatest = PARAMETERS[name]
+        if longest and name in ("max_new_tokens", "max_length", "min_length"):
+            greatest = longest
+        if not (isfinite(value) and least <= value <= greatest):
+            raise invalid(f"input '{name}' is {value:g}; it must be between {least:g} and {greatest:g}")
+        given[name] = value
+    return given
+
+
+def stop_when_cancelled(requests: Sequence[Request]) -> Any:
+    """A ``StoppingCriteriaList`` that ends the rows of cancelled requests; ``requests`` has one entry a row.
+
+    With beams, which are kept or dropped together, generation ends when all of them are cancelled.
+    """
+    import torch
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    class Cancelled(StoppingCriteria):
+        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+            rows = input_ids.shape[0]
+            if rows == len(requests):
+                done = [request.cancelled for request in requests]
+            else:
+                done = [all(request.cancelled for request in requests)] * rows
+            return torch.tensor(done, dtype=torch.bool, device=input_ids.device)
+
+    return StoppingCriteriaList([Cancelled()])

@@ -1,0 +1,156 @@
+"""Tensors as native backends see them: numpy arrays, and BYTES as flat lists.
+
+Runs in workers and in ``conch convert``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from conch.errors import ConchError, internal, invalid
+from conch.tensors import Buffer, Tensor, pack_bytes, split_bytes
+
+Array = npt.NDArray[Any]
+
+#: numpy's type by protocol name; BF16 travels as its 16 bits.
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+
+
+@dataclass(slots=True)
+class Strings:
+    """A BYTES tensor: its shape and its elements, row-major; ``str`` elements travel as UTF-8."""
+
+    shape: tuple[int, ...]
+    elements: Sequence[bytes | str]
+
+    def packed(self) -> bytes:
+        """The elements as they travel."""
+        return pack_bytes([one if isinstance(one, bytes) else one.encode("utf-8", "replace") for one in self.elements])
+
+
+@dataclass(slots=True)
+class Result:
+    """What one request gets: tensors by output name, with the batch dimension, and response parameters."""
+
+    outputs: dict[str, Array | Strings]
+    parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
+
+
+class Request:
+    """One request in a worker; ``outputs`` are the names that it wants.
+
+    The helpers below raise INVALID_ARG, naming the input, when what is asked for is not there.
+    """
+
+    __slots__ = ("cancelled", "id", "inputs", "outputs", "parameters", "rows", "serial")
+
+    def __init__(
+        self,
+        inputs: dict[str, Tensor],
+        outputs: frozenset[str],
+        *,
+        serial: int = 0,
+        id: str = "",
+        parameters: dict[str, Any] | None = None,
+        batched: bool = True,
+    ) -> None:
+        self.serial = serial
+        self.id = id
+        self.inputs = inputs
+        self.outputs = outputs
+        self.parameters = parameters or {}
+        #: The batch dimension; 1 for a model without one.
+        self.rows = next((tensor.shape[0] for tensor in inputs.values() if tensor.shape), 1) if batched else 1
+        self.cancelled = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of all inputs."""
+        return sum([len(tensor.data) for tensor in self.inputs.values()])
+
+    def has(self, name: str) -> bool:
+        return name in self.inputs
+
+    def array(self, name: str) -> Array:
+        """A fixed-size tensor in its shape, without a copy."""
+        tensor = self._tensor(name)
+        return array_of(tensor)
+
+    def files(self, name: str) -> list[bytes]:
+        """The elements of a BYTES tensor, row-major."""
+        return split_bytes(self._tensor(name).data)
+
+    def texts(self, name: str) -> list[str]:
+        """The elements of a BYTES tensor as text; invalid UTF-8 is refused with its position."""
+        elements = self.files(name)
+        try:
+            return [element.decode() for element in elements]
+        except UnicodeDecodeError:
+            for index, element in enumerate(elements):
+                try:
+                    element.decode()
+                except UnicodeDecodeError as error:
+                    raise invalid(f"input '{name}' is not valid UTF-8: element {index}, byte {error.start}") from None
+            raise
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """The value of an optional single-value input, which holds for the whole request; ``default`` without it.
+
+        BYTES come as text.  More rows than one must agree.
+        """
+        if name not in self.inputs:
+            return default
+        values = self.texts(name) if self.inputs[name].datatype == "BYTES" else self.array(name).ravel().tolist()
+        if not values:
+            return default
+        if any(value != values[0] for value in values[1:]):
+            raise invalid(f"input '{name}' must be the same in all rows of a request")
+        return values[0]
+
+    def _tensor(self, name: str) -> Tensor:
+        try:
+            return self.inputs[name]
+        except KeyError:
+            raise invalid(f"input '{name}' is missing") from None
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A fixed-size tensor as an array over the same memory."""
+    return np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
+
+
+def wire(name: str, datatype: str, value: Array | Strings) -> tuple[str, str, Sequence[int], Buffer]:
+    """An output as it travels: name, datatype, shape and bytes; INTERNAL when it is not of that datatype."""
+    if isinstance(value, Strings):
+        if datatype != "BYTES" or prod(value.shape) != len(value.elements):
+            raise internal(f"output '{name}' was given {len(value.elements)} strings for {datatype} {value.shape}")
+        return name, datatype, value.shape, value.packed()
+    if datatype == "BYTES":
+        raise internal(f"output '{name}' must be given strings")
+    array = np.ascontiguousarray(value, DTYPES[datatype])
+    return name, datatype, value.shape, array.reshape(-1).view(np.uint8).data
+
+
+def failure(error: BaseException) -> ConchError:
+    """Any exception of a library as an error that names it."""
+    return error if isinstance(error, ConchError) else internal(f"{type(error).__name__}: {error}")

@@ -1,0 +1,224 @@
+"""The worker's side of a native backend: frames become requests, results become frames.
+
+The worker runs ``threads`` loops (``workers/child.py``), one more than it has instances, so that while
+all instances compute one thread can still receive, decode and cancel.  The server never has more
+executions under way than instances.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from conch.backends.native.arrays import Array, Request, Result, Strings, array_of, failure, wire
+from conch.errors import ConchError, internal
+from conch.tensors import PROTOCOL_NAME, Tensor, split_bytes
+from conch.workers.borrowing import BorrowingUnpacker
+from conch.workers.channel import Channel, Header
+from conch.workers.packing import Packer
+
+
+class NativeBackend(ABC):
+    """One model in one worker, used by all of its threads.
+
+    ``model`` has the keys ``name``, ``version``, ``directory``, ``version_directory`` and
+    ``filename``; ``config`` is the configuration as JSON has it; ``backend_config`` are the settings
+    of ``--backend-config`` for this backend.  Methods raise ConchError with the text that the server
+    reports.
+    """
+
+    def __init__(self, channel: Channel, init: Header) -> None:
+        self.channel = channel
+        self.model: dict[str, str] = init["model"]
+        self.config: dict[str, Any] = json.loads(init["config"])
+        self.backend_config: dict[str, str] = init.get("backend_config", {})
+        self.threads = 1
+        #: Called once the frame has been dealt with but for what takes long and leaves the interpreter alone.
+        self.before_computing: Callable[[], None] = _nothing
+        self._log: dict[str, Any] = init["log"]
+        self._datatypes: dict[str, str] = {}
+        self._batched = True
+        self._under_way: dict[int, Request] = {}
+        self._idle = threading.Condition()
+        self._running = 0
+
+    @abstractmethod
+    def complete(self) -> str:
+        """The configuration completed by what the model's files say, as JSON."""
+
+    @abstractmethod
+    def load(self, instance: Mapping[str, Any]) -> None:
+        """Load the model for ``instance["count"]`` threads on ``instance["kind"]``, ``instance["device_id"]``."""
+
+    @abstractmethod
+    def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
+        """Answer each of ``requests``, in order, and say what was computed (``work`` of the ``done`` frame).
+
+        Called by one thread per instance at a time; what is raised fails all of them.
+        """
+
+    def start(self, instance: dict[str, Any], config: str) -> bool:
+        """Load the model under its effective configuration."""
+        self.config = json.loads(config)
+        self._batched = int(self.config.get("max_batch_size", 0)) > 0
+        self._datatypes = {
+            output["name"]: PROTOCOL_NAME[output["data_type"]] for output in self.config.get("output", ())
+        }
+        try:
+            self.load(instance)
+        except Exception as error:
+            raise failure(error) from error
+        self.threads = int(instance.get("count", 1)) + 1
+        return False
+
+    def execute(self, header: Header, payload: bytearray) -> None:
+        """Run one batch and send what came of it."""
+        with self._idle:
+            self._running += 1
+        try:
+            self._execute(header, payload)
+        finally:
+            with self._idle:
+                self._running -= 1
+                self._idle.notify_all()
+
+    def control(self, header: Header) -> bool:
+        """Cancellation and log settings; False for other frames.
+
+        A cancellation that overtakes its execution, or comes after it, has no effect.
+        """
+        if header["op"] == "log":
+            self._log = header["log"]
+        elif header["op"] == "cancel":
+            request = self._under_way.get(header["serial"])
+            if request is not None:
+                request.cancelled = True
+        else:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """End after what the other threads are doing."""
+        self.before_computing()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._running)
+
+    def log(self, level: str, message: str) -> None:
+        """Have the server log a message (``INFO``, ``WARNING``, ``ERROR``), if its settings ask for this level."""
+        if self._log.get(level.lower(), False):
+            frame = sys._getframe(1)
+            file = frame.f_code.co_filename.rpartition("/")[2]
+            self.channel.send({"op": "log", "level": level, "file": file, "line": frame.f_lineno, "message": message})
+
+    def receive(self, fields: Mapping[str, Any], unpacker: BorrowingUnpacker) -> Request:
+        """A request as a frame describes it."""
+        return Request(
+            {tensor.name: tensor for tensor in unpacker.unpack(fields["inputs"])},
+            frozenset(fields["outputs"]),
+            serial=fields["serial"],
+            id=fields["id"],
+            parameters=fields["parameters"],
+            batched=self._batched,
+        )
+
+    def _received(self, header: Header, unpacker: BorrowingUnpacker) -> list[Request]:
+        """The requests of an ``execute`` frame."""
+        return [self.receive(fields, unpacker) for fields in header["requests"]]
+
+    def _execute(self, header: Header, payload: bytearray) -> None:
+        begin = monotonic_ns()
+        requests = self._received(header, BorrowingUnpacker(payload, self.channel))
+        decoded = monotonic_ns()
+        for request in requests:
+            self._under_way[request.serial] = request
+        try:
+            results, work = self.run(requests)
+        except BaseException as error:  # what a Rust library panics with, or a checkpoint's own code exits with
+            failed = failure(error)
+            results, work = [failed] * len(requests), {}
+            if failed is not error:
+                self.log("ERROR", f"model '{self.model['name']}' failed: {failed.message}")
+        finally:
+            for request in requests:
+                del self._under_way[request.serial]
+        computed = monotonic_ns()
+        packer = Packer()
+        responses = [self._entry(request, result, packer) for request, result in zip(requests, results, strict=True)]
+        times = (decoded - begin, computed - decoded, monotonic_ns() - computed)
+        done = {"op": "done", "batch": header["batch"], "times": times, "responses": responses, "work": work}
+        self.channel.send(done, packer)
+
+    def _entry(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
+        """One request's part of a ``done`` frame, with only the outputs that it asked for."""
+        try:
+            if isinstance(result, ConchError):
+                raise result
+            wired = [
+                wire(name, datatype, result.outputs[name])
+                for name, datatype in self._datatypes.items()
+                if name in request.outputs and name in result.outputs
+            ]
+        except ConchError as error:
+            return {"outputs": [], "parameters": {}, "error": [error.code.name, error.message]}
+        return {"outputs": [packer.add(*tensor) for tensor in wired], "parameters": result.parameters}
+
+
+class TensorBackend(NativeBackend):
+    """A backend whose model takes and gives tensors: requests are joined along the batch dimension and split again."""
+
+    @abstractmethod
+    def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
+        """Run the model once.  Called by ``instance["count"]`` threads at a time."""
+
+    def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
+        if len(requests) == 1:
+            request = requests[0]
+            arrays = {name: _value(tensor) for name, tensor in request.inputs.items()}
+            self.before_computing()
+            return [Result(self.infer(arrays, request.outputs))], {}
+        joined = {name: _joined([request.inputs[name] for request in requests]) for name in requests[0].inputs}
+        wanted = frozenset[str]().union(*(request.outputs for request in requests))
+        self.before_computing()
+        outputs = self.infer(joined, wanted)
+        total = sum(request.rows for request in requests)
+        for name, value in outputs.items():
+            if not value.shape or value.shape[0] != total:
+                raise internal(f"output '{name}' has shape {list(value.shape)}, not the batch dimension {total}")
+        results: list[Result | ConchError] = []
+        at = 0
+        for request in requests:
+            part = slice(at, at + request.rows)
+            results.append(Result({name: _rows(value, part) for name, value in outputs.items()}))
+            at += request.rows
+        return results, {}
+
+
+def _nothing() -> None: ...
+
+
+def _value(tensor: Tensor) -> Array | Strings:
+    if tensor.datatype == "BYTES":
+        return Strings(tensor.shape, split_bytes(tensor.data))
+    return array_of(tensor)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Array | Strings:
+    if tensors[0].datatype == "BYTES":
+        shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
+        return Strings(shape, [element for tensor in tensors for element in split_bytes(tensor.data)])
+    return np.concatenate([array_of(tensor) for tensor in tensors])
+
+
+def _rows(value: Array | Strings, part: slice) -> Array | Strings:
+    if isinstance(value, Strings):
+        width = len(value.elements) // value.shape[0]
+        count = part.stop - part.start
+        return Strings((count, *value.shape[1:]), value.elements[part.start * width : part.stop * width])
+    return value[part]

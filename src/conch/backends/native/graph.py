@@ -1,0 +1,135 @@
+"""Models whose file says what they take and give: completing a configuration from that, and checking one against it.
+
+Used in workers by the ``onnxruntime`` and ``openvino`` backends.  Messages are those of Triton's ONNX Runtime backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from conch.errors import invalid, unsupported
+from conch.tensors import CONFIG_NAME, format_shape
+
+#: What ``max_batch_size`` becomes where a model can batch and nothing says how much; ``default-max-batch-size``.
+DEFAULT_MAX_BATCH_SIZE: Final = 4
+_SCHEDULERS: Final = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTensor:
+    """An input or output of a graph; ``shape`` includes the batch dimension, ``-1`` is a variable one.
+
+    ``datatype`` is the protocol's name; of what the protocol has no name for (a sequence, a map), the graph's own.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    @property
+    def batches(self) -> bool:
+        return bool(self.shape) and self.shape[0] == -1
+
+
+def default_max_batch_size(backend_config: Mapping[str, str]) -> int:
+    """The backend's setting ``default-max-batch-size``; INVALID_ARG unless it is a number."""
+    text = backend_config.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
+    try:
+        return int(text)
+    except ValueError:
+        raise invalid(f"failed to convert default-max-batch-size '{text}' to integral number") from None
+
+
+def complete(
+    config: dict[str, Any],
+    inputs: Sequence[GraphTensor],
+    outputs: Sequence[GraphTensor],
+    default_max_batch_size: int,
+    warn: Callable[[str], None],
+) -> dict[str, Any]:
+    """The configuration with the batch size, scheduler, inputs and outputs that it lacks, as the graph has them.
+
+    Raises INVALID_ARG when it asks for batches that the model cannot take.
+    """
+    config = dict(config)
+    name = config["name"]
+    if all(tensor.batches for tensor in (*inputs, *outputs)):
+        if not config.get("max_batch_size"):
+            config["max_batch_size"] = max(default_max_batch_size, 0)
+            warn(
+                f"autofilled max_batch_size to {config['max_batch_size']} for model '{name}' since batching is "
+                "supporrted but no max_batch_size is specified in model configuration. Must specify max_batch_size to "
+                "utilize autofill with a larger max batch size"
+            )
+        if config["max_batch_size"] > 1 and not any(scheduler in config for scheduler in _SCHEDULERS):
+            config["dynamic_batching"] = {}
+    elif config.get("max_batch_size"):
+        raise invalid(
+            f"autofill failed for model '{name}': model does not support batching while non-zero max_batch_size is "
+            "specified"
+        )
+    batched = bool(config.get("max_batch_size"))
+    for key, tensors in (("input", inputs), ("output", outputs)):
+        config[key] = config.get(key) or [_described(name, tensor, batched) for tensor in tensors]
+    return config
+
+
+def _described(model: str, tensor: GraphTensor, batched: bool) -> dict[str, Any]:
+    if tensor.datatype not in CONFIG_NAME:
+        raise unsupported(f"model '{model}', tensor '{tensor.name}' is a {tensor.datatype}, which no client can send")
+    dims = list(tensor.shape[1:] if batched else tensor.shape)
+    described = {"name": tensor.name, "data_type": CONFIG_NAME[tensor.datatype], "dims": dims or [1]}
+    return described if dims else {**described, "reshape": {"shape": []}}
+
+
+def check(config: Mapping[str, Any], inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> None:
+    """Raise INVALID_ARG where a configuration and the graph disagree on a tensor."""
+    model = config["name"]
+    if config.get("batch_input") or config.get("batch_output"):
+        raise unsupported(f"model '{model}' has batch_input or batch_output, which this backend does not make")
+    if len(config.get("input", ())) != len(inputs):
+        raise invalid(
+            f"unable to load model '{model}', configuration expects {len(config.get('input', ()))} inputs, "
+            f"model provides {len(inputs)}"
+        )
+    for kind, tensors in (("input", inputs), ("output", outputs)):
+        known = {tensor.name: tensor for tensor in tensors}
+        for wanted in config.get(kind, ()):
+            name = wanted["name"]
+            if name not in known:
+                raise invalid(f"unexpected inference {kind} '{name}', allowed {kind}s are: {', '.join(known)}")
+            _check_tensor(model, kind, wanted, known[name], int(config.get("max_batch_size", 0)) > 0)
+
+
+def _check_tensor(model: str, kind: str, wanted: Mapping[str, Any], tensor: GraphTensor, batched: bool) -> None:
+    provided = CONFIG_NAME.get(tensor.datatype, tensor.datatype)
+    if wanted["data_type"] != provided:
+        raise invalid(
+            f"unable to load model '{model}', configuration expects datatype {wanted['data_type']} for {kind} "
+            f"'{tensor.name}', model provides {provided}"
+        )
+    where = f"model '{model}', tensor '{tensor.name}': "
+    shape = format_shape(tensor.shape)
+    if batched and not tensor.batches:
+        raise invalid(
+            f"{where}for the model to support batching the shape should have at least 1 dimension and the first "
+            f"dimension must be -1; but shape expected by the model is {shape}"
+        )
+    dims = [int(dim) for dim in (wanted["reshape"]["shape"] if wanted.get("reshape") else wanted["dims"])]
+    full = [-1, *dims] if batched else dims
+    if len(full) == len(tensor.shape) and all(
+        own in (-1, given) for own, given in zip(tensor.shape, full, strict=True)
+    ):
+        return
+    complete_shape = (
+        "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete "
+        f"shape {format_shape(full)}"
+        if batched
+        else f"shape {format_shape(full)}"
+    )
+    raise invalid(
+        f"{where}the model expects {len(tensor.shape)} dimensions (shape {shape}) but the model configuration "
+        f"specifies {len(full)} dimensions ({complete_shape})"
+    )

@@ -1,0 +1,69 @@
+"""How many cores this process may use, and how instances share them.  Needs the standard library only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """The cores that the process may run on, or as many as its control group's quota pays for; at least 1.
+
+    ``root`` is where ``proc`` and ``sys`` are mounted.  Sources: ``sched_getaffinity``; ``cpu.max`` of
+    cgroup v2, ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` of v1, of the process's group and those above it.
+    """
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on this system
+        cores = os.cpu_count() or 1
+    # A part of a core is left alone: one thread more than the quota pays for has all of them stopped.
+    return max(1, min([cores, *map(int, _quotas(root))]))
+
+
+def divided(threads: int, instances: int) -> int:
+    """The size of each instance's own pool when ``instances`` share ``threads``."""
+    return max(1, threads // max(1, instances))
+
+
+def pooled(threads: int, instances: int) -> int:
+    """The size of one pool that all instances use, whose callers compute too.
+
+    ``instances`` callers and the pool's ``size - 1`` threads of its own make ``threads`` together.
+    """
+    return max(1, threads - max(1, instances) + 1)
+
+
+def _quotas(root: Path) -> list[float]:
+    """The quotas, in cores, that hold for the process; none where there are no control groups."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    mounted = root / "sys/fs/cgroup"
+    quotas: list[float | None] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        # Inside a container the path may be the host's, while its own group is the mount itself.
+        groups = dict.fromkeys(part.strip("/") for part in (path, *map(str, PurePosixPath(path).parents), "/"))
+        if not controllers:
+            quotas += [_v2(mounted / group) for group in groups]
+        elif "cpu" in controllers.split(","):
+            quotas += [_v1(mounted / mount / group) for mount in {controllers, "cpu"} for group in groups]
+    return [quota for quota in quotas if quota is not None]
+
+
+def _v2(group: Path) -> float | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # "max" is no limit
+        return None
+
+
+def _v1(group: Path) -> float | None:
+    try:
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        period = int((group / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 and period > 0 else None

@@ -1,0 +1,1 @@
+"""The backend ``onnxruntime``: an ONNX graph, tensors in and tensors out."""

@@ -1,0 +1,1 @@
+"""The backend ``openvino``: an OpenVINO or ONNX graph, tensors in and tensors out."""

@@ -1,0 +1,112 @@
+"""``conch convert``: a checkpoint to the fastest form of it that still answers the same, ready to be served."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from conch.cli.many import ManyValues
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conch.convert.run import Outcome
+
+_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+_FILE: Final = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command("convert", cls=ManyValues, context_settings={"max_content_width": 120})
+@click.option("-m", "--model", required=True, metavar="MODEL", help="A Hub id, or a folder with a checkpoint.")
+@click.option(
+    "-o", "--output", default=Path("models"), type=_FOLDER, metavar="DIR", help="Model repository (default: models)."
+)
+@click.option("--name", default="", metavar="NAME", help="The model's name there (default: the checkpoint's).")
+@click.option("--task", default="", metavar="TASK", help="Of transformers.pipeline (default: told from the files).")
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    metavar="NAME…",
+    help="Of torch onnx openvino tensorrt (default: all but the last).",
+)
+@click.option("--quantize", multiple=True, metavar="NAME…", help="Of int8 int8-static bf16 fp16 none (default: int8).")
+@click.option(
+    "--batch-size", "batch_sizes", multiple=True, type=int, metavar="N…", help="Batches to measure (default: 1 8 32)."
+)
+@click.option(
+    "--seq-len",
+    "sequence_lengths",
+    multiple=True,
+    type=int,
+    metavar="N…",
+    help="Lengths to measure, in tokens (default: 16 128 384).",
+)
+@click.option("--data", type=_FILE, metavar="FILE", help="Texts to compare on: .txt .jsonl .csv (default: built in).")
+@click.option("--layout", type=click.Choice(["huggingface", "triton"]), default="huggingface", metavar="NAME",
+              help="huggingface (default), or triton: three models.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Let refused variants serve; it is recorded.")
+@click.option("--overwrite", is_flag=True, help="Replace a model of that name.")
+@click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Cores to use (default: all).")
+@click.option(
+    "--seconds", type=click.FloatRange(0), default=40.0, metavar="N", help="Time to measure for (default: 40)."
+)
+@click.option("--revision", default="", metavar="NAME", help="Branch, tag or commit on the Hub.")
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
+@click.option("--markdown", type=_FILE, metavar="FILE", help="Write the report there, too.")
+@click.option("--html", type=_FILE, metavar="FILE", help="The same, with a plot.")
+@click.option("--verbose", is_flag=True, help="Print all figures of each shape.")
+def convert_command(
+    model: str, output: Path, markdown: Path | None, html: Path | None, verbose: bool, **given: Any
+) -> int:
+    """Export, optimise and quantise a model, compare and measure what came out, and write what may serve.
+
+    The fastest variant that agrees with the checkpoint becomes "auto".
+    """
+    from rich.console import Console
+
+    from conch.convert.plan import Plan
+    from conch.convert.report import html as page
+    from conch.convert.report import markdown as text
+    from conch.convert.run import convert
+
+    precisions = given.pop("quantize")
+    quantize = tuple(one for one in precisions if one != "none") if precisions else None
+    plan = Plan(model, output, quantize=quantize, **given)
+    console = Console(stderr=True)
+    start = time.monotonic()
+
+    def progress(step: str) -> None:
+        console.print(f"[dim]{time.monotonic() - start:6.1f} s[/dim]  {_plain(step)}", highlight=False, soft_wrap=True)
+
+    outcome = convert(plan, progress)
+    for file, content in ((markdown, text), (html, page)):
+        if file is not None:
+            file.write_text(content(outcome.manifest), encoding="utf-8")
+    progress("done")
+    show(Console(), outcome, verbose)
+    return 0
+
+
+def show(console: Console, outcome: Outcome, verbose: bool) -> None:
+    """The table, and what to do next."""
+    from conch.convert.report import log_lines
+    from conch.convert.terminal import table
+
+    if verbose:
+        for line in log_lines(outcome.manifest):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(table(outcome.manifest, console.width))
+    for folder in outcome.folders:
+        console.print(f"wrote {folder}", markup=False, highlight=False, soft_wrap=True)
+    repository = outcome.folders[0].parent
+    console.print(f"conch serve --model-repository={repository}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

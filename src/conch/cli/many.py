@@ -1,0 +1,55 @@
+"""Options that take several values after one flag, as in ``--seq-len 16 128 384``, which click does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+
+class ManyValues(click.Command):
+    """A command without arguments whose ``multiple`` options also take their values in one go.
+
+    Values may be separated by spaces, by commas, or by repeating the flag.
+    """
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        flags = {
+            flag
+            for parameter in self.params
+            if isinstance(parameter, click.Option) and parameter.multiple
+            for flag in parameter.opts
+        }
+        return super().parse_args(context, spread(args, flags))
+
+
+def spread(arguments: Sequence[str], flags: set[str]) -> list[str]:
+    """The command line with one flag before each of its values; everything after ``--`` stays."""
+    found: list[str] = []
+    current = ""
+    for place, argument in enumerate(arguments):
+        if argument == "--":
+            return [*found, *arguments[place:]]
+        flag, separator, value = argument.partition("=")
+        if _is_flag(argument):
+            current = flag if flag in flags else ""
+            if not current:
+                found.append(argument)
+                continue
+            if separator:
+                found += _each(current, value)
+            elif place + 1 == len(arguments) or _is_flag(arguments[place + 1]):
+                found.append(argument)
+        elif current:
+            found += _each(current, argument)
+        else:
+            found.append(argument)
+    return found
+
+
+def _each(flag: str, values: str) -> list[str]:
+    return [part for value in values.split(",") if value for part in (flag, value)]
+
+
+def _is_flag(text: str) -> bool:
+    return text.startswith("-") and not text[1:].isdigit()

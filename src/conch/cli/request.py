@@ -1,0 +1,149 @@
+"""``conch request``: writes the body of an inference request to a file, and the ``curl`` line that sends it.
+
+The body is the protocol's JSON with the texts as binary data behind it, so that any text can be sent as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from conch.config.pbtxt import parse
+from conch.errors import invalid, not_found, unavailable
+from conch.repository.names import check_model_name
+from conch.tensors import pack_bytes
+
+HEADER: Final = "Inference-Header-Content-Length"
+_SECONDS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input of a model that takes texts; ``shape`` is whole, with -1 for what varies."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@click.command("request")
+@click.argument("model")
+@click.argument("texts", nargs=-1, metavar="[TEXT]…")
+@click.option("-i", "--input", "named", multiple=True, metavar="NAME=TEXT", help="A text for the input of that name.")
+@click.option("-r", "--model-repository", "repository", default=Path("models"), show_default=True,
+              type=click.Path(file_okay=False, path_type=Path), help="Where the model's config.pbtxt is.")  # fmt: skip
+@click.option("--url", default="", help="Ask a running server what the model takes, as in http://localhost:8000.")
+@click.option("-o", "--output", default=Path("query_body.bin"), show_default=True,
+              type=click.Path(dir_okay=False, path_type=Path))  # fmt: skip
+def request_command(
+    model: str, texts: tuple[str, ...], named: tuple[str, ...], repository: Path, url: str, output: Path
+) -> None:
+    """Write a request to MODEL into a file for curl --data-binary, and print the command that sends it."""
+    check_model_name(model)
+    inputs = _ask(url, model) if url else _read(repository, model)
+    header, data = body(model, inputs, texts, _named(named))
+    output.write_bytes(header + data)
+    address = f"{(url or 'http://localhost:8000').rstrip('/')}/v2/models/{model}/infer"
+    click.echo(
+        f"curl -X POST {shlex.quote(address)} \\\n  --data-binary {shlex.quote(f'@{output}')} \\\n"
+        f"  --header {shlex.quote(f'{HEADER}: {len(header)}')}"
+    )
+
+
+def body(
+    model: str, inputs: Sequence[Input], texts: Sequence[str], named: Mapping[str, Sequence[str]]
+) -> tuple[bytes, bytes]:
+    """The JSON and the binary data of a request; ``texts`` go to the first input that ``named`` leaves open.
+
+    Raises INVALID_ARG for an input without texts, or with more than its shape takes.
+    """
+    given = dict(named)
+    known = [one.name for one in inputs]
+    for name in given:
+        if name not in known:
+            raise invalid(
+                f"model '{model}' has no input '{name}' that takes texts; it has {', '.join(known) or 'none'}"
+            )
+    if texts:
+        free = next((name for name in known if name not in given), None)
+        if free is None:
+            raise invalid(f"model '{model}' has no input left for '{texts[0]}'")
+        given[free] = texts
+    if not given:
+        raise invalid("give at least one text")
+    tensors, data = [], b""
+    for one in inputs:
+        if one.name not in given:
+            continue
+        packed = pack_bytes([os.fsencode(text) for text in given[one.name]])
+        tensors.append({
+            "name": one.name,
+            "shape": shape_of(one, len(given[one.name])),
+            "datatype": "BYTES",
+            "parameters": {"binary_data_size": len(packed)},
+        })  # fmt: skip
+        data += packed
+    return json.dumps({"inputs": tensors}, separators=(",", ":")).encode(), data
+
+
+def shape_of(one: Input, count: int) -> list[int]:
+    """The shape of ``count`` texts: the first dimension that varies takes them all."""
+    shape = list(one.shape)
+    if -1 in shape:
+        shape[shape.index(-1)] = count
+    shape = [1 if size == -1 else size for size in shape]
+    elements = 1
+    for size in shape:
+        elements *= size
+    if elements != count:
+        raise invalid(f"input '{one.name}' of shape {list(one.shape)} cannot hold {count} texts")
+    return shape
+
+
+def _named(pairs: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise invalid(f"--input '{pair}' must be NAME=TEXT")
+        found.setdefault(name, []).append(text)
+    return found
+
+
+def _read(repository: Path, model: str) -> list[Input]:
+    """The inputs in the model's configuration.  Raises NOT_FOUND without one, INVALID_ARG where it says none."""
+    path = repository / model / "config.pbtxt"
+    try:
+        config = parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError:
+        raise not_found(f"{path} cannot be read: name the repository with --model-repository, or give --url") from None
+    if not config.input:
+        raise invalid(f"{path} names no inputs, they are completed when it loads: give --url of a server that runs it")
+    batch = (-1,) if config.max_batch_size > 0 else ()
+    text = type(config.input[0]).DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name["TYPE_STRING"].number
+    return [Input(one.name, (*batch, *one.dims)) for one in config.input if one.data_type == text]
+
+
+def _ask(url: str, model: str) -> list[Input]:
+    """The inputs that a server says the model has.  Raises UNAVAILABLE when it does not say."""
+    address = f"{url.rstrip('/')}/v2/models/{model}"
+    if not address.startswith(("http://", "https://")):
+        raise invalid(f"--url '{url}' must begin with http:// or https://")
+    try:
+        with urllib.request.urlopen(address, timeout=_SECONDS) as page:
+            metadata = json.load(page)
+        return [
+            Input(one["name"], tuple(map(int, one["shape"])))
+            for one in metadata["inputs"]
+            if one["datatype"] == "BYTES"
+        ]
+    except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError) as error:
+        raise unavailable(f"{address} does not say what the model takes: {error}") from None

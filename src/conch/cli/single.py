@@ -1,0 +1,157 @@
+"""``conch serve MODEL``: a repository made for one model, which is gone when the server ends.
+
+``serve`` calls this before the server starts.  What a checkpoint holds is left to its backend; only what it is called
+and how it is reached is decided here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+from conch.errors import ConchError, invalid, unsupported
+from conch.repository.names import is_directory_name
+from conch.settings import Settings
+
+if TYPE_CHECKING:
+    from conch.inference import TensorSpec
+    from conch.server.core import Server
+
+LOG = logging.getLogger("conch")
+
+#: What is shown for an input in the example of a request.
+_SAMPLES: Final[Mapping[str, Any]] = {
+    "text_input": "Where is the library?",
+    "text_pair": "The library is near the station.",
+    "question": "Where is the library?",
+    "context": "The library is near the station.",
+    "candidate_labels": ["travel", "cooking"],
+}
+
+
+@contextmanager
+def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """A repository with ``model`` alone, and the model's name there; removed when the context is left.
+
+    ``model`` is an id on the Hub, a checkpoint's folder or an .onnx or .xml file; ``values`` go into ``model.json``.
+    Raises INVALID_ARG for anything else.
+    """
+    with TemporaryDirectory(prefix="conch-") as directory:
+        repository = Path(directory)
+        path = Path(model).expanduser()
+        given = name or model_name(path.resolve() if path.exists() else path)
+        if not is_directory_name(given) or ".." in given:
+            raise invalid(f"'{given}' cannot be a model's name: choose one without slashes with --name")
+        version = repository / given / "1"
+        version.mkdir(parents=True)
+        if path.is_file():
+            _link(path.resolve(), version, values)
+        else:
+            source = str(_checkpoint(path.resolve())) if path.is_dir() else _hub_id(model)
+            (version / "model.json").write_text(json.dumps({"model": source, **values}) + "\n", encoding="utf-8")
+        yield repository, given
+
+
+def model_name(path: Path) -> str:
+    """A legal model name from the last part of an id or a path that says something."""
+    parts = [part for part in path.parts if part != path.anchor]
+    if len(parts) > 2 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
+        parts = parts[-3].split("--")  # a folder of the Hub's cache
+    elif len(parts) > 1 and parts[-1].isdigit():
+        parts.pop()  # a version directory
+    last = parts[-1] if parts else ""
+    if path.suffix in (".onnx", ".xml"):
+        last = path.stem
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", last).strip("._") or "model"
+
+
+def settings_for(settings: Settings, repository: Path, name: str) -> Settings:
+    """The settings that serve the model ``name`` of ``repository``."""
+    wanted = settings.load_model
+    if settings.model_control_mode == "explicit" and not wanted:
+        wanted = (name,)
+    return replace(settings, model_repository=(str(repository),), load_model=wanted)
+
+
+def announcer(name: str, settings: Settings) -> Callable[[Server], None]:
+    """Logs how to ask the model ``name``, once it is loaded."""
+
+    def announce(server: Server) -> None:
+        if not settings.allow_http:
+            return
+        try:
+            inputs = server.model(name).signature.inputs.values()
+        except ConchError:
+            return  # it is to be loaded later
+        host = "localhost" if settings.http_address in ("0.0.0.0", "::", "127.0.0.1") else settings.http_address
+        command = example(f"http://{host}:{settings.http_port}/v2/models/{name}", inputs)
+        # As it is, so that it can be copied: log lines are quoted.
+        LOG.info("Ask it:", extra={"table": command})
+
+    return announce
+
+
+def example(url: str, inputs: Iterable[TensorSpec]) -> str:
+    """A command line that asks a model, or tells its tensors where they are not text."""
+    needed = [spec.name for spec in inputs if not spec.optional]
+    if not needed or any(name not in _SAMPLES for name in needed):
+        return f"curl {url}"
+    body = json.dumps({name: _SAMPLES[name] for name in needed})
+    return f"curl {url}/generate -d '{body}'"
+
+
+def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:
+    """Make the file of a graph, and those that belong to it, the model of ``version``."""
+    if path.suffix not in (".onnx", ".xml"):
+        what = "a GGUF file, which is not served yet" if path.suffix == ".gguf" else "not a model that can be served"
+        raise unsupported(f"'{path}' is {what}: give a Hub id, a checkpoint's folder, or an .onnx or .xml file")
+    if values:
+        option = next(iter(values)).replace("_", "-")
+        raise invalid(f"--{option} is for checkpoints; '{path}' is served as it is, tensors in and out")
+    (version / f"model{path.suffix}").symlink_to(path)
+    if path.suffix == ".onnx":
+        # Tensors that are not in the file are found by the names that it gives, beside it.
+        for beside in path.parent.glob("*"):
+            if (beside.name.startswith(path.name) and beside != path) or beside.suffix == ".data":
+                (version / beside.name).symlink_to(beside)
+        return
+    weights = path.with_suffix(".bin")
+    if not weights.is_file():
+        raise invalid(f"'{path}' needs its weights in {weights}, which is missing")
+    (version / "model.bin").symlink_to(weights)
+
+
+def _checkpoint(folder: Path) -> Path:
+    """``folder``, if it holds a checkpoint; what else it may be is said in the error."""
+    if (folder / "config.json").is_file():
+        return folder
+    directories = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+    if (folder / "config.pbtxt").is_file() or any(path.name.isdigit() for path in directories):
+        raise invalid(f"'{folder}' is a model of a repository: serve it with --model-repository={folder.parent}")
+    if any(_is_model_directory(path) for path in directories):
+        raise invalid(f"'{folder}' is a model repository: serve it with --model-repository={folder}")
+    graph = next((path for path in sorted(folder.iterdir()) if path.suffix in (".onnx", ".xml")), None)
+    if graph is not None:
+        raise invalid(
+            f"'{folder}' holds no checkpoint, as config.json is missing; to serve the graph alone, give {graph}"
+        )
+    if folder.name.isdigit() and any((folder / name).is_file() for name in ("model.py", "model.json")):
+        raise invalid(f"'{folder}' is a version of a model: serve it with --model-repository={folder.parent.parent}")
+    raise invalid(f"'{folder}' holds no checkpoint: config.json is missing")
+
+
+def _is_model_directory(path: Path) -> bool:
+    return (path / "config.pbtxt").is_file() or any(one.name.isdigit() for one in path.iterdir() if one.is_dir())
+
+
+def _hub_id(model: str) -> str:
+    if model.startswith((".", "/", "~")) or model.count("/") > 1 or model.endswith((".onnx", ".xml", ".gguf", "/")):
+        raise invalid(f"'{model}' does not exist")
+    return model

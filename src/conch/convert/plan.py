@@ -1,0 +1,115 @@
+"""What a conversion is asked for, checked before anything that takes long.  Pure but for looking at folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from conch.backends.huggingface.options import Options
+from conch.convert.layout import Trio
+from conch.convert.measure import Shape
+from conch.errors import invalid
+
+Layout = Literal["huggingface", "triton"]
+
+BACKENDS: Final = ("torch", "onnx", "openvino")
+BATCH_SIZES: Final = (1, 8, 32)
+SEQUENCE_LENGTHS: Final = (16, 128, 384)
+#: What other converters call the same.
+_ALIASES: Final = {"pytorch": "torch", "onnxruntime": "onnx"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One conversion.
+
+    Empty ``backends``, ``batch_sizes`` and ``sequence_lengths`` mean the usual ones, ``quantize`` None int8 where a
+    backend makes it; ``seconds`` is the time for all measurements together; ``threads`` 0 means the usable cores.
+    """
+
+    model: str
+    repository: Path
+    name: str = ""
+    task: str = ""
+    revision: str = ""
+    backends: tuple[str, ...] = ()
+    quantize: tuple[str, ...] | None = None
+    batch_sizes: tuple[int, ...] = ()
+    sequence_lengths: tuple[int, ...] = ()
+    data: Path | None = None
+    layout: Layout = "huggingface"
+    force: bool = False
+    overwrite: bool = False
+    threads: int = 0
+    trust_remote_code: bool = False
+    seconds: float = 40.0
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The backends by one name each."""
+        usual = [name for name in BACKENDS if self.layout == "huggingface" or name != "openvino"]
+        return tuple(dict.fromkeys(_ALIASES.get(name, name) for name in self.backends or usual))
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """What is built besides fp32."""
+        if self.quantize is None:
+            return ("int8",) if {"onnx", "openvino"} & set(self.engines) else ()
+        return self.quantize
+
+    @property
+    def served_name(self) -> str:
+        """The model's name on the server."""
+        return self.name or default_name(self.model)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The model directories that will appear."""
+        trio = Trio(self.served_name, self.task)
+        return trio.names if self.layout == "triton" else (self.served_name,)
+
+    def options(self) -> Options:
+        """For the backend's own reading of the checkpoint."""
+        folder = Path(self.model).expanduser()
+        return Options(
+            model=str(folder.resolve()) if folder.is_dir() else self.model,
+            revision=self.revision,
+            task=self.task,
+            engine="torch",
+            threads=self.threads,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def shapes(self, max_length: int) -> list[Shape]:
+        """What is measured: every batch size with every length.
+
+        Raises INVALID_ARG for a length that is asked for and that the model does not take; the usual ones are cut to
+        what it takes.
+        """
+        for length in self.sequence_lengths:
+            if length > max_length:
+                raise invalid(f"--seq-len {length} is more than the model takes: at most {max_length} tokens")
+        lengths: Sequence[int] = self.sequence_lengths or [min(length, max_length) for length in SEQUENCE_LENGTHS]
+        return sorted({Shape(batch, length) for batch in self.batch_sizes or BATCH_SIZES for length in lengths})
+
+    def check(self) -> None:
+        """Raise INVALID_ARG for what contradicts itself."""
+        name = self.served_name
+        if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name, re.ASCII):
+            raise invalid(f"--name '{name}' must be letters, digits, '_', '-' and '.', and not begin with a dot")
+        for value, flag in ((self.batch_sizes, "--batch-size"), (self.sequence_lengths, "--seq-len")):
+            if any(one < 1 for one in value):
+                raise invalid(f"{flag} must be at least 1")
+        if any(length < 2 for length in self.sequence_lengths):
+            raise invalid("--seq-len must be at least 2: a text has a first and a last token")
+        if self.layout == "triton" and "onnx" not in self.engines:
+            raise invalid("--layout triton serves an ONNX graph: add onnx to --backend")
+
+
+def default_name(model: str) -> str:
+    """The last part of a Hub id or a path, without what a model's name may not have."""
+    last = Path(model).expanduser().resolve().name if Path(model).expanduser().is_dir() else model.rpartition("/")[2]
+    return re.sub(r"[^\w.-]+", "-", last, flags=re.ASCII).strip(".-") or "model"

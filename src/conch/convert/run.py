@@ -1,0 +1,272 @@
+"""One conversion from beginning to end: build the variants, compare, measure, judge, write, move into place.
+
+Called by ``conch convert`` in its process.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from typing import Any, Final
+
+from conch import __version__
+from conch.backends.huggingface import tokenizing
+from conch.backends.huggingface.checkpoint import Checkpoint
+from conch.backends.huggingface.engines import open_engine
+from conch.backends.huggingface.engines.base import Engine
+from conch.backends.huggingface.engines.onnxruntime import OnnxRuntimeEngine
+from conch.backends.huggingface.manifest import Latency, Manifest, Source, Variant, hashes
+from conch.backends.huggingface.pooling import Pooling, PoolingPlan
+from conch.backends.native.threads import usable_cores
+from conch.convert import agreement, sentences, variants, verdict
+from conch.convert.agreement import SEED, Observation
+from conch.convert.layout import checkpoint_files
+from conch.convert.measure import budgets, measure, speed_up
+from conch.convert.network import head_of
+from conch.convert.observe import Batch, arrays_of, batches, observe, of_shape
+from conch.convert.place import publish, require_free, workspace
+from conch.convert.plan import Plan
+from conch.convert.quiet import quiet
+from conch.convert.variants import Candidate, Failure
+from conch.convert.writing import write
+from conch.errors import internal, invalid, unsupported
+
+_LIBRARIES: Final = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "nncf")
+#: The variant that all others are compared with.
+REFERENCE: Final = "torch-fp32"
+#: How far numbers may be apart that the same network computed, as a share of the largest.
+SAME: Final = 1e-3
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a conversion made: the manifest, and the model directories that appeared."""
+
+    manifest: Manifest
+    folders: tuple[Path, ...]
+
+
+def convert(plan: Plan, progress: Progress) -> Outcome:
+    """Convert as planned.
+
+    ``progress`` is told each step.  Raises ALREADY_EXISTS for a model that is there, INVALID_ARG when no variant
+    passes (with the reasons), and what reading the checkpoint raises.  Nothing is left behind by a failure.
+    """
+    plan.check()
+    require_free(plan.repository, plan.folders, plan.overwrite)
+    with workspace(plan.repository) as work:
+        progress(f"reading {plan.model}")
+        checkpoint = Checkpoint.open(work, plan.options())
+        if checkpoint.manifest is not None:
+            raise invalid(f"'{plan.model}' is a converted model: convert {checkpoint.manifest.source.model} instead")
+        conversion = Conversion(plan, checkpoint, work, progress)
+        manifest = conversion.judge()
+        progress("writing the model")
+        made = work / "made"
+        manifest = write(made, plan, checkpoint, manifest, conversion.candidates, conversion.prove)
+        publish(made, work, plan.repository, plan.folders, plan.overwrite)
+    return Outcome(manifest, tuple(plan.repository / name for name in plan.folders))
+
+
+class Conversion:
+    """The state between the steps of one conversion."""
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, work: Path, progress: Progress) -> None:
+        self.plan = plan
+        self.checkpoint = checkpoint
+        self.progress = progress
+        self.built = work / "built"
+        self.built.mkdir()
+        self.head = head_of(checkpoint.task)
+        if checkpoint.task == "image-classification":
+            raise unsupported(
+                "variants are compared on texts, so a network of images is not converted: serve it as it is"
+            )
+        self.shapes = plan.shapes(checkpoint.max_length)
+        self.encoder = tokenizing.open_encoder(checkpoint, replace(checkpoint.options, truncation="truncate"))
+        mask = self.encoder.token(self.encoder.mask_id) if self.encoder.mask_id is not None else ""
+        fitted, self.samples = sentences.split(sentences.load(checkpoint.task, plan.data, mask=mask))
+        classifies = checkpoint.task == "text-classification"
+        self.labels = sentences.label_indices(self.samples, checkpoint.labels) if classifies else None
+        self.calibration: list[Batch] = batches(self.encoder, fitted)
+        self.batches: list[Batch] = batches(self.encoder, self.samples)
+        embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
+        self.pool = Pooling(PoolingPlan.read(checkpoint, checkpoint.options), checkpoint) if embeds else None
+        self.candidates: dict[str, Candidate] = {}
+
+    def judge(self) -> Manifest:
+        """Build, compare and measure every variant; INVALID_ARG when none may serve."""
+        built = variants.build(
+            self.checkpoint, self.checkpoint.options, self.plan.engines, self.plan.precisions,
+            lambda: list(arrays_of(self.calibration)), self.built, self.progress,
+        )  # fmt: skip
+        if "torch" not in self.plan.engines:
+            built.insert(0, Candidate(REFERENCE, "torch", "fp32", None))
+        opened, failures = self._open(built)
+        judged = {one.name: one for one in self._compare(opened)}
+        self._measure(opened, judged)
+        manifest = self._manifest([*judged.values(), *failures])
+        return self._choose(manifest)
+
+    def _open(self, built: Sequence[Candidate | Failure]) -> tuple[dict[str, Engine], list[Variant]]:
+        opened: dict[str, Engine] = {}
+        failures = []
+        for one in built:
+            if isinstance(one, Failure):
+                failures.append(_failed(one.name, one.reason))
+                continue
+            try:
+                opened[one.name] = self._engine(one)
+                self.candidates[one.name] = one
+            except Exception as error:  # a library's, about one variant
+                failures.append(_failed(one.name, str(error).strip().splitlines()[0]))
+        for failure in failures:
+            self.progress(f"{failure.name}: {failure.reasons[0]}")
+        if REFERENCE not in opened:
+            reason = next((failure.reasons[0] for failure in failures if failure.name == REFERENCE), "it was not built")
+            raise invalid(f"there is no reference to compare with: {REFERENCE}: {reason}")
+        return opened, failures
+
+    def _engine(self, candidate: Candidate) -> Engine:
+        """As the server opens it, from where the file is now."""
+        path = str(candidate.path.resolve()) if candidate.path is not None else ""
+        variant = Variant(candidate.name, candidate.engine, candidate.precision, path, passed=True)
+        checkpoint = replace(self.checkpoint, variant=variant)
+        with quiet():
+            return open_engine(
+                checkpoint,
+                replace(checkpoint.options, engine="auto"),
+                head=self.head,
+                device="cuda" if candidate.engine == "tensorrt" else "cpu",
+            )
+
+    def _compare(self, opened: Mapping[str, Engine]) -> list[Variant]:
+        reference = self._observe(REFERENCE, opened[REFERENCE])
+        judged = []
+        for name, engine in opened.items():
+            candidate = self.candidates[name]
+            path = candidate.path.name if candidate.path is not None else ""
+            one = Variant(name, candidate.engine, candidate.precision, path)
+            try:
+                observed = reference if name == REFERENCE else self._observe(name, engine)
+                judged.append(self._judged(one, reference, observed))
+            except Exception as error:  # a library's, about one variant
+                judged.append(replace(one, reasons=(f"it does not run: {str(error).strip().splitlines()[0]}",)))
+        return judged
+
+    def _observe(self, name: str, engine: Engine) -> list[Observation]:
+        self.progress(f"comparing {name} on {len(self.samples)} samples")
+        encoder = self.encoder
+        return observe(
+            engine,
+            self.checkpoint.task,
+            self.batches,
+            pool=self.pool,
+            mask_id=encoder.mask_id,
+            pad=encoder.pad_id,
+            most=encoder.max_length,
+        )
+
+    def _judged(self, one: Variant, reference: list[Observation], observed: list[Observation]) -> Variant:
+        outputs = agreement.compare(reference, observed)
+        if self.labels is not None:
+            task = agreement.accuracy(self.labels, reference, observed)
+        else:
+            task = agreement.compare_task(self.checkpoint.task, self.samples, reference, observed)
+        figures: dict[str, Mapping[str, Any]] = {name: asdict(output) for name, output in outputs.items()}
+        figures["task"] = asdict(task)
+        reasons = verdict.reasons(one.precision, outputs, task)
+        passed = not reasons
+        if one.name == REFERENCE and "torch" not in self.plan.engines:
+            reasons, passed = (verdict.NOT_ASKED_FOR,), False
+        for reason in () if reasons == (verdict.NOT_ASKED_FOR,) else reasons:
+            self.progress(f"{one.name} refused: {reason}")
+        return replace(one, agreement=figures, passed=passed, reasons=reasons)
+
+    def _measure(self, opened: Mapping[str, Engine], judged: dict[str, Variant]) -> None:
+        """Fill in the latencies of everything that ran; the time is divided by what a shape costs."""
+        engines = {name: engine for name, engine in opened.items() if judged[name].agreement}
+        found: dict[str, list[Latency]] = {name: [] for name in engines}
+        for shape, seconds in budgets(self.shapes, self.plan.seconds).items():
+            self.progress(f"measuring {shape} tokens")
+            arrays = of_shape(self.encoder, self.samples, shape)
+            for name, latency in measure(engines, shape, arrays, budget=seconds).items():
+                found[name].append(latency)
+        for name, latencies in found.items():
+            judged[name] = replace(judged[name], latency=tuple(latencies))
+
+    def _choose(self, manifest: Manifest) -> Manifest:
+        reference = next(one for one in manifest.variants if one.name == REFERENCE)
+        chosen = [self._forced(one) for one in manifest.variants]
+        layout = {"onnxruntime"} if self.plan.layout == "triton" else {"torch", "onnxruntime", "openvino"}
+        factors = {
+            one.name: speed_up(one.latency, reference.latency) for one in chosen if one.usable and one.engine in layout
+        }
+        auto = verdict.choose(factors)
+        if not auto:
+            reasons = "; ".join(f"{one.name}: {one.reasons[0]}" for one in chosen if one.reasons)
+            raise invalid(f"no variant may serve ({reasons}); --force accepts those that ran")
+        return replace(manifest, variants=tuple(chosen), auto=auto)
+
+    def _forced(self, one: Variant) -> Variant:
+        forced = self.plan.force and not one.passed and bool(one.latency) and one.reasons != (verdict.NOT_ASKED_FOR,)
+        return replace(one, forced=True) if forced else one
+
+    def prove(self, graph: Path, candidate: Candidate) -> None:
+        """Raise INTERNAL unless a graph that was edited for other servers says the same as before."""
+        with quiet():
+            edited = OnnxRuntimeEngine(graph, precision=candidate.precision, threads=self.plan.threads)
+        arrays = self.batches[len(self.batches) // 2].arrays
+        expected = self._engine(candidate).run(arrays)
+        if self.pool is not None:
+            expected["embedding"] = self.pool(expected["last_hidden_state"], arrays["attention_mask"])
+        for name, values in edited.run(arrays).items():
+            difference = float(abs(values - expected[name]).max())
+            if not difference <= SAME * max(1.0, float(abs(values).max())):
+                raise internal(f"the edited graph gives another {name} than before, by {difference:.2g}")
+
+    def _manifest(self, found: Sequence[Variant]) -> Manifest:
+        plan, checkpoint = self.plan, self.checkpoint
+        names = [str(name) for name in checkpoint_files(checkpoint, weights=True)]
+        settings = {
+            "backends": list(plan.engines),
+            "quantize": list(plan.precisions),
+            "batch_sizes": sorted({shape.batch for shape in self.shapes}),
+            "sequence_lengths": sorted({shape.tokens for shape in self.shapes}),
+            "data": str(plan.data) if plan.data is not None else "built-in",
+            "samples": len(self.samples),
+            "seed": SEED,
+            "threads": plan.threads or usable_cores(),
+            "device": "cpu",
+        }
+        return Manifest(
+            source=Source(plan.model, checkpoint.revision, hashes(checkpoint.directory, names)),
+            task=checkpoint.task,
+            variants=tuple(found),
+            auto="",
+            files={},
+            conch=__version__,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            versions={"python": python_version(), **_versions()},
+            settings=settings,
+        )
+
+
+def _failed(name: str, reason: str) -> Variant:
+    engine, _, precision = name.partition("-")
+    return Variant(name, engine, precision, reasons=(reason,))
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,192 @@
+"""The texts that variants of a model are compared on: built in, or a file of the user's.
+
+Random token ids would not do: activations on them are unlike those on language, and so are the errors of a
+quantised network.  Used by ``conch convert`` in its process; reads files and nothing else.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from conch.errors import invalid
+
+_DATA: Final = Path(__file__).with_name("data")
+
+#: Tasks whose input is two texts, and the columns of a file that may hold each.
+_PAIRS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "question-answering": (("question",), ("context",)),
+    "text-ranking": (("query", "question", "text", "text_input"), ("passage", "document", "context", "text_pair")),
+    "zero-shot-classification": (("text", "premise", "sentence", "text_input"), ("hypothesis", "text_pair")),
+}
+_TEXT: Final = ("text", "sentence", "text_input", "sentence1", "content")
+_HYPOTHESES: Final = tuple(
+    f"This example is about {topic}." for topic in ("sports", "politics", "cooking", "technology", "health", "travel")
+)
+#: Passages that a built-in question is ranked against; the first answers it.
+_PASSAGES: Final = 6
+#: A file may be larger than anybody wants to wait for; this many of its texts, spread evenly, are used.
+MOST_SAMPLES: Final = 512
+#: Fewer than these in a part are not worth dividing.
+LEAST_SAMPLES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One input: a text, and for tasks over pairs the second one.
+
+    Samples of one ``group`` are ranked against each other; ``label`` is what a file says is right, or empty.
+    """
+
+    text: str
+    pair: str | None = None
+    group: int = 0
+    label: str = ""
+
+
+def load(task: str, file: Path | None = None, *, mask: str = "") -> list[Sample]:
+    """The samples for a task of ``transformers.pipeline``; ``mask`` is the tokenizer's mask token, for fill-mask.
+
+    Raises INVALID_ARG for a file that cannot be read, or lacks what the task needs.
+    """
+    samples = _spread(_from_file(task, file)) if file is not None else _built_in(task)
+    if task == "fill-mask":
+        if not mask:
+            raise invalid("fill-mask needs a tokenizer with a mask token")
+        samples = list(_masked(samples, mask))
+        if not samples:
+            raise invalid(f"no text of {file} has a word to mask: each needs four words, or the mask token {mask}")
+    return samples
+
+
+def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    """Samples to set the ranges of a quantised network by, and others to compare it on.
+
+    A third is for the former, and none of a group is in both: a network would otherwise be judged on what it was
+    fitted to.  Too few to divide serve for both.
+    """
+    keys = [sample.group for sample in samples] if any(sample.group for sample in samples) else range(len(samples))
+    chosen = [key % 3 == 1 for key in keys]
+    if min(sum(chosen), len(chosen) - sum(chosen)) < LEAST_SAMPLES:
+        return list(samples), list(samples)
+    parts = [[one for one, is_first in zip(samples, chosen, strict=True) if is_first is part] for part in (True, False)]
+    return parts[0], parts[1]
+
+
+def _built_in(task: str) -> list[Sample]:
+    sentences = (_DATA / "sentences.txt").read_text(encoding="utf-8").splitlines()
+    if task not in _PAIRS:
+        return [Sample(sentence) for sentence in sentences]
+    if task == "zero-shot-classification":
+        return [Sample(text, _HYPOTHESES[index % len(_HYPOTHESES)]) for index, text in enumerate(sentences)]
+    documents = [json.loads(line) for line in (_DATA / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    if task == "question-answering":
+        return [
+            Sample(question, document["context"], group)
+            for group, document in enumerate(documents)
+            for question in document["questions"]
+        ]
+    asked = [(question, place) for place, document in enumerate(documents) for question in document["questions"]]
+    return [
+        Sample(question, documents[(place + step) % len(documents)]["context"], group)
+        for group, (question, place) in enumerate(asked)
+        for step in range(_PASSAGES)
+    ]
+
+
+def label_indices(samples: Sequence[Sample], names: Sequence[str] | None) -> list[int] | None:
+    """The class of each sample by the labels of a file, which are names or numbers; None without labels.
+
+    Raises INVALID_ARG for one that the model does not have.
+    """
+    if not all(sample.label for sample in samples):
+        return None
+    known = {name: index for index, name in enumerate(names or ())} | {str(i): i for i in range(len(names or ()))}
+    for sample in samples:
+        if sample.label not in known:
+            raise invalid(f"--data has the label '{sample.label}'; the model has {', '.join(names or ()) or 'none'}")
+    return [known[sample.label] for sample in samples]
+
+
+def _from_file(task: str, file: Path) -> list[Sample]:
+    try:
+        rows = list(_rows(file))
+    except OSError as error:
+        raise invalid(f"--data {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise invalid(f"--data {file} is not UTF-8: byte {error.start}") from None
+    if not rows:
+        raise invalid(f"--data {file} has no texts")
+    texts, pairs = _PAIRS.get(task, (_TEXT, ()))
+    first = _column(file, task, rows[0], texts)
+    second = _column(file, task, rows[0], pairs) if pairs else None
+    groups: dict[str, int] = {}
+    samples = []
+    for row in rows:
+        text = _cell(row, first)
+        pair = _cell(row, second) if second else None
+        if text.strip() and (pair is None or pair.strip()):
+            label = _cell(row, "label")
+            samples.append(Sample(text, pair, groups.setdefault(text, len(groups)) if pairs else 0, label))
+    if not samples:
+        raise invalid(f"--data {file} has no texts in column '{first}'")
+    return samples
+
+
+def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    """A mapping for each line or record; a line of plain text is the column ``text``."""
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        if file.suffix in (".csv", ".tsv"):
+            yield from csv.DictReader(lines, delimiter="\t" if file.suffix == ".tsv" else ",")
+            return
+        for number, line in enumerate(lines, 1):
+            text = line.strip()
+            if not text:
+                continue
+            if file.suffix not in (".jsonl", ".json", ".ndjson"):
+                yield {"text": text}
+                continue
+            try:
+                value = json.loads(text)
+            except ValueError as error:
+                raise invalid(f"--data {file}, line {number}: not one JSON value a line: {error}") from None
+            if not isinstance(value, dict | str):
+                raise invalid(f"--data {file}, line {number}: neither an object nor a string")
+            yield value if isinstance(value, dict) else {"text": value}
+
+
+def _column(file: Path, task: str, row: Mapping[str, Any], names: Sequence[str]) -> str:
+    found = next((name for name in names if name in row), None)
+    if found is None:
+        wanted = f"'{names[0]}'" if len(names) == 1 else f"one of {', '.join(names)}"
+        raise invalid(f"--data {file}: {task} needs a column {wanted}; it has {', '.join(map(str, row))}")
+    return found
+
+
+def _cell(row: Mapping[str, Any], column: str) -> str:
+    value = row.get(column)
+    return "" if value is None else str(value)
+
+
+def _spread(samples: list[Sample]) -> list[Sample]:
+    if len(samples) <= MOST_SAMPLES:
+        return samples
+    step = len(samples) / MOST_SAMPLES
+    return [samples[int(index * step)] for index in range(MOST_SAMPLES)]
+
+
+def _masked(samples: Sequence[Sample], mask: str) -> Iterator[Sample]:
+    """Each text with one word masked, another place in each; texts that name the mask themselves stay."""
+    for index, sample in enumerate(samples):
+        words = sample.text.split()
+        if mask in sample.text:
+            yield sample
+        elif len(words) >= 4:
+            place = index * 7 % len(words)
+            word = words[place]
+            end = word[len(word.rstrip(".,;:!?")) :]
+            yield Sample(" ".join([*words[:place], mask + end, *words[place + 1 :]]))

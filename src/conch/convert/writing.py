@@ -1,0 +1,78 @@
+"""The result of a conversion as files: model directories, manifest and reports, in a folder that nobody loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from conch.backends.huggingface.checkpoint import Checkpoint
+from conch.backends.huggingface.manifest import Manifest, Variant, hashes
+from conch.backends.huggingface.options import Options
+from conch.backends.huggingface.tokenizing import open_encoder
+from conch.convert import report
+from conch.convert.layout import Trio, checkpoint_files, copy, huggingface_config
+from conch.convert.plan import Plan
+from conch.convert.variants import Candidate
+
+#: Told of a graph that was edited, and what it was made from; raises when it says something else.
+Prove = Callable[[Path, Candidate], None]
+
+#: Where variants are measured, and so where their verdict holds.
+_KIND = "KIND_CPU"
+
+
+def write(
+    made: Path,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    candidates: Mapping[str, Candidate],
+    prove: Prove,
+) -> Manifest:
+    """Write the plan's model directories into ``made``; returns the manifest with the paths and hashes of files there.
+
+    Files of candidates are moved.  Raises UNSUPPORTED for a network that the layout has no place for.
+    """
+    made.mkdir()
+    if plan.layout == "triton":
+        trio = Trio(plan.served_name, checkpoint.task)
+        lower = bool((checkpoint.json("sentence_bert_config.json") or {}).get("do_lower_case"))
+        pad_id = open_encoder(checkpoint, Options()).pad_id
+        trio.write(made, checkpoint, candidates[manifest.auto].files, _KIND, pad_id, lower)
+        model = made / trio.model
+        prove(model / "1" / "model.onnx", candidates[manifest.auto])
+    else:
+        model = made / plan.served_name
+        _write_one(model, plan, checkpoint, [candidates[one.name] for one in manifest.variants if one.usable])
+    manifest = replace(
+        manifest,
+        variants=tuple(replace(one, path=_path(plan, one, manifest.auto)) for one in manifest.variants),
+        files=hashes(model / "1"),
+    )
+    manifest.write(model / "1")
+    (model / "report.md").write_text(report.markdown(manifest), encoding="utf-8")
+    (model / "report.html").write_text(report.html(manifest), encoding="utf-8")
+    return manifest
+
+
+def _write_one(model: Path, plan: Plan, checkpoint: Checkpoint, usable: Sequence[Candidate]) -> None:
+    target = model / "1"
+    target.mkdir(parents=True)
+    weights = any(one.path is None for one in usable)
+    copy(checkpoint, checkpoint_files(checkpoint, weights=weights, code=plan.trust_remote_code), target)
+    for path in {file for one in usable for file in one.files}:
+        path.rename(target / path.name)
+    parameters = {"task": plan.task} if plan.task else {}
+    if plan.trust_remote_code:
+        parameters["trust_remote_code"] = "true"
+    if plan.threads:
+        parameters["threads"] = str(plan.threads)
+    (model / "config.pbtxt").write_text(huggingface_config(parameters, _KIND), encoding="utf-8")
+
+
+def _path(plan: Plan, one: Variant, auto: str) -> str:
+    """A variant's file among those written; what may not serve was not."""
+    if plan.layout == "triton":
+        return "model.onnx" if one.name == auto else ""
+    return one.path if one.usable else ""

@@ -1,0 +1,81 @@
+"""Requests that would take a worker's memory or time for nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests import task_checkpoints, text_checkpoints
+from tests.conformance.raw import get, post, tensor
+from tests.e2e.processes import workers
+from tests.events import eventually
+from tests.servers import ConchServer
+
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+NO_BATCHES = """
+    backend: "huggingface" max_batch_size: 0
+    input { name: "text_input" data_type: TYPE_STRING dims: [1] }
+    output { name: "score" data_type: TYPE_FP32 dims: [1] }
+"""
+
+
+@pytest.fixture
+def background() -> Iterator[Callable[..., Future[Any]]]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool.submit
+
+
+def infer(server: ConchServer, model: str, *inputs: Any) -> Any:
+    return post(server.http, f"/v2/models/{model}/infer", {"inputs": list(inputs)})
+
+
+def text(name: str, value: str) -> Any:
+    return tensor(name, "BYTES", [value], [1, 1])
+
+
+def number(name: str, value: int) -> Any:
+    return tensor(name, "INT32", [value], [1, 1])
+
+
+def test_a_pair_of_very_long_texts_is_cut_and_the_worker_lives(tmp_path: Path, stack: ExitStack) -> None:
+    text_checkpoints.write(tmp_path / "rerank" / "1", "AutoModelForSequenceClassification", num_labels=1)
+    server = stack.enter_context(ConchServer(tmp_path, env=ENVIRONMENT))
+    before = workers(server)
+    reply = infer(server, "rerank", text("text_input", "anna " * 50_000), text("text_pair", "bus " * 50_000))
+    assert reply.status == 200 and reply.json()["parameters"]["truncated"] == 1
+    assert workers(server) == before
+
+
+def test_a_text_that_nobody_waits_for_any_more_is_not_written_to_its_end(
+    tmp_path: Path, stack: ExitStack, background: Callable[..., Future[Any]]
+) -> None:
+    task_checkpoints.t5(tmp_path / "writer" / "1")
+    server = stack.enter_context(ConchServer(tmp_path, env=ENVIRONMENT))
+    endless = [text("text_input", "the bus"), number("max_new_tokens", 65_536), number("min_length", 65_536)]
+    body = json.dumps({"inputs": endless}).encode()
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v2/models/writer/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        started = 'nv_inference_pending_request_count{model="writer",version="1"} 1'
+        second = background(infer, server, "writer", text("text_input", "a"), number("max_new_tokens", 3))
+        eventually(lambda: started in requests.get(f"http://{server.metrics}/metrics").text, "one that waits")
+    assert second.result(60).status == 200
+
+
+def test_a_model_without_a_batch_dimension_is_refused(tmp_path: Path, stack: ExitStack) -> None:
+    text_checkpoints.write(tmp_path / "single" / "1", "AutoModelForSequenceClassification", num_labels=1)
+    (tmp_path / "single" / "config.pbtxt").write_text(NO_BATCHES)
+    flags = ("--model-control-mode=explicit", "--disable-auto-complete-config")
+    server = stack.enter_context(ConchServer(tmp_path, *flags, env=ENVIRONMENT))
+    reply = post(server.http, "/v2/repository/models/single/load")
+    assert reply.status == 400 and "has max_batch_size 0" in reply.error
+    assert get(server.http, "/v2/health/live").status == 200

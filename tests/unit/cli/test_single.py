@@ -1,0 +1,269 @@
+"""``conch serve MODEL``: the repository that is made for one model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conch.cli import main
+from conch.cli.single import example, model_name
+from conch.inference import TensorSpec
+from conch.settings import Settings
+
+
+@dataclass
+class Started:
+    """What a fake server was started with, and what lay in its repository."""
+
+    settings: Settings
+    name: str
+    files: dict[str, Path]
+    model_json: dict[str, Any] | None
+    on_ready: Callable[[Any], None] | None
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
+    servers: list[Started] = []
+
+    def run(settings: Settings, on_ready: Callable[[Any], None] | None = None) -> int:
+        (model,) = Path(settings.model_repository[0]).iterdir()
+        files = {path.name: path.resolve() for path in (model / "1").iterdir()}
+        document = json.loads(files["model.json"].read_text()) if "model.json" in files else None
+        servers.append(Started(settings, model.name, files, document, on_ready))
+        return 0
+
+    app = ModuleType("conch.app")
+    app.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "conch.app", app)
+    return servers
+
+
+def checkpoint(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def refusal(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["serve", *arguments]) == 1
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    return output.err.strip()
+
+
+def test_hub_id_is_served_under_its_last_part(started: list[Started]) -> None:
+    assert main(["serve", "org/all-MiniLM-L6-v2"]) == 0
+
+    assert started[0].name == "all-MiniLM-L6-v2"
+    assert started[0].model_json == {"model": "org/all-MiniLM-L6-v2"}
+
+
+def test_repository_is_gone_when_the_server_has_ended(started: list[Started]) -> None:
+    main(["serve", "org/name"])
+
+    assert not Path(started[0].settings.model_repository[0]).exists()
+
+
+def test_repository_is_gone_when_the_server_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    repositories: list[Path] = []
+
+    def run(settings: Settings, on_ready: object) -> int:
+        repositories.append(Path(settings.model_repository[0]))
+        raise RuntimeError("no server today")
+
+    app = ModuleType("conch.app")
+    app.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "conch.app", app)
+
+    with pytest.raises(RuntimeError):
+        main(["serve", "org/name"])
+    assert [path.exists() for path in repositories] == [False]
+
+
+def test_what_is_said_of_the_model_goes_into_its_file(started: list[Started]) -> None:
+    main(
+        [
+            "serve",
+            "org/name",
+            "--task=ner",
+            "--engine=torch",
+            "--revision=v1",
+            "--trust-remote-code",
+            "--http-port=9000",
+        ]
+    )
+
+    assert started[0].model_json == {
+        "model": "org/name",
+        "task": "ner",
+        "engine": "torch",
+        "revision": "v1",
+        "trust_remote_code": True,
+    }
+    assert started[0].settings.http_port == 9000
+
+
+def test_checkpoint_folder_is_served_where_it_is(started: list[Started], tmp_path: Path) -> None:
+    main(["serve", str(checkpoint(tmp_path / "my model"))])
+
+    assert started[0].name == "my_model"
+    assert started[0].model_json == {"model": str(tmp_path / "my model")}
+
+
+def test_relative_folder_is_found_from_anywhere(
+    started: list[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+
+    main(["serve", "model"])
+
+    assert started[0].model_json == {"model": str(tmp_path / "model")}
+
+
+def test_model_may_be_given_a_name(started: list[Started]) -> None:
+    main(["serve", "org/name", "--name=other"])
+
+    assert started[0].name == "other"
+
+
+def test_graph_is_linked_with_the_tensors_beside_it(started: list[Started], tmp_path: Path) -> None:
+    for name in ("net.onnx", "net.onnx.data", "net.onnx_data", "tensors.data", "config.json", "other.onnx"):
+        (tmp_path / name).touch()
+
+    main(["serve", str(tmp_path / "net.onnx")])
+
+    assert started[0].name == "net"
+    assert started[0].files == {
+        "model.onnx": tmp_path / "net.onnx",
+        "net.onnx.data": tmp_path / "net.onnx.data",
+        "net.onnx_data": tmp_path / "net.onnx_data",
+        "tensors.data": tmp_path / "tensors.data",
+    }
+
+
+def test_openvino_graph_is_linked_with_its_weights(
+    started: list[Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.xml").touch()
+    assert "needs its weights in" in refusal(str(tmp_path / "net.xml"), capsys=capsys)
+    (tmp_path / "net.bin").touch()
+
+    main(["serve", str(tmp_path / "net.xml")])
+
+    assert started[0].files == {"model.xml": tmp_path / "net.xml", "model.bin": tmp_path / "net.bin"}
+
+
+def test_model_is_loaded_where_models_are_loaded_on_request(started: list[Started]) -> None:
+    main(["serve", "org/name", "--model-control-mode=explicit"])
+    main(["serve", "org/name"])
+
+    assert [one.settings.load_model for one in started] == [("name",), ()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("org/name", "--model-repository=/r"), "give either the model 'org/name' or --model-repository, not both"),
+        (("org/name", "--model-store=/r"), "give either the model 'org/name' or --model-repository, not both"),
+        (("org/name", "stray"), "Unexpected argument: stray"),
+        (
+            ("--task=ner", "--model-repository=/r"),
+            "--task is for 'conch serve MODEL'; for a model of a repository, say",
+        ),
+        (("org/name", "--name=a/b"), "'a/b' cannot be a model's name: choose one without slashes with --name"),
+        (("org/name", "--name=.."), "'..' cannot be a model's name"),
+        (("./nowhere",), "'./nowhere' does not exist"),
+        (("/nowhere/at/all",), "'/nowhere/at/all' does not exist"),
+        (("nowhere.onnx",), "'nowhere.onnx' does not exist"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(
+    started: list[Started], arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refusal(*arguments, capsys=capsys)
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "message"),
+    [
+        ("models/m/1/model.py", "models", "is a model repository: serve it with --model-repository={}/models"),
+        ("models/m/config.pbtxt", "models", "is a model repository: serve it with --model-repository={}/models"),
+        ("models/m/1/model.py", "models/m", "is a model of a repository: serve it with --model-repository={}/models"),
+        ("models/m/1/model.py", "models/m/1", "is a version of a model: serve it with --model-repository={}/models"),
+        ("folder/net.onnx", "folder", "config.json is missing; to serve the graph alone, give {}/folder/net.onnx"),
+        ("folder/readme", "folder", "holds no checkpoint: config.json is missing"),
+        ("net.gguf", "net.gguf", "is a GGUF file, which is not served yet"),
+        ("net.txt", "net.txt", "is not a model that can be served: give a Hub id, a checkpoint's folder, or an .onnx"),
+    ],
+)
+def test_path_that_is_no_checkpoint_is_refused_with_what_to_do(
+    started: list[Started], tmp_path: Path, file: str, model: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).touch()
+
+    assert message.format(tmp_path) in refusal(str(tmp_path / model), capsys=capsys)
+    assert started == []
+
+
+def test_option_of_checkpoints_is_refused_for_a_graph(
+    started: list[Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.onnx").touch()
+    assert "--task is for checkpoints" in refusal(str(tmp_path / "net.onnx"), "--task=ner", capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/models/minilm/1", "minilm"),
+        ("/cache/models--org--all-MiniLM/snapshots/0123abc", "all-MiniLM"),
+        ("/x/net.v2.onnx", "net.v2"),
+        ("/x/e5.v2", "e5.v2"),
+        ("/x/.hidden", "hidden"),
+        ("/x/été", "t"),
+        ("/x/日本", "model"),
+        ("/", "model"),
+    ],
+)
+def test_name_is_the_last_part_that_says_something(path: str, name: str) -> None:
+    assert model_name(Path(path)) == name
+
+
+def spec(name: str, datatype: str = "BYTES", optional: bool = False) -> TensorSpec:
+    return TensorSpec(name, datatype, (1,), optional=optional)
+
+
+def test_example_asks_for_what_the_model_needs() -> None:
+    line = example("http://localhost:8000/v2/models/m", [spec("text_input"), spec("top_k", "INT32", optional=True)])
+
+    assert line == 'curl http://localhost:8000/v2/models/m/generate -d \'{"text_input": "Where is the library?"}\''
+
+
+@pytest.mark.parametrize("inputs", [[spec("image")], [spec("input_ids", "INT64")], [spec("samples", optional=True)]])
+def test_model_that_takes_something_else_tells_its_tensors(inputs: list[TensorSpec]) -> None:
+    assert example("http://localhost:8000/v2/models/m", inputs) == "curl http://localhost:8000/v2/models/m"
+
+
+def test_example_is_logged_when_the_model_is_ready(started: list[Started], caplog: pytest.LogCaptureFixture) -> None:
+    main(["serve", "org/name", "--http-port=9000"])
+    signature = SimpleNamespace(inputs={"text_input": spec("text_input")})
+    server = SimpleNamespace(model=lambda name: SimpleNamespace(signature=signature))
+    announce = started[0].on_ready
+    assert announce is not None
+
+    with caplog.at_level("INFO", logger="conch"):
+        announce(server)
+
+    (record,) = caplog.records
+    assert record.__dict__["table"].startswith("curl http://localhost:9000/v2/models/name/generate -d")

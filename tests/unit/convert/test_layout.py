@@ -1,0 +1,267 @@
+"""The model directories that are written, and the edited graph in one of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from conch.backends.huggingface.checkpoint import Checkpoint
+from conch.backends.huggingface.engines.onnxruntime import OnnxRuntimeEngine
+from conch.backends.huggingface.options import Options
+from conch.backends.huggingface.pooling import Pooling, PoolingPlan
+from conch.backends.huggingface.tokenizing import open_encoder
+from conch.cli.check import check
+from conch.config import pbtxt
+from conch.config.schema import ModelConfig
+from conch.convert.layout import TEMPLATE, Trio, checkpoint_files, huggingface_config, quoted
+from conch.convert.observe import padded
+from conch.convert.standalone import standalone
+from conch.errors import ConchError
+from tests.text_checkpoints import TEXTS, wordpiece
+
+IDS = np.array([[3, 4, 5], [6, 7, 0]])
+MASK = np.array([[1, 1, 1], [1, 1, 0]])
+
+
+def graph(path: Path, output: str = "last_hidden_state", opset: int = 18) -> Path:
+    """Hidden vectors ``[id, -mask, type]`` of each token."""
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    nodes = []
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [2])
+    minus = helper.make_tensor("minus", TensorProto.FLOAT, [], [-1.0])
+    for name in inputs:
+        nodes.append(helper.make_node("Cast", [name], [f"{name}_float"], to=TensorProto.FLOAT))
+        nodes.append(helper.make_node("Unsqueeze", [f"{name}_float", "axes"], [f"{name}_column"]))
+    nodes.append(helper.make_node("Mul", ["attention_mask_column", "minus"], ["mask_column"]))
+    columns = ["input_ids_column", "mask_column", "token_type_ids_column"]
+    nodes.append(helper.make_node("Concat", columns, [output], axis=2))
+    made = helper.make_graph(
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["n", "t"]) for name in inputs],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", "t", 3])],
+        [axes, minus],
+    )
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    folder = tmp_path / "checkpoint"
+    wordpiece(folder)
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin", "model.onnx", "conch.json", "code.py"):
+        (folder / name).write_text("{}")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    return Checkpoint(folder, "tiny", "", {"hidden_size": 3}, Options(), task="feature-extraction", max_length=8)
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("mode", ["mean", "cls", "max"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_pooling_in_the_graph_is_the_backends(
+    checkpoint: Checkpoint, tmp_path: Path, mode: str, normalize: bool, opset: int
+) -> None:
+    plan = PoolingPlan.read(checkpoint, Options(pooling=mode, normalize=normalize))
+    source = graph(tmp_path / "source.onnx", opset=opset)
+    standalone(source, tmp_path / "made.onnx", plan=plan, pairs=True)
+    arrays = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": MASK}
+
+    engine = OnnxRuntimeEngine(tmp_path / "made.onnx", threads=1)
+    hidden = OnnxRuntimeEngine(source, threads=1).run(arrays)["last_hidden_state"]
+
+    assert engine.outputs == ("embedding",)
+    expected = Pooling(plan, checkpoint)(hidden, MASK)
+    np.testing.assert_allclose(engine.run(arrays)["embedding"], expected, rtol=1e-6)
+
+
+def test_zeros_alone_can_be_pooled(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """``perf_analyzer --input-data zero`` sends no real token at all."""
+    plan = PoolingPlan.read(checkpoint, Options(normalize=True))
+    standalone(graph(tmp_path / "source.onnx"), tmp_path / "made.onnx", plan=plan, pairs=False)
+    zeros = np.zeros((2, 3), np.int64)
+
+    found = OnnxRuntimeEngine(tmp_path / "made.onnx", threads=1).run({"input_ids": zeros, "attention_mask": zeros})
+
+    assert np.isfinite(found["embedding"]).all()
+
+
+def test_single_texts_need_no_types(tmp_path: Path) -> None:
+    standalone(graph(tmp_path / "source.onnx", "logits"), tmp_path / "made.onnx", plan=None, pairs=False)
+
+    engine = OnnxRuntimeEngine(tmp_path / "made.onnx", threads=1)
+
+    assert engine.inputs == {"input_ids", "attention_mask"}
+    found = engine.run({"input_ids": IDS, "attention_mask": MASK})["logits"]
+    assert (found[..., 2] == 0).all() and (found[..., 0] == IDS).all()
+
+
+def test_pooling_that_takes_weights_is_refused(tmp_path: Path) -> None:
+    source = graph(tmp_path / "source.onnx")
+
+    for plan in (PoolingPlan(steps=[("Dense", "2_Dense")]), PoolingPlan(modes=("mean", "max"))):
+        with pytest.raises(ConchError, match="--layout triton cannot put"):
+            standalone(source, tmp_path / "made.onnx", plan=plan, pairs=False)
+
+
+def test_files_of_a_checkpoint_are_tokenizer_configuration_modules_and_one_kind_of_weights(
+    checkpoint: Checkpoint,
+) -> None:
+    names = {path.as_posix() for path in checkpoint_files(checkpoint, weights=True)}
+
+    assert {"config.json", "tokenizer.json", "1_Pooling/config.json", "model.safetensors"} <= names
+    assert not names & {"pytorch_model.bin", "model.onnx", "conch.json", "code.py"}
+    assert "model.safetensors" not in map(str, checkpoint_files(checkpoint, weights=False))
+    assert Path("code.py") in checkpoint_files(checkpoint, weights=False, code=True)
+
+
+def test_texts_in_a_configuration_are_quoted() -> None:
+    config = pbtxt.parse(huggingface_config({"task": 'a "b" \\ \n c'}, "KIND_CPU"), "x")
+
+    assert config.parameters["task"].string_value == 'a "b" \\ \n c'
+    assert quoted("x") == '"x"'
+
+
+def configs(folder: Path) -> dict[str, ModelConfig]:
+    found = {}
+    for path in sorted(folder.glob("*/config.pbtxt")):
+        found[path.parent.name] = pbtxt.parse(path.read_text(), str(path))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("task", "output", "texts", "inputs", "names"),
+    [
+        ("feature-extraction", "last_hidden_state", ["TEXT"], ["input_ids", "attention_mask"], ["output"]),
+        ("text-classification", "logits", ["TEXT"], ["input_ids", "attention_mask"], ["output"]),
+        (
+            "text-ranking",
+            "logits",
+            ["TEXT", "TEXT_PAIR"],
+            ["input_ids", "attention_mask", "token_type_ids"],
+            ["output"],
+        ),
+    ],
+)
+def test_trio_is_three_models_that_fit(
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    task: str,
+    output: str,
+    texts: list[str],
+    inputs: list[str],
+    names: list[str],
+) -> None:
+    source = graph(tmp_path / "source.onnx", output)
+    (tmp_path / "source.onnx.data").write_text("weights")
+    checkpoint.task = task
+
+    trio = Trio("m", task)
+    trio.write(tmp_path / "out", checkpoint, [source, tmp_path / "source.onnx.data"], "KIND_CPU", 0, False)
+
+    found = configs(tmp_path / "out")
+    assert sorted(found) == sorted(trio.names)
+    assert check([tmp_path / "out"]) == []
+    inference, model, tokenize = (found[f"m_onnx_{name}"] for name in ("inference", "model", "tokenize"))
+    assert [one.name for one in inference.input] == [one.name for one in tokenize.input] == texts
+    assert [one.name for one in model.input] == [one.name for one in tokenize.output] == inputs
+    assert [one.name for one in inference.output] == names
+    # Whole shapes: perf_analyzer's --shape input_ids:8,384 and TEXT:1.
+    assert {config.max_batch_size for config in found.values()} == {0}
+    assert list(model.input[0].dims) == [-1, -1] and list(inference.input[0].dims) == [-1]
+    version = tmp_path / "out" / "m_onnx_model" / "1"
+    assert sorted(path.name for path in version.iterdir()) == ["model.onnx", "source.onnx.data"]
+    assert (tmp_path / "out" / "m_onnx_inference" / "1").is_dir()
+
+
+def test_network_of_images_has_no_trio(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    pixels = helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["n", 3])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3])
+    node = helper.make_node("Identity", ["pixel_values"], ["logits"])
+    model = helper.make_model(helper.make_graph([node], "tiny", [pixels], [logits]))
+    onnx.save(model, tmp_path / "source.onnx")
+
+    with pytest.raises(ConchError, match="networks of text; this one takes pixel_values"):
+        Trio("m", "image-classification").write(tmp_path, checkpoint, [tmp_path / "source.onnx"], "KIND_CPU", 0, False)
+
+
+@pytest.fixture
+def pb_utils(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """What the tokenizer's model needs of Triton's module."""
+    module = ModuleType("triton_python_backend_utils")
+    module.Tensor = lambda name, array: (name, array)  # type: ignore[attr-defined]
+    module.TritonError = str  # type: ignore[attr-defined]
+    module.InferenceResponse = lambda tensors=None, error=None: SimpleNamespace(  # type: ignore[attr-defined]
+        outputs=dict(tensors or []), error=error
+    )
+    module.get_input_tensor_by_name = lambda request, name: SimpleNamespace(  # type: ignore[attr-defined]
+        as_numpy=lambda: np.array(request[name], np.object_)
+    )
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+    yield module
+
+
+def tokenizer_model(checkpoint: Checkpoint, *texts: str, **parameters: str) -> Any:
+    """The model of the trio's first step, initialised."""
+    space: dict[str, Any] = {}
+    exec(compile(TEMPLATE.read_text(), str(TEMPLATE), "exec"), space)
+    values = {"max_length": "8", "pad_id": "0", **parameters}
+    model = space["TritonPythonModel"]()
+    model.initialize({
+        "model_config": json.dumps({
+            "parameters": {name: {"string_value": value} for name, value in values.items()},
+            "input": [{"name": name} for name in texts],
+            "output": [{"name": name} for name in ("input_ids", "attention_mask", "token_type_ids")],
+        }),
+        "model_repository": str(checkpoint.directory.parent),
+        "model_version": checkpoint.directory.name,
+    })  # fmt: skip
+    return model
+
+
+@pytest.mark.usefixtures("pb_utils")
+@pytest.mark.parametrize("file", ["tokenizer.json", "vocab.txt"])
+def test_tokenizer_of_the_trio_gives_what_the_backends_gives(checkpoint: Checkpoint, file: str) -> None:
+    if file == "vocab.txt":
+        tokenizer = (checkpoint.directory / "tokenizer.json").rename(checkpoint.directory / "aside")
+        words = sorted(json.loads(tokenizer.read_text())["model"]["vocab"].items(), key=lambda one: one[1])
+        (checkpoint.directory / "vocab.txt").write_text("\n".join(word for word, _ in words))
+        (checkpoint.directory / "config.json").write_text('{"model_type": "bert"}')
+    texts = [text.encode() for text in TEXTS]
+    (answer,) = tokenizer_model(checkpoint, "TEXT").execute([{"TEXT": texts}])
+    if file == "vocab.txt":
+        tokenizer.rename(checkpoint.directory / "tokenizer.json")
+
+    encoder = open_encoder(checkpoint, checkpoint.options)
+    expected = padded(encoder.encode(TEXTS)[0], encoder.pad_id)
+    for name, array in answer.outputs.items():
+        assert array.dtype == np.int64
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+@pytest.mark.usefixtures("pb_utils")
+def test_tokenizer_of_the_trio_takes_pairs(checkpoint: Checkpoint) -> None:
+    model = tokenizer_model(checkpoint, "TEXT", "TEXT_PAIR")
+
+    good, uneven = model.execute([{"TEXT": [b"a", b"b"], "TEXT_PAIR": [b"c", b"d"]}, {"TEXT": [b"a"], "TEXT_PAIR": []}])
+
+    assert set(good.outputs["token_type_ids"][0].tolist()) == {0, 1}
+    assert uneven.error == "input 'TEXT_PAIR' has no text"
+
+
+@pytest.mark.usefixtures("pb_utils")
+def test_bad_text_fails_its_request_alone(checkpoint: Checkpoint) -> None:
+    bad, good = tokenizer_model(checkpoint, "TEXT").execute([{"TEXT": [b"a", b"b\xff"]}, {"TEXT": [b"a"]}])
+
+    assert bad.error == "input 'TEXT' is not valid UTF-8: element 1, byte 1"
+    assert good.error is None

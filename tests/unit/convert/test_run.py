@@ -1,0 +1,272 @@
+"""Whole conversions of tiny checkpoints, with the time for measuring set to nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conch.backends.huggingface.checkpoint import Checkpoint
+from conch.backends.huggingface.engines import open_engine
+from conch.backends.huggingface.engines.base import Engine
+from conch.backends.huggingface.manifest import Manifest
+from conch.backends.huggingface.options import Options
+from conch.backends.native.arrays import Array
+from conch.cli import main
+from conch.convert import run, verdict
+from conch.convert.plan import Plan
+from conch.convert.run import Outcome, convert
+from conch.errors import Code, ConchError
+from tests.text_checkpoints import write
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("encoder"), "AutoModel")
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
+    return write(tmp_path_factory.mktemp("classifier"), "AutoModelForSequenceClassification", **names)
+
+
+def plan(model: Path, repository: Path, **given: Any) -> Plan:
+    usual: dict[str, Any] = {
+        "name": "m",
+        "backends": ("torch", "onnx"),
+        "quantize": (),
+        "batch_sizes": (1,),
+        "sequence_lengths": (4, 8),
+        "seconds": 0,
+        "threads": 1,
+    }
+    return Plan(str(model), repository, **{**usual, **given})
+
+
+def quietly(step: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def converted(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return convert(plan(encoder, tmp_path_factory.mktemp("models"), quantize=("int8",), force=True), quietly)
+
+
+def test_manifest_tells_what_was_done_and_found(converted: Outcome, encoder: Path) -> None:
+    (folder,) = converted.folders
+    found = Manifest.read(folder / "1")
+
+    assert found == converted.manifest
+    assert found.source.model == str(encoder)
+    assert set(found.source.files) >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert [one.name for one in found.variants] == ["torch-fp32", "onnxruntime-fp32", "onnxruntime-int8"]
+    for one in found.variants:
+        assert [(shape.batch, shape.tokens) for shape in one.latency] == [(1, 4), (1, 8)]
+        assert set(one.agreement) == {"last_hidden_state", "embedding", "task"}
+    assert found.variants[0].agreement["task"]["value"] == 1
+    assert found.variants[1].passed
+    assert found.settings["samples"] > 90 and found.settings["data"] == "built-in"
+    assert {"python", "torch", "onnxruntime"} <= set(found.versions)
+
+
+def test_converted_model_is_verified_and_answers_like_the_checkpoint(converted: Outcome, encoder: Path) -> None:
+    arrays = {name: np.ones((2, 5), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+
+    def answer(folder: Path, **options: Any) -> Array:
+        checkpoint = Checkpoint.open(folder, Options.from_values({**options, "threads": 1}))
+        return open_engine(checkpoint, checkpoint.options, head="AutoModel").run(arrays)["last_hidden_state"]
+
+    version = converted.folders[0] / "1"
+    expected = answer(encoder)
+    np.testing.assert_allclose(answer(version, variant="torch-fp32"), expected, atol=1e-5)
+    np.testing.assert_allclose(answer(version, variant="onnxruntime-fp32"), expected, atol=1e-4)
+    assert answer(version).shape == expected.shape
+
+
+def test_file_that_was_changed_afterwards_does_not_load(converted: Outcome, tmp_path: Path) -> None:
+    version = tmp_path / "1"
+    shutil.copytree(converted.folders[0] / "1", version)
+    with (version / "onnxruntime-fp32.onnx").open("ab") as file:
+        file.write(b"x")
+
+    with pytest.raises(ConchError, match=r"onnxruntime-fp32\.onnx is not the file that was converted"):
+        Checkpoint.open(version)
+
+
+def test_report_lies_beside_the_model(converted: Outcome) -> None:
+    (folder,) = converted.folders
+
+    assert "| PyTorch (fp32) |" in (folder / "report.md").read_text()
+    assert "<svg" in (folder / "report.html").read_text()
+    assert 'backend: "huggingface"' in (folder / "config.pbtxt").read_text()
+
+
+def test_existing_model_is_refused_before_anything_else(encoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+
+    with pytest.raises(ConchError, match="--overwrite") as raised:
+        convert(plan(tmp_path / "there is no such checkpoint", tmp_path), quietly)
+
+    assert raised.value.code is Code.ALREADY_EXISTS
+
+
+def test_model_is_converted_again(encoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "old").touch()
+
+    convert(plan(encoder, tmp_path, backends=("torch",), overwrite=True), quietly)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert not (tmp_path / "m" / "old").exists()
+
+
+def test_failure_leaves_nothing_behind(encoder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match="--seq-len 9999 is more than the model takes: at most 64 tokens"):
+        convert(plan(encoder, tmp_path, sequence_lengths=(9999,)), quietly)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torch_that_nobody_asked_for_is_measured_and_not_written(encoder: Path, tmp_path: Path) -> None:
+    outcome = convert(plan(encoder, tmp_path, backends=("onnx",)), quietly)
+
+    reference = outcome.manifest.variants[0]
+    assert (reference.name, reference.passed, reference.reasons) == ("torch-fp32", False, (verdict.NOT_ASKED_FOR,))
+    assert reference.latency
+    assert outcome.manifest.auto == "onnxruntime-fp32"
+    assert "model.safetensors" not in outcome.manifest.files
+
+
+class Wrong(Engine):
+    """Another engine's answers, with noise."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        noise = np.random.default_rng(0)
+        return {name: one + noise.normal(0, 9, one.shape) for name, one in self.engine.run(arrays).items()}
+
+
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes an engine wrong."""
+    real = run.open_engine
+
+    def spoil(engine: str) -> None:
+        def opened(checkpoint: Checkpoint, *arguments: Any, **options: Any) -> Engine:
+            made = real(checkpoint, *arguments, **options)
+            return Wrong(made) if checkpoint.engine == engine else made
+
+        monkeypatch.setattr(run, "open_engine", opened)
+
+    return spoil
+
+
+def test_variant_that_answers_otherwise_is_refused_by_name_and_number(
+    encoder: Path, tmp_path: Path, spoil: Callable[[str], None]
+) -> None:
+    spoil("onnxruntime")
+    said: list[str] = []
+
+    outcome = convert(plan(encoder, tmp_path), said.append)
+
+    refused = outcome.manifest.variants[1]
+    assert not refused.usable
+    assert any(line.startswith("onnxruntime-fp32 refused: cosine_min ") for line in said)
+    assert outcome.manifest.auto == "torch-fp32"
+    assert "onnxruntime-fp32.onnx" not in outcome.manifest.files
+    with pytest.raises(ConchError, match=r"'onnxruntime-fp32' was refused .* is below 0\.999"):
+        Checkpoint.open(outcome.folders[0] / "1", Options(variant="onnxruntime-fp32"))
+
+
+def test_force_is_recorded(encoder: Path, tmp_path: Path, spoil: Callable[[str], None]) -> None:
+    spoil("onnxruntime")
+
+    outcome = convert(plan(encoder, tmp_path, backends=("onnx",), force=True), quietly)
+
+    forced = outcome.manifest.variants[1]
+    assert (forced.passed, forced.forced, bool(forced.reasons)) == (False, True, True)
+    assert outcome.manifest.auto == forced.name
+    Checkpoint.open(outcome.folders[0] / "1", Options(variant=forced.name))
+
+
+def test_no_variant_that_may_serve_is_an_error(encoder: Path, tmp_path: Path, spoil: Callable[[str], None]) -> None:
+    spoil("onnxruntime")
+
+    with pytest.raises(ConchError, match=r"no variant may serve .*onnxruntime-fp32: cosine_min .* --force"):
+        convert(plan(encoder, tmp_path, backends=("onnx",)), quietly)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_variant_that_cannot_be_built_is_a_line_of_the_table(encoder: Path, tmp_path: Path) -> None:
+    outcome = convert(plan(encoder, tmp_path, backends=("torch", "tensorrt")), quietly)
+
+    failed = outcome.manifest.variants[-1]
+    assert (failed.engine, failed.usable, failed.latency) == ("tensorrt", False, ())
+    assert failed.reasons[0]
+
+
+def test_labels_of_a_file_give_accuracy(classifier: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"I walk to the market {n}", "label": ("good", "bad", "0")[n % 3]} for n in range(40)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    outcome = convert(plan(classifier, tmp_path / "models", data=tmp_path / "data.jsonl"), quietly)
+
+    assert outcome.manifest.task == "text-classification"
+    assert outcome.manifest.variants[1].agreement["task"]["name"] == "accuracy"
+    assert outcome.manifest.settings["data"] == str(tmp_path / "data.jsonl")
+
+
+def test_trio_is_written_with_its_manifest(encoder: Path, tmp_path: Path) -> None:
+    outcome = convert(plan(encoder, tmp_path, layout="triton", batch_sizes=(1,)), quietly)
+
+    assert [folder.name for folder in outcome.folders] == ["m_onnx_tokenize", "m_onnx_model", "m_onnx_inference"]
+    version = tmp_path / "m_onnx_model" / "1"
+    assert {path.name for path in version.iterdir()} == {"model.onnx", "conch.json"}
+    assert Manifest.read(version) == outcome.manifest
+    assert outcome.manifest.auto.startswith("onnxruntime")
+
+
+def test_converted_model_is_not_converted_again(converted: Outcome, tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match=r"is a converted model: convert .* instead"):
+        convert(plan(converted.folders[0] / "1", tmp_path), quietly)
+
+
+def test_images_are_refused(encoder: Path, tmp_path: Path) -> None:
+    images = Path(shutil.copytree(encoder, tmp_path / "images"))
+    (images / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(ConchError, match="a network of images is not converted"):
+        convert(replace(plan(images, tmp_path), task="image-classification"), quietly)
+
+
+def test_command_prints_steps_and_the_table(encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        *("convert", "-m", str(encoder), "-o", str(tmp_path / "models"), "--name", "m", "--backend", "pytorch"),
+        *("--seq-len", "4", "8", "8", "--batch-size", "1", "2", "--seconds", "0", "--verbose", "--threads", "1"),
+        *("--markdown", str(tmp_path / "r.md"), "--html", str(tmp_path / "r.html")),
+    ]
+
+    assert main(command) == 0
+
+    output = capsys.readouterr()
+    assert "comparing torch-fp32" in output.err and "measuring 2x8 tokens" in output.err
+    assert output.out.count("[PyTorch (fp32)]") == 4
+    assert "speed-up" in output.out and "auto" in output.out
+    assert f"wrote {tmp_path / 'models' / 'm'}" in output.out
+    assert (tmp_path / "r.md").read_text() == (tmp_path / "models" / "m" / "report.md").read_text()
+    assert (tmp_path / "r.html").exists()
+
+
+def test_command_says_what_is_wrong_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "-m", "./nowhere", "-o", str(tmp_path)]) == 1
+
+    assert capsys.readouterr().err.strip().splitlines()[-1] == "model folder './nowhere' does not exist"
