@@ -29,7 +29,6 @@ _NAMES = {
         r"test_utilities\[conch-metrics",
         r"test_custom_metrics_are_on_the_metrics_page\[conch\]",
     ),
-    "calls from model to model": (r"test_utilities\[conch-(bls|models_ready)",),
 }
 _PATTERNS = {feature: re.compile("|".join(names)) for feature, names in _NAMES.items()}
 

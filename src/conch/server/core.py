@@ -17,6 +17,7 @@ from conch.repository.changes import Watch
 from conch.repository.names import check_model_name
 from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
+from conch.server.bls import CalledModels
 from conch.server.devices import visible_gpus
 from conch.server.lifecycle import Lifecycle
 from conch.server.loading import Loader
@@ -48,7 +49,9 @@ class Server:
         self.exiting = False
         self._initialised = False
         self._table = ModelTable()
-        loader = Loader(settings, visible_gpus(), self._table.find, registry.statistics)
+        loader = Loader(
+            settings, visible_gpus(), self._table.find, registry.statistics, CalledModels(self._table, self)
+        )
         self._rollout = Rollout(
             repository,
             loader,
@@ -132,11 +135,15 @@ class Server:
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model, from the repository or with a configuration (JSON) and files of the client's."""
-        self.require_explicit_control()
-        check_model_name(name)
         parameters: dict[str, object] = {f"file:{path}": content for path, content in (files or {}).items()}
         if config is not None:
             parameters["config"] = config
+        await self.load_with(name, parameters)
+
+    async def load_with(self, name: str, parameters: Mapping[str, object]) -> None:
+        """The same with the parameters ``config`` and ``file:<path>`` as they were given."""
+        self.require_explicit_control()
+        check_model_name(name)
         await self._lifecycle.load(name, read_parameters(name, parameters))
 
     async def unload(self, name: str, dependents: bool = False) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import member_not_loaded, member_not_valid, version_problem
@@ -23,6 +24,9 @@ from conch.server.states import UNLOADED, ModelState, ModelTable, State, Version
 from conch.telemetry.metrics import Registry
 
 LOG = logging.getLogger("conch")
+
+#: Whether a model asked for this load.  It may be loading itself: its load must not wait for a place that it has.
+asked_by_model: ContextVar[bool] = ContextVar("asked_by_model", default=False)
 
 
 class Rollout:
@@ -98,7 +102,7 @@ class Rollout:
         }
 
     async def _load_version(self, files: ModelFiles, version: int, config: ModelConfig, running: Model | None) -> Model:
-        async with self._slots:
+        async with contextlib.nullcontext() if asked_by_model.get() else self._slots:
             if running is not None:
                 await self._loader.rescale(running, files, config)
                 return running

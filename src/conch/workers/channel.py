@@ -1,8 +1,4 @@
-"""The channel between the server and a worker: framing, tensors, and file descriptors of shared memory.
-
-A frame is ``<header length><payload length>`` (two little-endian unsigned 32-bit integers), a JSON
-object with the key ``op``, and the payload: the bytes of small tensors, one after the other in the
-order in which the header names them.  Nothing in a frame is ever executed.
+"""The channel between the server and a worker: frames, and file descriptors of shared memory.
 
 ``Endpoint`` is the state of either end and does no waiting: the server drives one from its event
 loop.  ``Channel`` is the blocking end in a worker.  Runs in any environment (standard library only).
@@ -10,136 +6,27 @@ loop.  ``Channel`` is the blocking end in a worker.  Runs in any environment (st
 
 from __future__ import annotations
 
-import json
-import os
+import select
 import socket
-import struct
 import threading
 from array import array
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Deque, List, Optional, Tuple
 
 from conch.errors import internal
 from conch.tensors import Buffer
+from conch.workers.frames import Frame, FrameReader, Header, encode_frame
 from conch.workers.memory import RegionMap, RegionPool
 from conch.workers.packing import Packer
 
-Header = Dict[str, Any]
-Frame = Tuple[Header, bytearray]
+__all__ = ["Channel", "Endpoint", "Frame", "Header", "Message", "write"]
+
 #: Buffers to write in this order, and file descriptors to send along with the first byte.
 Message = Tuple[List[Buffer], List[int]]
 
-#: A header or a payload that claims more than this is a broken frame.
-FRAME_LIMIT = 256 << 20
-
-_HEAD = struct.Struct("<II")
-_CAPACITY = 256 << 10
-_JOIN_LIMIT = 32 << 10
 _MAX_BUFFERS = 64
-_ANCILLARY = socket.CMSG_SPACE(16 * 4)
-# Plain integers: enum members are slow to combine.
-_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+# A plain integer: enum members are slow to combine.
 _DONTWAIT = int(socket.MSG_DONTWAIT)
-
-try:
-    import orjson
-
-    loads: Callable[[memoryview], Any] = orjson.loads
-    _fast_dumps: Callable[[Header], bytes] = orjson.dumps
-except ImportError:
-
-    def loads(data: memoryview) -> Any:
-        return json.loads(bytes(data))
-
-    def _fast_dumps(header: Header) -> bytes:
-        return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def dumps(header: Header) -> bytes:
-    """A header as JSON; text that is not valid Unicode (a surrogate from a file name) is replaced."""
-    try:
-        return _fast_dumps(header)
-    except (TypeError, UnicodeEncodeError):
-        return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def encode_frame(header: Header, payload: Sequence[Buffer] = (), size: int = 0) -> List[Buffer]:
-    """A frame as buffers; ``size`` is what the buffers of ``payload`` add up to, in bytes."""
-    text = dumps(header)
-    if size > _JOIN_LIMIT:
-        return [_HEAD.pack(len(text), size) + text, *payload]
-    return [b"".join((_HEAD.pack(len(text), size), text, *payload))]
-
-
-class FrameReader:
-    """Cuts a stream into frames: reads into one buffer, and keeps received descriptors in order."""
-
-    def __init__(self) -> None:
-        self.fds: Deque[int] = deque()
-        self._buffer = bytearray(_CAPACITY)
-        self._view = memoryview(self._buffer)
-        self._start = 0
-        self._end = 0
-
-    def receive(self, connection: socket.socket, flags: int = 0) -> List[Frame]:
-        """Read once and return the frames that are complete by now, possibly none.
-
-        Raises EOFError when the peer has closed, BlockingIOError from a socket that would block,
-        INTERNAL for a frame that cannot be one.
-        """
-        count, ancillary, state, _ = connection.recvmsg_into((self._view[self._end :],), _ANCILLARY, flags | _CLOEXEC)
-        if ancillary:
-            for level, kind, data in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    self.fds.extend(struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4]))
-            if state & socket.MSG_CTRUNC:
-                raise internal("file descriptors were lost on the channel")
-        if not count:
-            raise EOFError("the channel has been closed")
-        self._end += count
-        return self._cut()
-
-    def close(self) -> None:
-        """Close descriptors that no frame asked for."""
-        while self.fds:
-            os.close(self.fds.popleft())
-
-    def _cut(self) -> List[Frame]:
-        frames: List[Frame] = []
-        start, end, buffer = self._start, self._end, self._buffer
-        needed = 8
-        while end - start >= 8:
-            header_size, payload_size = _HEAD.unpack_from(buffer, start)
-            needed = 8 + header_size + payload_size
-            if end - start < needed:
-                if header_size > FRAME_LIMIT or payload_size > FRAME_LIMIT:
-                    raise internal(f"a frame claims {header_size} + {payload_size} bytes")
-                break
-            middle = start + 8 + header_size
-            start += needed
-            try:
-                header = loads(self._view[middle - header_size : middle])
-            except ValueError as error:
-                raise internal(f"the header of a frame is not JSON: {error}") from None
-            if type(header) is not dict or type(header.get("op")) is not str:
-                raise internal("the header of a frame is not an object with an op")
-            frames.append((header, buffer[middle:start]))
-            needed = 8
-        if start == end:
-            start = end = 0
-        self._start, self._end = start, end
-        if start + needed > len(buffer) or (end == 0 and len(buffer) > _CAPACITY):
-            self._make_room(needed)
-        return frames
-
-    def _make_room(self, needed: int) -> None:
-        """Move the unfinished frame to the front of a buffer that can hold it."""
-        rest = self._buffer[self._start : self._end]
-        if max(needed, _CAPACITY) != len(self._buffer):
-            self._buffer = bytearray(max(needed, _CAPACITY))
-            self._view = memoryview(self._buffer)
-        self._view[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
 
 
 class Endpoint:
@@ -240,21 +127,26 @@ def write(connection: socket.socket, message: Message) -> Buffer:
 
 
 class Channel:
-    """The worker's end: blocking, safe to send on from any thread; one thread at a time receives.
+    """The worker's end: blocking, safe to use from any thread.
 
-    ``on_closed`` is called when the server has gone; it does not return in a worker, where all that
-    is left to do is to end.
+    Of the threads that wait for a frame one receives, for all of them.  ``on_closed`` is called when the server
+    has gone; it does not return in a worker, where all that is left to do is to end.
     """
 
     def __init__(self, connection: socket.socket, on_closed: Optional[Callable[[], None]] = None) -> None:
         connection.setblocking(True)
         self._connection = connection
         self._on_closed = on_closed
+        #: Is shown every frame as it arrives, by whichever thread receives; True keeps it from ``receive``.
+        self.early: Callable[[Header, bytearray], bool] = lambda header, payload: False
         self._endpoint = Endpoint()
         self._frames: Deque[Frame] = deque()
+        self._keeping = threading.Lock()
         self._posted: Deque[Tuple[Header, Optional[Packer]]] = deque()
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
+        self._received = threading.Condition()
+        self._others = 0  # threads that wait for the one that receives
         self._waiting = False
 
     @property
@@ -266,37 +158,51 @@ class Channel:
         """Write one frame, waiting while the socket is full."""
         with self._sending:
             self._write(self._endpoint.encode(header, packer))
-        if self._waiting:
+        if self._waiting or self._posted:
             self._flush()
 
     def receive(self) -> Frame:
-        """Wait for the next frame.  Raises EOFError when the server has gone."""
-        with self._receiving:
-            while not self._frames:
-                self._waiting = True
-                self._flush()
-                self._frames.extend(self._read(0))
-                self._waiting = False
-            return self._frames.popleft()
+        """Wait for the next frame that ``early`` left.  Raises EOFError when the server has gone."""
+        while True:
+            with self._keeping:
+                if self._frames:
+                    return self._frames.popleft()
+            self.wait(self._has_frames)
 
-    def poll(self, handle: Callable[[Header], bool]) -> None:
-        """Show ``handle`` the headers of frames that have arrived, without waiting.
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait until frames have made ``done()`` true: receive them, or let the thread do it that does so already."""
+        while not done():
+            if self._receiving.acquire(False) or self._is_my_turn(done):
+                try:
+                    while not done():
+                        self._waiting = True
+                        self._flush()
+                        frames = self._read(0)
+                        self._waiting = False
+                        self._keep(frames)
+                        self._tell_others()
+                finally:
+                    self._receiving.release()
+                    self._tell_others()
 
-        Those that it returns False for are kept for ``receive``, and shown again at the next call.
-        Does nothing while another thread is receiving, since that one will see the frames.
-        """
-        if not self._receiving.acquire(False):
-            return
-        try:
+    def pending(self) -> bool:
+        """Whether a frame, or a part of one, has arrived that nobody has received."""
+        return bool(self._frames) or bool(select.select([self._connection], (), (), 0)[0])
+
+    def poll(self) -> None:
+        """Show ``early`` the frames that have arrived, without waiting; also those once more that it left."""
+        if self._receiving.acquire(False):
             try:
                 while True:
-                    self._frames.extend(self._read(_DONTWAIT))
+                    self._keep(self._read(_DONTWAIT))
             except BlockingIOError:
                 pass
-            if self._frames:
-                self._frames = deque([frame for frame in self._frames if not handle(frame[0])])
-        finally:
-            self._receiving.release()
+            finally:
+                self._receiving.release()
+                self._tell_others()
+        if self._frames:
+            with self._keeping:
+                self._frames = deque([frame for frame in self._frames if not self.early(*frame)])
 
     def give_back(self, region: int) -> None:
         """The worker has done with a region.  May be called by the garbage collector, in any thread.
@@ -310,12 +216,39 @@ class Channel:
     def post(self, header: Header, packer: Optional[Packer] = None) -> None:
         """Have a frame sent as soon as nobody else is sending; for the garbage collector, as ``give_back``."""
         self._posted.append((header, packer))
-        if self._waiting:
-            self._flush()
+        self._flush()
 
     def close(self) -> None:
         self._endpoint.close()
         self._connection.close()
+
+    def _has_frames(self) -> bool:
+        return bool(self._frames)
+
+    def _keep(self, frames: List[Frame]) -> None:
+        left = [frame for frame in frames if not self.early(*frame)]
+        if left:
+            with self._keeping:
+                self._frames.extend(left)
+
+    def _is_my_turn(self, done: Callable[[], bool]) -> bool:
+        """Wait for the thread that receives; True when it has stopped and this one is to go on."""
+        with self._received:
+            # Counted first: whoever stops receiving from here on looks whether there are others.
+            self._others += 1
+            try:
+                if self._receiving.acquire(False):
+                    return True
+                if not done():
+                    self._received.wait()
+                return False
+            finally:
+                self._others -= 1
+
+    def _tell_others(self) -> None:
+        if self._others:
+            with self._received:
+                self._received.notify_all()
 
     def _read(self, flags: int) -> List[Frame]:
         try:

@@ -13,8 +13,9 @@ import pytest
 
 from conch.errors import ConchError
 from conch.tensors import Tensor
-from conch.workers import channel
-from conch.workers.channel import Channel, Endpoint, Frame, FrameReader, Header, dumps, encode_frame, write
+from conch.workers import channel, frames
+from conch.workers.channel import Channel, Endpoint, write
+from conch.workers.frames import Frame, FrameReader, Header, dumps, encode_frame
 from conch.workers.memory import RegionMap
 from conch.workers.packing import INLINE_LIMIT, PAYLOAD_LIMIT, Packer, Unpacker
 
@@ -104,7 +105,7 @@ def test_frame_larger_than_the_buffer_arrives(server: Server, worker: Channel) -
 
 def test_surrogates_in_text_are_replaced() -> None:
     assert b"\\ud800" not in dumps({"op": "x", "text": "a\ud800"})
-    assert channel.loads(memoryview(dumps({"op": "x", "text": "a\ud800é"}))) == {"op": "x", "text": "a?é"}
+    assert frames.loads(memoryview(dumps({"op": "x", "text": "a\ud800é"}))) == {"op": "x", "text": "a?é"}
 
 
 @pytest.mark.parametrize(
@@ -273,9 +274,11 @@ def test_poll_keeps_what_is_not_handled(server: Server, worker: Channel) -> None
     for header in ({"op": "a"}, {"op": "b"}, {"op": "a", "n": 2}):
         server.send(header)
     seen = []
-    worker.poll(lambda header: header["op"] == "a" and not seen.append(header))
+    worker.early = lambda header, payload: header["op"] == "a" and not seen.append(header)
+    worker.poll()
     assert seen == [{"op": "a"}, {"op": "a", "n": 2}]
-    worker.poll(lambda header: seen.append(header) is not None)
+    worker.early = lambda header, payload: seen.append(header) is not None
+    worker.poll()
     assert seen[2:] == [{"op": "b"}]
     assert worker.receive()[0] == {"op": "b"}
 
@@ -284,7 +287,8 @@ def test_poll_sees_frames_that_came_along_with_an_earlier_one(server: Server, wo
     server.connection.sendall(b"".join(b"".join(encode_frame({"op": op})) for op in ("execute", "cancel")))
     assert worker.receive()[0] == {"op": "execute"}
     seen = []
-    worker.poll(lambda header: not seen.append(header))
+    worker.early = lambda header, payload: not seen.append(header)
+    worker.poll()
     assert seen == [{"op": "cancel"}]
 
 
@@ -293,10 +297,31 @@ def test_poll_does_not_wait_for_a_thread_that_receives(server: Server, worker: C
     receiving.start()
     while not worker._receiving.locked():
         pass
-    worker.poll(lambda header: pytest.fail("the other thread sees this frame"))
+    worker.poll()
     server.send({"op": "x"})
     receiving.join(20)
     assert not receiving.is_alive()
+
+
+def test_threads_that_wait_get_what_any_of_them_receives(server: Server, worker: Channel) -> None:
+    arrived: set[int] = set()
+    worker.early = lambda header, payload: header["op"] == "n" and arrived.add(header["n"]) is None
+
+    def wait(n: int) -> None:
+        worker.wait(lambda: n in arrived)
+
+    threads = [threading.Thread(target=wait, args=(n,)) for n in range(20)]
+    threads.append(threading.Thread(target=lambda: arrived.add(worker.receive()[0]["x"])))
+    for thread in threads:
+        thread.start()
+    for n in reversed(range(20)):
+        server.send({"op": "n", "n": n})
+        if n == 10:
+            server.send({"op": "x", "x": 100})
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert arrived == {*range(20), 100}
 
 
 def test_frames_of_many_threads_are_not_mixed_up(server: Server, worker: Channel) -> None:

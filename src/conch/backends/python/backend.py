@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from conch.backends.python import model as loader
 from conch.backends.python import runtime
+from conch.backends.python.calls import Calls
 from conch.backends.python.errors import describe
 from conch.backends.python.model_config import ModelConfig
 from conch.backends.python.request import InferenceRequest
@@ -40,7 +41,7 @@ class PythonBackend:
         self._channel = channel
         self._model: Dict[str, Any] = init["model"]
         self._config: Dict[str, Any] = json.loads(init["config"])
-        self._runtime = Runtime(channel, self._model, init["log"])
+        self._runtime = Runtime(channel, self._model, init["log"], Calls(channel))
         self._class: Optional[Any] = None
         self._instance: Optional[Any] = None
         self._instance_name = ""
@@ -76,7 +77,7 @@ class PythonBackend:
         _check_force_cpu(self._config)
         policy: Dict[str, Any] = self._config.get("model_transaction_policy", {})
         self._decoupled = bool(policy.get("decoupled", False))
-        self._instance_name = instance["name"]
+        self._instance_name = self._runtime.instance = instance["name"]
         model_class = self._load()
         try:
             model = model_class()
@@ -85,6 +86,7 @@ class PythonBackend:
         except BaseException as error:
             raise internal(describe(error)) from None
         self._instance = model
+        self._runtime.phase = "serving"
         self._execute = getattr(model, "execute", None)
         if not inspect.iscoroutinefunction(self._execute):
             return False
@@ -124,6 +126,7 @@ class PythonBackend:
 
     def stop(self) -> None:
         """Call the model's ``finalize``."""
+        self._runtime.phase = "stopping"
         finalize = getattr(self._instance, "finalize", None)
         if finalize is not None:
             try:

@@ -16,6 +16,7 @@ from conch.backends.python.datatypes import (
 from conch.backends.python.errors import TritonError, TritonModelException
 from conch.backends.python.logger import Logger
 from conch.backends.python.model_config import ModelConfig
+from conch.backends.python.model_control import is_model_ready, load_model, unload_model
 from conch.backends.python.request import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
@@ -106,18 +107,6 @@ def get_output_config_by_name(model_config: Dict[str, Any], name: str) -> Option
 def using_decoupled_model_transaction_policy(model_config: Dict[str, Any]) -> bool:
     """Whether a configuration (as a dictionary) says that the model is decoupled."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
-
-
-def load_model(model_name: str, config: str = "", files: Optional[Dict[str, bytes]] = None) -> None:
-    raise TritonModelException("Loading models from a model is not supported yet.")
-
-
-def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    raise TritonModelException("Unloading models from a model is not supported yet.")
-
-
-def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    raise TritonModelException("Asking for other models from a model is not supported yet.")
 
 
 def _by_name(tensors: Any, name: str) -> Optional[Dict[str, Any]]:

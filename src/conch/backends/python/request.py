@@ -5,14 +5,18 @@ Runs in the worker of a Python model.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import operator
 from enum import IntEnum
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
+from conch.backends.python.calls import Call, ResponseIterator
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import InferenceResponseSender, check_parameters
-from conch.backends.python.runtime import Reply
+from conch.backends.python.runtime import Reply, current
 from conch.backends.python.tensor import Tensor
+from conch.workers.packing import Packer
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -77,8 +81,11 @@ class InferenceRequest:
         about = f"request with id '{request_id}' and model name '{model_name}' should not be empty."
         if any(tensor is None for tensor in inputs):
             raise TritonModelException(f"Input tensor for {about}")
-        if any(name is None for name in requested_output_names):
+        if not all(requested_output_names):
             raise TritonModelException(f"Requested output name for {about}")
+        _check_types("inputs", inputs, Tensor)
+        _check_types("requested_output_names", requested_output_names, str)
+        _check_types("model_name, request_id", (model_name, request_id), str)
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
         self._id = request_id
@@ -86,9 +93,9 @@ class InferenceRequest:
         self._inputs = list(inputs)
         self._outputs = set(requested_output_names)
         self._model_name = model_name
-        self._model_version = model_version
-        self._flags = flags
-        self._timeout = timeout
+        self._model_version = operator.index(model_version)
+        self._flags = operator.index(flags)
+        self._timeout = operator.index(timeout)
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters: Mapping[str, Any] = check_parameters(parameters)
@@ -122,7 +129,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = flags
+        self._flags = operator.index(flags)
 
     def timeout(self) -> int:
         """Microseconds; 0 if the client set none."""
@@ -153,15 +160,51 @@ class InferenceRequest:
             raise TritonModelException("Rescheduling a request is not supported yet.")
 
     def exec(self, decoupled: bool = False) -> Any:
-        raise TritonModelException("Calling other models from a model (BLS) is not supported yet.")
+        """Send the request to the model that it names, and wait: for its response or, ``decoupled``, for nothing.
+
+        Then the result is an iterator over the responses.  What goes wrong is the error of a response.
+        """
+        call = self._call(decoupled)
+        return ResponseIterator(call) if decoupled else call.next()[0]
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        raise TritonModelException("Calling other models from a model (BLS) is not supported yet.")
+        """The same as a future of the running event loop; ``decoupled``, of an iterator, once there is a response."""
+        asyncio.get_running_loop()
+        call = self._call(decoupled)
+        if decoupled:
+            return call.next_later(lambda answer: ResponseIterator(call, answer))
+        return call.next_later(lambda answer: answer[0])
+
+    def _call(self, decoupled: bool) -> Call:
+        runtime = current()
+        if runtime.phase != "serving":
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+        packer = Packer()
+        header = {
+            "op": "call",
+            "decoupled": bool(decoupled),
+            "model": runtime.model["name"] if self._reply is not None else self._model_name,
+            "version": -1 if self._reply is not None else self._model_version,
+            "id": self._id,
+            "correlation_id": self._correlation_id,
+            "flags": self._flags,
+            "timeout": self._timeout,
+            "parameters": self._parameters,
+            "outputs": list(self._outputs),
+            "inputs": [tensor.pack(packer) for tensor in self._inputs],
+        }
+        return runtime.calls.start(header, packer)
 
     def _received_reply(self) -> Reply:
         if self._reply is None:
             raise TritonModelException("The request was not received by this model: it has no client.")
         return self._reply
+
+
+def _check_types(what: str, values: Sequence[Any], expected: type) -> None:
+    for value in values:
+        if not isinstance(value, expected):
+            raise TypeError(f"InferenceRequest: {what} must be of type {expected.__name__}, not {type(value)}")
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:

@@ -12,18 +12,25 @@ from conch.workers.channel import Channel, Header
 from conch.workers.packing import Packer
 
 if TYPE_CHECKING:
+    from conch.backends.python.calls import Calls
     from conch.backends.python.response import InferenceResponse
 
 
 class Runtime:
     """Shared by all threads of a worker."""
 
-    def __init__(self, channel: Channel, model: Dict[str, Any], log: Dict[str, Any]) -> None:
+    def __init__(self, channel: Channel, model: Dict[str, Any], log: Dict[str, Any], calls: Calls) -> None:
         self.channel = channel
+        self.calls = calls
         self.model = model
         self.log = log
         #: Requests that have not had their last response, by serial number, as long as the model keeps them.
         self.replies: WeakValueDictionary[int, Reply] = WeakValueDictionary()
+        #: The name of the model's instance.
+        self.instance = f"{model['name']}_0"
+        #: ``starting``, ``serving`` once the model's object is initialised, ``stopping`` when it is to finalise.
+        self.phase = "starting"
+        channel.early = self._control_early
 
     def control(self, header: Header) -> bool:
         """Deal with a frame that may come at any time; False if it is not one of these."""
@@ -40,14 +47,17 @@ class Runtime:
 
     def poll(self) -> None:
         """See to such frames without waiting, in whatever thread asks."""
-        self.channel.poll(self._control_early)
+        self.channel.poll()
 
     def write_log(self, level: str, file: str, line: int, message: str) -> None:
         """Have the server log a message, if its settings ask for this level."""
         if self.log.get(level.lower(), False):
             self.channel.send({"op": "log", "level": level, "file": file, "line": line, "message": message})
 
-    def _control_early(self, header: Header) -> bool:
+    def _control_early(self, header: Header, payload: bytearray) -> bool:
+        if header["op"] == "answer":
+            self.calls.answer(header, payload)
+            return True
         # The request to cancel may still be in the queue: then its cancellation must stay behind it.
         if header["op"] == "cancel" and header["serial"] not in self.replies:
             return False

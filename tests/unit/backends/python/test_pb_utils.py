@@ -268,13 +268,8 @@ def test_request_with_something_wrong_is_refused(fields: dict[str, Any], message
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: InferenceRequest(inputs=[TENSOR], requested_output_names=["O"], model_name="m").exec(),
-        lambda: InferenceRequest(inputs=[TENSOR], requested_output_names=["O"], model_name="m").async_exec(),
         lambda: InferenceRequest().set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE),
         lambda: pb_utils.MetricFamily("name", "description", pb_utils.MetricFamily.COUNTER),
-        lambda: pb_utils.load_model("m"),
-        lambda: pb_utils.unload_model("m"),
-        lambda: pb_utils.is_model_ready("m"),
     ],
 )
 def test_what_is_not_supported_yet_says_so(call: Any) -> None:

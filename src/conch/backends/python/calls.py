@@ -1,0 +1,223 @@
+"""What a model asks of its server: requests to other models (BLS), and loading and unloading them.
+
+Runs in the worker of a Python model, in whatever threads the model uses.  A thread that waits for an answer
+receives frames itself, or lets another do it that waits as well (``Channel.wait``); for coroutines, which must
+not wait, one more thread does so as long as there are any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from itertools import count
+from typing import Any, Callable, Deque, Optional, Set, Tuple
+from weakref import WeakValueDictionary
+
+from conch.backends.python.errors import ErrorCode, TritonError
+from conch.backends.python.response import InferenceResponse
+from conch.backends.python.tensor import ArrayUnpacker
+from conch.workers.channel import Channel, Header
+from conch.workers.packing import Packer
+
+#: A response, and whether it is the last one.
+Answer = Tuple[InferenceResponse, bool]
+
+
+class Calls:
+    """The calls of one worker that are under way."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._numbers = count(1)
+        self._calls: WeakValueDictionary[int, Call] = WeakValueDictionary()
+        #: Coroutines that wait for an answer.
+        self._awaited: Set[asyncio.Future[Any]] = set()
+        self._awaiting = threading.Event()
+        self._helper: Optional[threading.Thread] = None
+        self._starting_helper = threading.Lock()
+
+    def start(self, header: Header, packer: Optional[Packer] = None) -> Call:
+        """Send a call; its number is added to ``header``."""
+        call = Call(self, next(self._numbers))
+        self._calls[call.number] = call
+        header["call"] = call.number
+        self._channel.send(header, packer)
+        return call
+
+    def answer(self, header: Header, payload: bytearray) -> None:
+        """An answer has arrived, in whatever thread receives."""
+        # Unpacked in any case, so that its memory goes back.
+        tensors = ArrayUnpacker(payload, self._channel).tensors(header["outputs"])
+        call = self._calls.get(header["call"])
+        if call is None:
+            return
+        error = header.get("error")
+        response = InferenceResponse(tensors, None if error is None else TritonError(error[1], ErrorCode[error[0]]))
+        response._parameters = header["parameters"]
+        call.add(response, header["final"])
+
+    def wait(self, call: Call) -> None:
+        """Wait until ``call`` has an answer."""
+        self._channel.wait(call.has_answer)
+
+    def cancel(self, call: Call, drop: bool) -> None:
+        """Have a call cancelled; with ``drop``, answers are not wanted either.  The garbage collector may call this."""
+        self._channel.post({"op": "cancel_call", "call": call.number, "drop": drop})
+
+    def expect(self, future: asyncio.Future[Any]) -> None:
+        """Have somebody receive until ``future`` has its answer."""
+        self._awaited.add(future)
+        if self._helper is None:
+            with self._starting_helper:
+                if self._helper is None:
+                    self._helper = threading.Thread(target=self._receive, name="conch-calls", daemon=True)
+                    self._helper.start()
+        self._awaiting.set()
+
+    def expect_no_more(self, future: asyncio.Future[Any]) -> None:
+        self._awaited.discard(future)
+
+    def _receive(self) -> None:
+        while True:
+            self._awaiting.wait()
+            self._awaiting.clear()
+            self._channel.wait(lambda: not self._awaited)
+
+
+class Call:
+    """One call: the answers that have arrived, and the coroutine that waits for the next.
+
+    Whoever waits keeps it; when nobody does any more before its last answer, it is given up.
+    """
+
+    __slots__ = ("__weakref__", "_answers", "_calls", "_ended", "_lock", "_waiter", "number")
+
+    def __init__(self, calls: Calls, number: int) -> None:
+        self.number = number
+        self._calls = calls
+        self._answers: Deque[Answer] = deque()
+        self._ended = False
+        self._lock = threading.Lock()
+        self._waiter: Optional[Tuple[asyncio.Future[Any], Callable[[Answer], Any]]] = None
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self._calls.cancel(self, drop=True)
+
+    def cancel(self) -> None:
+        """Have the server cancel what this asked for, unless it has ended."""
+        if not self._ended:
+            self._calls.cancel(self, drop=False)
+
+    def has_answer(self) -> bool:
+        return bool(self._answers)
+
+    def next(self) -> Answer:
+        """Wait for the next answer."""
+        while True:
+            self._calls.wait(self)
+            try:
+                return self._answers.popleft()
+            except IndexError:  # another thread was quicker
+                pass
+
+    def next_later(self, convert: Callable[[Answer], Any]) -> asyncio.Future[Any]:
+        """What ``convert`` makes of the next answer, as a future of the running event loop."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            arrived = self._answers.popleft() if self._answers else None
+            if arrived is None:
+                self._waiter = future, convert
+        if arrived is not None:
+            future.set_result(convert(arrived))
+        else:
+            future.add_done_callback(self._forget)
+            self._calls.expect(future)
+        return future
+
+    def add(self, response: InferenceResponse, final: bool) -> None:
+        """An answer has arrived."""
+        with self._lock:
+            self._ended = self._ended or final
+            waiter, self._waiter = self._waiter, None
+            if waiter is None:
+                self._answers.append((response, final))
+                return
+        future, convert = waiter
+        self._calls.expect_no_more(future)
+        try:
+            future.get_loop().call_soon_threadsafe(self._deliver, future, convert, (response, final))
+        except RuntimeError:  # its event loop has been closed
+            pass
+
+    def _deliver(self, future: asyncio.Future[Any], convert: Callable[[Answer], Any], answer: Answer) -> None:
+        if future.done():  # cancelled, but the call may go on
+            self._answers.appendleft(answer)
+        else:
+            future.set_result(convert(answer))
+
+    def _forget(self, future: asyncio.Future[Any]) -> None:
+        """Nobody waits for this future any more: it has its answer or was cancelled."""
+        with self._lock:
+            if self._waiter is not None and self._waiter[0] is future:
+                self._waiter = None
+        self._calls.expect_no_more(future)
+
+
+class ResponseIterator:
+    """The responses of a decoupled call, as they arrive; of any length, and to be iterated over again once it ended.
+
+    ``for`` waits in its thread, ``async for`` does not.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_done", "_first", "_next", "_responses")
+
+    def __init__(self, call: Call, first: Optional[Answer] = None) -> None:
+        self._call = call
+        self._first = first
+        self._responses: Deque[InferenceResponse] = deque()
+        self._done = False
+        self._next = 0
+
+    def __iter__(self) -> ResponseIterator:
+        if self._done and self._next >= len(self._responses):
+            self._next = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._done:
+            return self._again(StopIteration)
+        return self._note(self._take_first() or self._call.next())
+
+    def __aiter__(self) -> ResponseIterator:
+        return self.__iter__()
+
+    async def __anext__(self) -> InferenceResponse:
+        if self._done:
+            return self._again(StopAsyncIteration)
+        return self._note(self._take_first() or await self._call.next_later(_as_it_is))
+
+    def cancel(self) -> None:
+        """Have the request cancelled; what it still answers may be iterated over."""
+        self._call.cancel()
+
+    def _take_first(self) -> Optional[Answer]:
+        first, self._first = self._first, None
+        return first
+
+    def _note(self, answer: Answer) -> InferenceResponse:
+        response, self._done = answer
+        self._responses.append(response)
+        self._next = len(self._responses)
+        return response
+
+    def _again(self, end: Any) -> InferenceResponse:
+        if self._next >= len(self._responses):
+            raise end
+        self._next += 1
+        return self._responses[self._next - 1]
+
+
+def _as_it_is(answer: Answer) -> Answer:
+    return answer
