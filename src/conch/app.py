@@ -117,6 +117,9 @@ class _Process:
         self._settings = settings
         self._server = server
         self._http: HttpListener | None = HttpListener(Router(server)) if settings.allow_http else None
+        self._openai: HttpListener | None = None
+        if settings.openai_port >= 0:
+            self._openai = HttpListener(Router(server, openai_only=True))
         self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings) if settings.allow_grpc else None
         self._metrics: HttpListener | None = HttpListener(MetricsPage(registry)) if settings.allow_metrics else None
 
@@ -131,13 +134,16 @@ class _Process:
                 settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
             )
             LOG.info("Started HTTPService at %s:%d", *address)
+        if self._openai is not None:
+            address = await self._openai.start(settings.http_address, settings.openai_port)
+            LOG.info("Started OpenAI API at %s:%d", *address)
         if self._metrics is not None:
             address = await self._metrics.start(settings.metrics_address, settings.metrics_port)
             LOG.info("Started Metrics Service at %s:%d", *address)
 
     async def stop(self, seconds: float) -> bool:
         """Refuse, finish, unload, close; False when ``seconds`` did not suffice."""
-        listeners = [listener for listener in (self._http, self._metrics) if listener is not None]
+        listeners = [listener for listener in (self._http, self._openai, self._metrics) if listener is not None]
         for listener in listeners:
             listener.refuse_new()
         in_time = await self._server.stop(seconds)

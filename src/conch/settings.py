@@ -110,6 +110,10 @@ class Settings:
     http_restricted_api: tuple[Restriction, ...] = option((), "HTTP", "<api>,...:<header>=<value>; repeatable.")
     http_max_input_size: Count = option(64 << 20, "HTTP", "Largest JSON body or decompressed body, in bytes.")
 
+    openai_port: Annotated[int, Range(-1, 65535)] = option(
+        -1, "HTTP", "Further port for the OpenAI API alone; 0 takes a free one, -1 is none."
+    )
+
     allow_grpc: bool = option(True, "gRPC", "Serve gRPC.")
     grpc_address: str = option("127.0.0.1", "gRPC", "Address to listen on.", common=True)
     grpc_port: Port = option(8001, "gRPC", "Port to listen on; 0 takes a free one.", common=True)
@@ -195,6 +199,7 @@ class Settings:
     def _check_ports(self) -> None:
         listeners = [
             ("HTTP", self.allow_http, self.http_address, self.http_port),
+            ("OpenAI", self.openai_port > 0, self.http_address, self.openai_port),
             ("GRPC", self.allow_grpc, self.grpc_address, self.grpc_port),
             ("metrics", self.allow_metrics, self.metrics_address, self.metrics_port),
         ]

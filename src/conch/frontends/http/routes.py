@@ -18,17 +18,24 @@ from conch.frontends.http.connection import MAX_BODY_BYTES
 from conch.frontends.http.control import Control
 from conch.frontends.http.exchange import Exchange
 from conch.frontends.http.inference import Inference
-from conch.frontends.http.status import JSON, refuse
+from conch.frontends.http.openai import OpenAi
+from conch.frontends.http.openai_status import refuse as refuse_openai
+from conch.frontends.http.status import refuse as refuse_kserve
 from conch.server.core import Server
 from conch.wire.json.control import error_body
+from conch.wire.openai.errors import error_body as openai_error_body
 
 LOG = logging.getLogger("conch")
 
 Handler = Callable[..., None]
+#: A pattern of paths, its category for access rules, and a handler per method.
+_Row = tuple[str, str, dict[bytes, Handler]]
 
 #: How many paths are remembered, and up to which length (bytes).
 _CACHE_SIZE: Final = 4096
 _CACHED_LENGTH: Final = 256
+#: Where the paths of the OpenAI API begin; what fails there is told in its form.
+_OPENAI: Final = b"/v1/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,65 +48,41 @@ class _Route:
 
 
 class Router:
-    """Finds the handler of an exchange and lets it answer."""
+    """Finds the handler of an exchange and lets it answer; ``openai_only`` for a port that has the OpenAI API alone."""
 
-    def __init__(self, server: Server) -> None:
-        control, inference = Control(server), Inference(server)
+    def __init__(self, server: Server, *, openai_only: bool = False) -> None:
+        self._openai_only = openai_only
         self._max_input_size = server.settings.http_max_input_size
         self._restrictions = {
             api: (rule.header.lower().encode(), rule.value.encode(), rule.header)
             for rule in server.settings.http_restricted_api
             for api in rule.apis
         }
-        get, post = b"GET", b"POST"
-        logging_handlers = {get: control.log_settings, post: control.change_log_settings}
-        missing = {get: control.not_available, post: control.not_available}
-        model = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
-        repository = r"/v2/repository(?:/(?P<repository>[^/]+))?"
-        self._table: list[tuple[re.Pattern[str], str, dict[bytes, Handler]]] = [
-            (re.compile(pattern), api, handlers)
-            for pattern, api, handlers in (
-                (r"/v2", "metadata", {get: control.server_metadata}),
-                (r"/v2/health/live", "health", {get: control.live}),
-                (r"/v2/health/ready", "health", {get: control.ready}),
-                (r"/v2/models/stats", "statistics", {get: control.statistics}),
-                (r"/v2/logging", "logging", logging_handlers),
-                (rf"{model}/infer", "inference", {post: inference.infer}),
-                (rf"{model}/generate", "inference", {post: inference.generate}),
-                (rf"{model}/generate_stream", "inference", {post: inference.generate_stream}),
-                (rf"{model}/ready", "health", {get: control.model_ready}),
-                (rf"{model}/config", "model-config", {get: control.config}),
-                (rf"{model}/stats", "statistics", {get: control.statistics}),
-                (model, "metadata", {get: control.model_metadata}),
-                (r"/v2/repository(?:/[^/]+)?/index", "model-repository", {post: control.index}),
-                (rf"{repository}/models/(?P<name>[^/]+)/load", "model-repository", {post: control.load}),
-                (rf"{repository}/models/(?P<name>[^/]+)/unload", "model-repository", {post: control.unload}),
-                (r"/v2(?:/models/[^/]+)?/trace/setting", "trace", missing),
-                (r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/status", "shared-memory", {get: missing[get]}),
-                (
-                    r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/(?:un)?register",
-                    "shared-memory",
-                    {post: missing[post]},
-                ),
-            )
-        ]
+        control = Control(server)
+        table = _openai_table(server, control) if openai_only else _kserve_table(server, control)
+        if not openai_only:
+            table += _openai_table(server, control)
+        self._table = [(re.compile(pattern), api, handlers) for pattern, api, handlers in table]
         self._known: dict[bytes, _Route] = {}
 
     def handle(self, exchange: Exchange) -> None:
         """Answer a complete exchange, whatever happens."""
         if logs.current().log_verbose_level:
             logs.verbose(1, "HTTP request: %s %s", exchange.method.decode(), exchange.path.decode("latin-1"))
+        openai = self._openai_only or exchange.path.startswith(_OPENAI)
+        refuse = refuse_openai if openai else refuse_kserve
         try:
             route = self._known.get(exchange.path) or self._find(exchange.path)
             handler = route.handlers.get(exchange.method)
             if handler is None:
-                exchange.respond(405, [JSON], error_body("Method Not Allowed"))
+                refuse(exchange, ConchError("Method Not Allowed"), 405)
                 return
-            if route.api in self._restrictions and not self._is_allowed(exchange, route.api):
+            if route.api in self._restrictions and (missing := self._missing_header(exchange, route.api)):
+                refuse(exchange, ConchError(missing), 401 if openai else 403)
                 return
             handler(exchange, *route.arguments)
         except _NotFound:
-            exchange.respond(404, [JSON], error_body("Not Found"))
+            refuse(exchange, ConchError("Not Found"), 404)
         except ConchError as error:
             refuse(exchange, error)
         except Exception:
@@ -117,7 +100,7 @@ class Router:
         )
 
     def error_body(self, message: str) -> bytes:
-        return error_body(message)
+        return openai_error_body(400, ConchError(message)) if self._openai_only else error_body(message)
 
     def _find(self, path: bytes) -> _Route:
         text = path.decode("utf-8", "replace")
@@ -130,18 +113,67 @@ class Router:
                 return route
         raise _NotFound
 
-    def _is_allowed(self, exchange: Exchange, api: str) -> bool:
+    def _missing_header(self, exchange: Exchange, api: str) -> str:
+        """Why a request to a restricted API is refused; empty when it is not."""
         header, value, shown = self._restrictions[api]
-        if exchange.headers.get(header) == value:
-            return True
-        exchange.respond(403, [JSON], error_body(f"This API is restricted, expecting header '{shown}'"))
-        return False
+        allowed = exchange.headers.get(header) == value
+        return "" if allowed else f"This API is restricted, expecting header '{shown}'"
+
+
+def _kserve_table(server: Server, control: Control) -> list[_Row]:
+    """The protocol of KServe, with Triton's extensions."""
+    get, post = b"GET", b"POST"
+    inference = Inference(server)
+    logging_handlers = {get: control.log_settings, post: control.change_log_settings}
+    missing = {get: control.not_available, post: control.not_available}
+    model = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+    repository = r"/v2/repository(?:/(?P<repository>[^/]+))?"
+    return [
+        (r"/v2", "metadata", {get: control.server_metadata}),
+        (r"/v2/health/live", "health", {get: control.live}),
+        (r"/v2/health/ready", "health", {get: control.ready}),
+        (r"/v2/models/stats", "statistics", {get: control.statistics}),
+        (r"/v2/logging", "logging", logging_handlers),
+        (rf"{model}/infer", "inference", {post: inference.infer}),
+        (rf"{model}/generate", "inference", {post: inference.generate}),
+        (rf"{model}/generate_stream", "inference", {post: inference.generate_stream}),
+        (rf"{model}/ready", "health", {get: control.model_ready}),
+        (rf"{model}/config", "model-config", {get: control.config}),
+        (rf"{model}/stats", "statistics", {get: control.statistics}),
+        (model, "metadata", {get: control.model_metadata}),
+        (r"/v2/repository(?:/[^/]+)?/index", "model-repository", {post: control.index}),
+        (rf"{repository}/models/(?P<name>[^/]+)/load", "model-repository", {post: control.load}),
+        (rf"{repository}/models/(?P<name>[^/]+)/unload", "model-repository", {post: control.unload}),
+        (r"/v2(?:/models/[^/]+)?/trace/setting", "trace", missing),
+        (r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/status", "shared-memory", {get: missing[get]}),
+        (
+            r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/(?:un)?register",
+            "shared-memory",
+            {post: missing[post]},
+        ),
+    ]
+
+
+def _openai_table(server: Server, control: Control) -> list[_Row]:
+    """OpenAI's API, and the health check of Triton's front end for it."""
+    get, post = b"GET", b"POST"
+    openai = OpenAi(server)
+    return [
+        (r"/v1/models", "metadata", {get: openai.models}),
+        (r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}),
+        (r"/v1/chat/completions", "inference", {post: openai.chat}),
+        (r"/v1/completions", "inference", {post: openai.completion}),
+        (r"/v1/embeddings", "inference", {post: openai.embedding}),
+        (r"/health/ready", "health", {get: control.ready}),
+    ]
 
 
 def _arguments(match: re.Match[str]) -> tuple[Any, ...]:
     groups = match.groupdict()
     if "model" in groups:
         return unquote(groups["model"]), _version(groups["version"])
+    if "id" in groups:
+        return (unquote(groups["id"]),)
     if "name" in groups:
         return unquote(groups["repository"] or ""), unquote(groups["name"])
     return ()

@@ -20,13 +20,16 @@ STATUS: Final = {
     Code.CANCELLED: 400,
 }
 JSON: Final = (b"Content-Type", b"application/json")
-_RETRY: Final = (b"Retry-After", b"1")
+RETRY: Final = (b"Retry-After", b"1")
 _ENCODINGS: Final = (b"Accept-Encoding", ACCEPTED.encode())
 
 
-def refuse(exchange: Exchange, error: ConchError) -> None:
-    """Answer with an error; 503 says when to try again, an unsupported compression which are supported."""
-    status = STATUS[error.code]
-    retry = [_RETRY] if status == 503 else []
+def refuse(exchange: Exchange, error: ConchError, status: int = 0) -> None:
+    """Answer with an error; 503 says when to try again, an unsupported compression which are supported.
+
+    ``status`` replaces that of the error's code.
+    """
+    status = status or STATUS[error.code]
+    retry = [RETRY] if status == 503 else []
     encodings = [_ENCODINGS] if error.message == UNSUPPORTED_COMPRESSION else []
     exchange.respond(status, [JSON, *retry, *encodings], error_body(error.message))

@@ -1,0 +1,173 @@
+"""Requests to a model for one request to the OpenAI API, and its exchange.
+
+Runs on the event loop.  The exchange is answered when all requests have ended, or when the first of them fails; a
+client that goes away cancels them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from conch.errors import ConchError, internal
+from conch.frontends.http.exchange import Exchange
+from conch.frontends.http.inference import EVENTS, UNREAD_LIMIT
+from conch.frontends.http.openai_status import STATUS, refuse
+from conch.frontends.http.status import JSON
+from conch.inference import InferRequest, InferResponse
+from conch.server.model import Model
+from conch.tensors import Tensor
+from conch.wire.openai.answering import Answer, event
+from conch.wire.openai.chat import ChatRequest
+from conch.wire.openai.completions import CompletionRequest
+from conch.wire.openai.embeddings import EmbeddingAnswer, EmbeddingRequest, wanted_outputs
+from conch.wire.openai.errors import error_body
+from conch.wire.openai.models import PROMPT
+from conch.wire.openai.replies import Piece, read_reply
+
+LOG = logging.getLogger("conch")
+
+_NO_CACHE: Final = (b"Cache-Control", b"no-cache")
+
+
+class Delivery:
+    """Sends the requests and takes what comes back, until the exchange has its answer."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        model: Model,
+        inputs: Sequence[dict[str, Tensor]],
+        *,
+        id: str = "",
+        outputs: tuple[str, ...] = (),
+    ) -> None:
+        self._exchange = exchange
+        self._model = model.name
+        self._requests = [
+            InferRequest(model.name, tensors, partial(self._responded, part), id=id, outputs=outputs)
+            for part, tensors in enumerate(inputs)
+        ]
+        self._open = len(self._requests)
+        self._over = False
+
+    def start(self, model: Model) -> None:
+        """Send all requests; raises what refuses one of them, and gives the others up."""
+        try:
+            for request in self._requests:
+                if self._over:
+                    return
+                model.infer(request)
+        except BaseException:
+            self.cancel()
+            raise
+        if not self._over:
+            self._exchange.on_disconnect = self.cancel
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        self._over = True
+        for request in self._requests:
+            request.cancel()
+
+    def _responded(self, part: int, response: InferResponse) -> None:
+        if self._over:
+            return
+        try:
+            if response.error is not None:
+                raise response.error
+            self._take(part, response)
+            if response.final:
+                self._open -= 1
+                if not self._open:
+                    self._over = True
+                    self._close()
+        except ConchError as error:
+            self._fail(error)
+        except Exception:
+            LOG.exception("a response of '%s' could not be written", self._model)
+            self._fail(internal("the response could not be written"))
+
+    def _fail(self, error: ConchError) -> None:
+        self.cancel()
+        exchange = self._exchange
+        if exchange.started:
+            exchange.write(event(error_body(STATUS[error.code], error)))
+            exchange.finish()
+        else:
+            refuse(exchange, error)
+
+    def _take(self, part: int, response: InferResponse) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """All requests have ended well."""
+        raise NotImplementedError
+
+
+class GenerationDelivery(Delivery):
+    """A chat or completions, as one object or as events."""
+
+    def __init__(self, exchange: Exchange, model: Model, asked: ChatRequest | CompletionRequest) -> None:
+        self._answer: Answer = asked.answer(model.name)
+        self._choices = asked.choices
+        self._top = asked.top
+        self._stream = asked.stream
+        super().__init__(exchange, model, asked.inputs(model.signature), id=self._answer.id)
+        #: Parts whose prompts have been counted.
+        self._counted: set[int] = set()
+
+    def _take(self, part: int, response: InferResponse) -> None:
+        answer, last = self._answer, response.final
+        reply = read_reply(response, self._top)
+        pieces = reply.pieces[: self._choices]
+        if last:
+            pieces += [Piece()] * (self._choices - len(pieces))
+        prompt = reply.prompt_tokens
+        if prompt is not None:
+            prompt = None if part in self._counted else prompt
+            self._counted.add(part)
+        answer.usage.add(prompt, pieces)
+        first = part * self._choices
+        parts = [(index, piece) for index, piece in enumerate(pieces, first) if not answer.ended(index)]
+        if not self._stream:
+            for index, piece in parts:
+                answer.add(index, piece, last=last)
+        else:
+            self._send(b"".join([answer.events(index, piece, last=last) for index, piece in parts]))
+
+    def _send(self, events: bytes) -> None:
+        exchange = self._exchange
+        if not events:
+            return
+        if not exchange.started:
+            exchange.start(200, [EVENTS, _NO_CACHE])
+        exchange.write(events)
+        if exchange.unsent > UNREAD_LIMIT:
+            LOG.warning("the client of a stream of '%s' does not read; giving its request up", self._model)
+            exchange.abort()
+
+    def _close(self) -> None:
+        if self._stream:
+            self._send(self._answer.closing())
+            self._exchange.finish()
+        else:
+            self._exchange.respond(200, [JSON], self._answer.body())
+
+
+class EmbeddingDelivery(Delivery):
+    """The embeddings of all texts, as one object."""
+
+    def __init__(self, exchange: Exchange, model: Model, asked: EmbeddingRequest) -> None:
+        inputs = asked.inputs(model.signature)
+        super().__init__(exchange, model, inputs, outputs=wanted_outputs(model.signature))
+        self._rows = [tensors[PROMPT].shape[0] if tensors[PROMPT].shape else 1 for tensors in inputs]
+        self._answer = EmbeddingAnswer(asked, model.name, model.signature, len(inputs))
+
+    def _take(self, part: int, response: InferResponse) -> None:
+        self._answer.add(part, self._rows[part], response)
+
+    def _close(self) -> None:
+        self._exchange.respond(200, [JSON], self._answer.body())

@@ -1,0 +1,120 @@
+"""What answers of chats and completions have in common: their events, their usage, and the end of each choice.
+
+One ``Answer`` is made for each request and lives on the event loop.  The front end gives it pieces in the order in
+which models send them, and asks for events where the client wants a stream, else for one object at the end.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from time import time
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import orjson
+
+from conch.wire.openai.replies import Piece
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: bytes) -> bytes:
+    """One event of a ``text/event-stream``; ``data`` is JSON on one line."""
+    return b"data: %b\n\n" % data
+
+
+class Usage:
+    """Tokens of prompts and answers, as far as the model tells them."""
+
+    def __init__(self) -> None:
+        self.prompt: int | None = None
+        self.completion: int | None = None
+
+    def add(self, prompt: int | None, pieces: list[Piece]) -> None:
+        """``prompt`` is None where it has been counted."""
+        if prompt is not None:
+            self.prompt = (self.prompt or 0) + prompt
+        for piece in pieces:
+            if piece.tokens is not None:
+                self.completion = (self.completion or 0) + piece.tokens
+
+    def object(self) -> dict[str, int] | None:
+        """None where the model does not tell."""
+        if self.prompt is None or self.completion is None:
+            return None
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+        }
+
+
+class Answer(ABC):
+    """The objects of one answer with a number of choices.  ``limit`` is ``max_tokens`` where the client gave it."""
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, model: str, choices: int, *, include_usage: bool = False, limit: int | None = None) -> None:
+        self.id = f"{self.prefix}-{uuid4().hex}"
+        self.usage = Usage()
+        self._head = {"id": self.id, "object": self.kind, "created": int(time()), "model": model}
+        self._chunk_head = {**self._head, "object": self.chunk_kind, "system_fingerprint": None}
+        self._include_usage = include_usage
+        self._limit = limit
+        self._counts = [0] * choices
+        #: Why each choice has ended; empty while it goes on.
+        self._ends = [""] * choices
+
+    def events(self, index: int, piece: Piece, *, last: bool) -> bytes:
+        """The events of a piece of choice ``index``; ``last`` when no more comes of it."""
+        chunks = self._chunks(index, piece, self._end(index, piece, last))
+        return b"".join([event(self._chunk([chunk])) for chunk in chunks])
+
+    def closing(self) -> bytes:
+        """The events after those of all choices."""
+        usage = self.usage.object()
+        if not self._include_usage or usage is None:
+            return DONE
+        return event(orjson.dumps({**self._chunk_head, "choices": [], "usage": usage})) + DONE
+
+    def add(self, index: int, piece: Piece, *, last: bool) -> None:
+        """Keep a piece for the object."""
+        self._keep(index, piece, self._end(index, piece, last))
+
+    def body(self) -> bytes:
+        """The one object, when all choices have ended."""
+        choices = [self._choice(index) for index in range(len(self._ends))]
+        return orjson.dumps(
+            {**self._head, "choices": choices, "usage": self.usage.object(), "system_fingerprint": None}
+        )
+
+    def ended(self, index: int) -> bool:
+        return bool(self._ends[index])
+
+    @abstractmethod
+    def _chunks(self, index: int, piece: Piece, end: str) -> list[dict[str, Any]]:
+        """Choices of chunks; ``end`` is the reason where the choice ends with this piece."""
+
+    @abstractmethod
+    def _keep(self, index: int, piece: Piece, end: str) -> None: ...
+
+    @abstractmethod
+    def _choice(self, index: int) -> dict[str, Any]: ...
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
+        chunk = {**self._chunk_head, "choices": choices}
+        if self._include_usage:
+            chunk["usage"] = None
+        return orjson.dumps(chunk)
+
+    def _end(self, index: int, piece: Piece, last: bool) -> str:
+        self._counts[index] += piece.tokens or 0
+        if not piece.finish and not last:
+            return ""
+        cut = piece.finish == "length" or (
+            not piece.finish and self._limit is not None and self._counts[index] >= self._limit
+        )
+        self._ends[index] = "length" if cut else "stop"
+        return self._ends[index]

@@ -1,0 +1,175 @@
+"""Chat completions: the request, and the answer as an object or chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from conch.inference import ModelSignature
+from conch.tensors import Tensor
+from conch.wire.openai.answering import Answer
+from conch.wire.openai.errors import ApiError
+from conch.wire.openai.inputs import generation_inputs
+from conch.wire.openai.logprobs import chat_logprobs
+from conch.wire.openai.messages import read_messages
+from conch.wire.openai.models import MESSAGES
+from conch.wire.openai.reading import Fields, wrong
+from conch.wire.openai.replies import Piece, Token
+from conch.wire.openai.sampling import MAX_LOGPROBS, PASSED_OVER, read_sampling, read_stream
+from conch.wire.openai.tool_calls import Delta, Parser, parser_for
+from conch.wire.openai.tools import Tools, read_tools
+
+_REFUSED = ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options")
+#: An input that a model may have for further values of its template; a member of the same name is vLLM's.
+TEMPLATE_VALUES = "chat_template_kwargs"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a client asks.  ``messages`` and ``template`` are JSON; ``logprobs`` the number of alternatives, or None."""
+
+    messages: bytes
+    tools: Tools
+    sampling: dict[str, Any]
+    logprobs: int | None
+    template: bytes | None
+    stream: bool
+    include_usage: bool
+
+    @property
+    def choices(self) -> int:
+        count: int = self.sampling.get("n", 1)
+        return count
+
+    @property
+    def top(self) -> int:
+        return self.logprobs or 0
+
+    def inputs(self, signature: ModelSignature) -> list[dict[str, Tensor]]:
+        """Those of the one request that the model gets."""
+        given = {MESSAGES: self.messages}
+        for name, value in (("tools", self.tools.offered), (TEMPLATE_VALUES, self.template)):
+            if value is not None:
+                if name not in signature.inputs:
+                    raise ApiError(f"model '{signature.name}' has no input for '{name}'", name)
+                given[name] = value
+        return [generation_inputs(signature, given, self.sampling, stream=self.stream, logprobs=self.logprobs)]
+
+    def answer(self, model: str) -> ChatAnswer:
+        return ChatAnswer(self, model)
+
+
+def read_chat(fields: Fields) -> ChatRequest:
+    """The request; ``model`` has been taken."""
+    messages = read_messages(fields)
+    tools = read_tools(fields)
+    stream, include_usage = read_stream(fields)
+    sampling = read_sampling(fields)
+    if tools.schema is not None:
+        if "structured_outputs" in sampling:
+            raise ApiError("'tool_choice' prescribes the answer's form, and so does 'response_format'", "tool_choice")
+        sampling["structured_outputs"] = {"json": tools.schema}
+    logprobs = _logprobs(fields)
+    modalities = fields.take("modalities")
+    if modalities not in (None, ["text"]):
+        raise wrong("modalities", modalities, '["text"]')
+    template = fields.take(TEMPLATE_VALUES)
+    if template is not None and type(template) is not dict:
+        raise wrong(TEMPLATE_VALUES, template, "an object")
+    fields.refuse(*_REFUSED)
+    fields.pass_over(*PASSED_OVER)
+    fields.finish()
+    return ChatRequest(
+        messages, tools, sampling, logprobs, orjson.dumps(template) if template else None, stream, include_usage
+    )
+
+
+def _logprobs(fields: Fields) -> int | None:
+    wanted = fields.flag("logprobs")
+    top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+    if top and not wanted:
+        raise ApiError("`top_logprobs` can only be used when `logprobs` is True", "top_logprobs")
+    return (top or 0) if wanted else None
+
+
+@dataclass(slots=True)
+class _Message:
+    """What is there of a choice."""
+
+    parser: Parser | None
+    begun: bool = False
+    content: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    called: bool = False
+    #: Tokens whose text has not been passed on yet, or all of them.
+    tokens: list[Token] = field(default_factory=list)
+
+    def deltas(self, piece: Piece, end: str) -> list[Delta]:
+        if piece.logprobs:
+            self.tokens += piece.logprobs
+        if self.parser is None:
+            return [{"content": piece.text}] if piece.text else []
+        deltas = self.parser.add(piece.text) if piece.text else []
+        if end:
+            deltas += self.parser.finish()
+        self.called = self.called or any("tool_calls" in delta for delta in deltas)
+        return deltas
+
+    def reason(self, end: str) -> str:
+        return "tool_calls" if self.called and end == "stop" else end
+
+
+class ChatAnswer(Answer):
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, request: ChatRequest, model: str) -> None:
+        limit = request.sampling.get("max_tokens")
+        super().__init__(model, request.choices, include_usage=request.include_usage, limit=limit)
+        self._logprobs = request.logprobs is not None
+        self._messages = [_Message(parser_for(request.tools)) for _ in range(request.choices)]
+
+    def _chunks(self, index: int, piece: Piece, end: str) -> list[dict[str, Any]]:
+        message = self._messages[index]
+        deltas = message.deltas(piece, end)
+        if not message.begun:
+            message.begun = True
+            deltas.insert(0, {"role": "assistant", "content": ""})
+        if end and not (deltas and "role" not in deltas[-1]):
+            deltas.append({})
+        chunks: list[dict[str, Any]] = [
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas
+        ]
+        if chunks and message.tokens and "role" not in deltas[-1]:
+            chunks[-1]["logprobs"] = chat_logprobs(message.tokens)
+            message.tokens = []
+        if end:
+            chunks[-1]["finish_reason"] = message.reason(end)
+        return chunks
+
+    def _keep(self, index: int, piece: Piece, end: str) -> None:
+        message = self._messages[index]
+        for delta in message.deltas(piece, end):
+            if "content" in delta:
+                message.content.append(delta["content"])
+                continue
+            for call in delta["tool_calls"]:
+                if "id" in call:
+                    message.calls.append({key: value for key, value in call.items() if key != "index"})
+                else:
+                    message.calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        message = self._messages[index]
+        content = "".join(message.content)
+        body: dict[str, Any] = {"role": "assistant", "content": content or (None if message.calls else ""),
+                                "refusal": None}  # fmt: skip
+        if message.calls:
+            body["tool_calls"] = message.calls
+        return {
+            "index": index,
+            "message": body,
+            "logprobs": chat_logprobs(message.tokens) if self._logprobs else None,
+            "finish_reason": message.reason(self._ends[index]),
+        }

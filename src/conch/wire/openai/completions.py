@@ -1,0 +1,137 @@
+"""Completions: prompts, and their continuations as an object or chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from conch.inference import ModelSignature
+from conch.tensors import Tensor
+from conch.wire.openai.answering import Answer
+from conch.wire.openai.errors import ApiError
+from conch.wire.openai.inputs import generation_inputs
+from conch.wire.openai.logprobs import completion_logprobs
+from conch.wire.openai.models import PROMPT
+from conch.wire.openai.reading import Fields, wrong
+from conch.wire.openai.replies import Piece, Token
+from conch.wire.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, PASSED_OVER, read_sampling, read_stream
+
+#: Prompts of one request; each becomes a request to the model.
+MAX_PROMPTS: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """What a client asks; every prompt gets ``n`` choices."""
+
+    prompts: list[str]
+    sampling: dict[str, Any]
+    logprobs: int | None
+    echo: bool
+    stream: bool
+    include_usage: bool
+
+    @property
+    def choices(self) -> int:
+        """Of each prompt."""
+        count: int = self.sampling.get("n", 1)
+        return count
+
+    @property
+    def top(self) -> int:
+        return self.logprobs or 0
+
+    def inputs(self, signature: ModelSignature) -> list[dict[str, Tensor]]:
+        """Those of a request to the model for each prompt."""
+        return [
+            generation_inputs(
+                signature, {PROMPT: prompt.encode()}, self.sampling, stream=self.stream, logprobs=self.logprobs
+            )
+            for prompt in self.prompts
+        ]
+
+    def answer(self, model: str) -> CompletionAnswer:
+        return CompletionAnswer(self, model)
+
+
+def read_completion(fields: Fields) -> CompletionRequest:
+    """The request; ``model`` has been taken."""
+    prompts = read_texts(fields, "prompt", MAX_PROMPTS)
+    stream, include_usage = read_stream(fields)
+    sampling = read_sampling(fields)
+    n = sampling.get("n", 1)
+    if len(prompts) * n > MAX_PROMPTS:
+        raise ApiError(f"{len(prompts)} prompts with n={n} are more than {MAX_PROMPTS} choices", "n")
+    if fields.integer("best_of", 1, MAX_CHOICES) not in (None, n):
+        raise ApiError(f"'best_of' must be n ({n}): the best of more choices are not selected", "best_of")
+    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
+    echo = fields.flag("echo")
+    if echo and logprobs is not None:
+        raise ApiError("'echo' with 'logprobs' is not supported: a prompt has no log-probabilities here", "echo")
+    if fields.take("suffix") not in (None, ""):
+        raise ApiError("suffix is not currently supported", "suffix")
+    fields.pass_over(*PASSED_OVER)
+    fields.finish()
+    return CompletionRequest(prompts, sampling, logprobs, echo, stream, include_usage)
+
+
+def read_texts(fields: Fields, member: str, limit: int) -> list[str]:
+    """One text or several; token ids are refused, since models here take text."""
+    value = fields.take(member)
+    texts = [value] if type(value) is str else value
+    if texts is None or texts == []:
+        raise ApiError(f"{member} must be non-empty", member)
+    if type(texts) is not list:
+        raise wrong(member, value, "a string or an array of strings")
+    if len(texts) > limit:
+        raise ApiError(f"'{member}' has {len(texts)} elements; at most {limit} are allowed", member)
+    for index, text in enumerate(texts):
+        if type(text) is not str:
+            if type(text) in (int, list):
+                raise ApiError(f"'{member}' must be text: models here do not take token ids", member)
+            raise wrong(f"{member}[{index}]", text, "a string")
+        if not text:
+            raise ApiError(f"{member} must be non-empty", member if len(texts) == 1 else f"{member}[{index}]")
+    return texts
+
+
+class CompletionAnswer(Answer):
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, request: CompletionRequest, model: str) -> None:
+        count = len(request.prompts) * request.choices
+        limit = request.sampling.get("max_tokens")
+        super().__init__(model, count, include_usage=request.include_usage, limit=limit)
+        self._top = request.logprobs
+        # The prompt of each choice, until it has been repeated.
+        self._echoes = [text if request.echo else "" for text in request.prompts for _ in range(request.choices)]
+        self._offsets = [0] * count
+        self._texts: list[list[str]] = [[] for _ in range(count)]
+        self._tokens: list[list[Token]] = [[] for _ in range(count)]
+
+    def _chunks(self, index: int, piece: Piece, end: str) -> list[dict[str, Any]]:
+        text = self._text(index, piece)
+        if not text and not piece.logprobs and not end:
+            return []
+        logprobs = self._logprobs(index, piece.logprobs) if piece.logprobs else None
+        return [{"index": index, "text": text, "logprobs": logprobs, "finish_reason": end or None}]
+
+    def _keep(self, index: int, piece: Piece, end: str) -> None:
+        self._texts[index].append(self._text(index, piece))
+        self._tokens[index] += piece.logprobs or ()
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": "".join(self._texts[index]),
+            "logprobs": self._logprobs(index, self._tokens[index]) if self._top is not None else None,
+            "finish_reason": self._ends[index],
+        }
+
+    def _text(self, index: int, piece: Piece) -> str:
+        echo, self._echoes[index] = self._echoes[index], ""
+        return echo + piece.text
+
+    def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, Any]:
+        logprobs, self._offsets[index] = completion_logprobs(tokens, self._offsets[index], self._top or 0)
+        return logprobs

@@ -1,0 +1,114 @@
+"""Embeddings: texts, and one vector for each as numbers or as base64 of little-endian FP32."""
+
+from __future__ import annotations
+
+from array import array
+from base64 import b64encode
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, Final
+
+import orjson
+
+from conch.errors import internal
+from conch.inference import InferResponse, ModelSignature
+from conch.tensors import Tensor
+from conch.wire.json.tensor import to_json
+from conch.wire.openai.completions import read_texts
+from conch.wire.openai.errors import ApiError
+from conch.wire.openai.inputs import text_tensor
+from conch.wire.openai.models import PROMPT, embedding_output
+from conch.wire.openai.reading import Fields, wrong
+from conch.wire.openai.sampling import PASSED_OVER
+
+MAX_INPUTS: Final = 2048
+_COUNT: Final = "num_input_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """What a client asks; ``dimensions`` 0 leaves vectors as they are."""
+
+    texts: list[str]
+    base64: bool
+    dimensions: int
+
+    def inputs(self, signature: ModelSignature) -> list[dict[str, Tensor]]:
+        """Those of the requests to the model: as many texts in each as the model takes at a time."""
+        spec = signature.inputs[PROMPT]
+        output = signature.outputs[embedding_output(signature) or ""]
+        size = signature.max_batch_size or (len(self.texts) if spec.dims == (-1,) and len(output.dims) == 2 else 1)
+        texts = [text.encode() for text in self.texts]
+        return [
+            {PROMPT: text_tensor(signature, PROMPT, texts[start : start + size])}
+            for start in range(0, len(texts), size)
+        ]
+
+
+def read_embedding(fields: Fields) -> EmbeddingRequest:
+    """The request; ``model`` has been taken."""
+    texts = read_texts(fields, "input", MAX_INPUTS)
+    form = fields.take("encoding_format")
+    if form not in (None, "float", "base64"):
+        raise wrong("encoding_format", form, "float or base64")
+    dimensions = fields.integer("dimensions", 1, 2**31 - 1)
+    fields.pass_over(*PASSED_OVER)
+    fields.finish()
+    return EmbeddingRequest(texts, form == "base64", dimensions or 0)
+
+
+def wanted_outputs(signature: ModelSignature) -> tuple[str, ...]:
+    """The vectors, and the length of texts where the model tells it."""
+    outputs = (embedding_output(signature) or "", _COUNT)
+    return tuple(name for name in outputs if name in signature.outputs)
+
+
+class EmbeddingAnswer:
+    """The vectors of all requests to the model, put together in the order of the texts."""
+
+    def __init__(self, request: EmbeddingRequest, model: str, signature: ModelSignature, parts: int) -> None:
+        self._request = request
+        self._model = model
+        self._output = embedding_output(signature)
+        self._parts: list[list[memoryview]] = [[] for _ in range(parts)]
+        self._tokens: int | None = None
+
+    def add(self, part: int, rows: int, response: InferResponse) -> None:
+        """Take the response for the ``rows`` texts of a request.
+
+        Raises INVALID_ARG for more ``dimensions`` than there are, INTERNAL for a response that makes no sense.
+        """
+        for tensor in response.outputs:
+            if tensor.name == self._output:
+                self._parts[part] = self._vectors(tensor, rows)
+            elif tensor.name == _COUNT:
+                self._tokens = (self._tokens or 0) + sum(to_json(tensor))
+
+    def body(self) -> bytes:
+        vectors = [vector for part in self._parts for vector in part]
+        if len(vectors) != len(self._request.texts):
+            raise internal(f"the model gave {len(vectors)} embeddings for {len(self._request.texts)} texts")
+        data = [
+            {"object": "embedding", "index": index, "embedding": self._shown(vector)}
+            for index, vector in enumerate(vectors)
+        ]
+        tokens = self._tokens or 0
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return orjson.dumps({"object": "list", "data": data, "model": self._model, "usage": usage})
+
+    def _vectors(self, tensor: Tensor, rows: int) -> list[memoryview]:
+        data = memoryview(bytes(tensor.data))
+        size, rest = divmod(len(data), 4 * rows)
+        if rest or not size:
+            raise internal(f"the model's {tensor.name} of {len(data)} bytes does not hold {rows} vectors")
+        if self._request.dimensions > size:
+            raise ApiError(f"'dimensions' is {self._request.dimensions}; the model has {size}", "dimensions")
+        return [data[4 * size * row : 4 * size * (row + 1)] for row in range(rows)]
+
+    def _shown(self, vector: memoryview) -> Any:
+        request = self._request
+        if request.dimensions:
+            kept = vector[: 4 * request.dimensions].cast("f").tolist()
+            norm = sqrt(sum([value * value for value in kept]))
+            vector = memoryview(array("f", [value / norm for value in kept] if norm else kept)).cast("B")
+        return b64encode(vector).decode() if request.base64 else vector.cast("f").tolist()

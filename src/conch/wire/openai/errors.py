@@ -1,0 +1,38 @@
+"""OpenAI's error object, and errors that say which member of a request is wrong.
+
+Raised by the modules of this package, written by the HTTP front end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from conch.errors import Code, ConchError
+from conch.wire.json import text
+
+#: ``type`` by status; others of the client's are invalid requests.
+_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class ApiError(ConchError):
+    """``param`` is the member that is wrong (``messages[0].role``), ``reason`` OpenAI's word for what is wrong."""
+
+    def __init__(
+        self, message: str, param: str | None = None, *, code: Code = Code.INVALID_ARG, reason: str | None = None
+    ) -> None:
+        super().__init__(message, code)
+        self.param = param
+        self.reason = reason
+
+
+def error_object(status: int, message: str, param: str | None = None, reason: str | None = None) -> dict[str, Any]:
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {
+        "error": {"message": text.string(text.utf8(message)), "type": kind, "param": param, "code": reason},
+    }
+
+
+def error_body(status: int, error: ConchError) -> bytes:
+    """The body of a failure, and the data of an event that ends a stream with one."""
+    param, reason = (error.param, error.reason) if isinstance(error, ApiError) else (None, None)
+    return text.dumps(error_object(status, error.message, param, reason))

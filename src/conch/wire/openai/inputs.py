@@ -1,0 +1,134 @@
+"""From what a chat or completion asks to the inputs that a model declares.
+
+A model with ``sampling_parameters`` gets everything about decoding there, as JSON with vLLM's names; any other gets
+each value in an input of its own, as TensorRT-LLM's models have them, and what it has no input for is refused.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Final
+
+import orjson
+
+from conch.errors import ConchError
+from conch.inference import ModelSignature
+from conch.tensors import Tensor
+from conch.wire.json.tensor import from_json
+from conch.wire.openai.errors import ApiError
+
+SAMPLING: Final = "sampling_parameters"
+#: OpenAI's number of tokens where nobody says one, for models that must be told.
+DEFAULT_MAX_TOKENS: Final = 16
+
+#: Inputs that may take a value, the first that is declared; each also with ``sampling_param_`` before its name.
+_NAMES: Final = {
+    "max_tokens": ("max_tokens", "request_output_len"),
+    "min_tokens": ("min_tokens", "min_length"),
+    "n": ("n", "num_return_sequences"),
+    "seed": ("seed", "random_seed"),
+    "stop": ("stop_words", "stop"),
+}
+#: Values that change nothing, which a model need not know.
+_NEUTRAL: Final = {
+    "n": 1, "temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1,
+    "min_p": 0, "ignore_eos": False, "skip_special_tokens": True,
+}  # fmt: skip
+#: Kinds of structured output, as ``guided_decoding_guide_type`` calls them.
+_GUIDES: Final = {"json": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}
+_COUNTS: Final = ("return_num_input_tokens", "return_num_output_tokens", "return_finish_reason")
+
+
+def generation_inputs(
+    signature: ModelSignature,
+    given: dict[str, bytes],
+    sampling: dict[str, Any],
+    *,
+    stream: bool,
+    logprobs: int | None = None,
+) -> dict[str, Tensor]:
+    """All inputs of a request: ``given`` texts by input, and the rest from what the client asks."""
+    declared = signature.inputs
+    values: dict[str, list[Any]] = {}
+    if SAMPLING in declared:
+        if logprobs is not None:
+            if "logprobs" not in signature.outputs:
+                raise _cannot(signature, "logprobs")
+            sampling = {**sampling, "logprobs": logprobs}
+        values[SAMPLING] = [orjson.dumps(sampling).decode()]
+    elif logprobs is not None:
+        raise _cannot(signature, "logprobs")
+    else:
+        _separately(signature, sampling, values)
+    streaming = stream and signature.decoupled
+    for name, value in (("stream", streaming), ("streaming", streaming), ("exclude_input_in_output", True)):
+        if name in declared:
+            values[name] = [value]
+    for name in _COUNTS:
+        if name in declared:
+            values[name] = [True]
+    if logprobs is not None and "return_logprobs" in declared:
+        values["return_logprobs"] = [True]
+    tensors = {name: text_tensor(signature, name, [text]) for name, text in given.items()}
+    for name, items in values.items():
+        tensors[name] = _tensor(signature, name, items)
+    return tensors
+
+
+def text_tensor(signature: ModelSignature, name: str, texts: list[bytes]) -> Tensor:
+    """Texts as a tensor, rows of a batch where the model batches."""
+    data = b"".join([b"%b%b" % (len(text).to_bytes(4, "little"), text) for text in texts])
+    return Tensor(name, "BYTES", _shape(signature, name, len(texts), rows=True), data)
+
+
+def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dict[str, list[Any]]) -> None:
+    declared = signature.inputs
+    for key, value in sampling.items():
+        if key == "structured_outputs":
+            _guide(signature, value, values)
+            continue
+        candidates = _NAMES.get(key, (key,))
+        name = next((one for one in (*candidates, f"sampling_param_{key}") if one in declared), None)
+        if name is not None:
+            values[name] = value if type(value) is list else [value]
+        elif key not in _NEUTRAL or value != _NEUTRAL[key]:
+            raise _cannot(signature, key)
+    # Older repositories of TensorRT-LLM's require these of every request.
+    for name, default in (("max_tokens", DEFAULT_MAX_TOKENS), ("stop_words", ""), ("bad_words", "")):
+        if name in declared and not declared[name].optional and name not in values:
+            values[name] = [default]
+
+
+def _guide(signature: ModelSignature, structure: Any, values: dict[str, list[Any]]) -> None:
+    kind, content = next(iter(structure.items())) if type(structure) is dict and len(structure) == 1 else ("", None)
+    if kind not in _GUIDES or "guided_decoding_guide" not in signature.inputs:
+        raise _cannot(signature, "response_format")
+    values["guided_decoding_guide_type"] = [_GUIDES[kind]]
+    values["guided_decoding_guide"] = [content if type(content) is str else orjson.dumps(content).decode()]
+
+
+def _cannot(signature: ModelSignature, member: str) -> ApiError:
+    return ApiError(f"model '{signature.name}' has no input for '{member}'", member)
+
+
+def _tensor(signature: ModelSignature, name: str, values: list[Any]) -> Tensor:
+    spec = signature.inputs[name]
+    try:
+        data = from_json(name, spec.datatype, len(values), values)
+    except ConchError as error:
+        raise ApiError(f"'{name}' does not fit the model's input, {spec.datatype}: {error.message}", name) from None
+    return Tensor(name, spec.datatype, _shape(signature, name, len(values)), data)
+
+
+def _shape(signature: ModelSignature, name: str, count: int, *, rows: bool = False) -> tuple[int, ...]:
+    """The declared shape with ``count`` elements: over the last variable dimension, or over ``rows`` of a batch."""
+    batched = signature.max_batch_size > 0
+    batch = () if not batched else (count,) if rows else (1,)
+    wanted = left = 1 if batched and rows else count
+    dims: list[int] = []
+    for dim in reversed(signature.inputs[name].dims):
+        dims.append(left if dim == -1 else dim)
+        left = 1 if dim == -1 else left
+    if prod(dims) != wanted:
+        raise ApiError(f"input '{name}' of model '{signature.name}' does not take {count} values", name)
+    return (*batch, *reversed(dims))

@@ -1,0 +1,137 @@
+"""A request's JSON object: members are taken one by one, checked, and what nobody took is refused.
+
+Runs on the event loop, or in a thread for large bodies.  Absent members and ``null`` are the same.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any, Final
+
+import orjson
+
+from conch.tensors import Buffer
+from conch.wire.json import text
+from conch.wire.json.malformed import nesting
+from conch.wire.openai.errors import ApiError
+
+_SHOWN: Final = 60
+
+
+def read_body(body: Buffer) -> Fields:
+    """The members of a request's body, which must be a JSON object."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(f"the body is not valid JSON: {error}") from None
+    data = bytes(body)
+    if data.count(b"[") + data.count(b"{") > text.MAX_DEPTH and nesting(data) > text.MAX_DEPTH:
+        raise ApiError(f"the body is nested deeper than {text.MAX_DEPTH} levels")
+    if type(document) is not dict:
+        raise ApiError("the body must be a JSON object")
+    return Fields(document)
+
+
+def wrong(param: str, value: Any, wanted: str) -> ApiError:
+    """A member that is not what it must be."""
+    shown = orjson.dumps(value).decode()
+    shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
+    return ApiError(f"'{param}' is {shown}; it must be {wanted}", param)
+
+
+class Fields:
+    """The members of an object of a request; ``path`` is where the object is, in errors."""
+
+    __slots__ = ("_members", "path")
+
+    def __init__(self, members: dict[str, Any], path: str = "") -> None:
+        self._members = dict(members)
+        self.path = path
+
+    def name(self, member: str) -> str:
+        return f"{self.path}.{member}" if self.path else member
+
+    def take(self, member: str) -> Any:
+        return self._members.pop(member, None)
+
+    def text(self, member: str) -> str | None:
+        value = self.take(member)
+        if value is not None and type(value) is not str:
+            raise wrong(self.name(member), value, "a string")
+        return value
+
+    def required_text(self, member: str) -> str:
+        value = self.text(member)
+        if not value:
+            raise ApiError(f"'{self.name(member)}' is missing", self.name(member), reason="missing_required_parameter")
+        return value
+
+    def flag(self, member: str, default: bool = False) -> bool:
+        value = self.take(member)
+        if value is None:
+            return default
+        if type(value) is not bool:
+            raise wrong(self.name(member), value, "true or false")
+        return value
+
+    def integer(self, member: str, low: int, high: int) -> int | None:
+        value = self.take(member)
+        if value is None:
+            return None
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) is not int or not low <= value <= high:
+            raise wrong(self.name(member), value, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, member: str, low: float, high: float) -> float | None:
+        value = self.take(member)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not isfinite(value) or not low <= value <= high:
+            raise wrong(self.name(member), value, f"a number from {low:g} to {high:g}")
+        number: float = value
+        return number
+
+    def object(self, member: str) -> Fields | None:
+        value = self.take(member)
+        if value is None:
+            return None
+        if type(value) is not dict:
+            raise wrong(self.name(member), value, "an object")
+        return Fields(value, self.name(member))
+
+    def array(self, member: str) -> list[Any] | None:
+        value = self.take(member)
+        if value is not None and type(value) is not list:
+            raise wrong(self.name(member), value, "an array")
+        return value
+
+    def strings(self, member: str) -> list[str] | None:
+        """A string, or an array of strings, none of them empty."""
+        value = self.take(member)
+        listed = [value] if type(value) is str else value
+        if listed is None:
+            return None
+        if type(listed) is not list or any(type(one) is not str or not one for one in listed):
+            raise wrong(self.name(member), value, "a string or an array of strings that are not empty")
+        return listed
+
+    def refuse(self, *members: str, hint: str = "") -> None:
+        """Refuse members that ask for what this server does not do."""
+        for member in members:
+            if self.take(member) not in (None, False):
+                raise ApiError(f"'{self.name(member)}' is not supported{hint}", self.name(member))
+
+    def pass_over(self, *members: str) -> None:
+        """Take members that decide nothing here."""
+        for member in members:
+            self._members.pop(member, None)
+
+    def finish(self) -> None:
+        """Refuse what nobody took."""
+        for member, value in self._members.items():
+            if value is not None:
+                raise ApiError(
+                    f"'{self.name(member)}' is not known here", self.name(member), reason="unknown_parameter"
+                )

@@ -1,0 +1,108 @@
+"""What a response of a model says of each choice: text, end, log-probabilities, numbers of tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from conch.errors import ConchError, internal
+from conch.inference import InferResponse
+from conch.tensors import Tensor, split_bytes
+from conch.wire.json.tensor import to_json
+
+#: Log-probabilities below this (minus infinity) are shown as this.
+_LEAST: Final = -9999.0
+#: What models write for a choice that has not ended.
+_UNFINISHED: Final = frozenset({"", "none", "null"})
+
+
+@dataclass(slots=True)
+class Token:
+    """A token that was chosen, and the likeliest ones in its place, best first."""
+
+    text: str
+    logprob: float
+    top: list[tuple[str, float]]
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of a choice; ``finish`` is empty while it goes on."""
+
+    text: str = ""
+    finish: str = ""
+    logprobs: list[Token] | None = None
+    tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """One response: a piece for each choice, and the length of the prompt where the model tells it."""
+
+    pieces: list[Piece]
+    prompt_tokens: int | None = None
+
+
+def read_reply(response: InferResponse, top: int = 0) -> Reply:
+    """``top`` is the number of alternatives that the client wants.  Raises INTERNAL for outputs that make no sense."""
+    try:
+        return _read(response, top)
+    except (ConchError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise internal(f"the model's response cannot be read: {error}") from None
+
+
+def _read(response: InferResponse, top: int) -> Reply:
+    reply = Reply([])
+    pieces = reply.pieces
+    for tensor in response.outputs:
+        match tensor.name:
+            case "text_output":
+                for piece, text in zip(_first(pieces, tensor), split_bytes(tensor.data), strict=True):
+                    piece.text = text.decode("utf-8", "replace")
+            case "finish_reason":
+                for piece, text in zip(_first(pieces, tensor), split_bytes(tensor.data), strict=True):
+                    reason = text.decode("utf-8", "replace").lower()
+                    piece.finish = "" if reason in _UNFINISHED else reason
+            case "logprobs":
+                for piece, text in zip(_first(pieces, tensor), split_bytes(tensor.data), strict=True):
+                    piece.logprobs = _tokens(text, top)
+            case "num_input_tokens":
+                reply.prompt_tokens = max(to_json(tensor), default=None)
+            case "num_output_tokens":
+                for piece, count in zip(_first(pieces, tensor), to_json(tensor), strict=True):
+                    piece.tokens = count
+    return reply
+
+
+def _first(pieces: list[Piece], tensor: Tensor) -> list[Piece]:
+    """The pieces that the elements of ``tensor`` are about; there are as many as the longest output has elements."""
+    count = 1
+    for dim in tensor.shape:
+        count *= dim
+    while len(pieces) < count:
+        pieces.append(Piece())
+    return pieces[:count]
+
+
+def _tokens(text: bytes, top: int) -> list[Token] | None:
+    try:
+        listed = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        listed = json.loads(text)  # with infinities
+    return None if listed is None else [_token(entry, top) for entry in listed if entry]
+
+
+def _token(entry: dict[str, dict[str, Any]], top: int) -> Token:
+    """The chosen token stands first, whether or not it is among the likeliest."""
+    found = [(_shown(token, one), max(float(one["logprob"]), _LEAST)) for token, one in entry.items()]
+    text, logprob = found[0]
+    likeliest = sorted(found if len(found) <= top else found[1:], key=lambda one: -one[1])
+    return Token(text, logprob, likeliest[:top])
+
+
+def _shown(token: str, one: dict[str, Any]) -> str:
+    decoded = one.get("decoded_token")
+    return f"token_id:{token}" if decoded is None else str(decoded)

@@ -1,0 +1,126 @@
+"""How tokens are to be chosen: the members of chats and completions that say it, as vLLM's ``SamplingParams`` names.
+
+What OpenAI defines is checked here, so that errors name the member; what other servers added is passed on as it is,
+and the model checks it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from conch.wire.openai.errors import ApiError
+from conch.wire.openai.reading import Fields, wrong
+
+MAX_CHOICES: Final = 64
+MAX_LOGPROBS: Final = 20
+_INT32: Final = 2**31 - 1
+
+#: Members of other servers' that models understand under the same name.
+EXTENSIONS: Final = (
+    "bad_words", "beam_width", "early_stopping", "ignore_eos", "include_stop_str_in_output", "length_penalty",
+    "lora_name", "min_p", "min_tokens", "repetition_penalty", "skip_special_tokens", "spaces_between_special_tokens",
+    "stop_token_ids", "structured_outputs", "top_k", "truncate_prompt_tokens", "use_beam_search",
+)  # fmt: skip
+#: vLLM's older names of kinds of structured output.
+_GUIDED: Final = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
+    "guided_choice": "choice",
+}
+#: Members about accounts and bookkeeping, which change no answer.
+PASSED_OVER: Final = (
+    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
+)  # fmt: skip
+
+
+def read_sampling(fields: Fields) -> dict[str, Any]:
+    """What a request says; nothing for what it leaves open.  Log-probabilities are read elsewhere."""
+    given: dict[str, Any] = {
+        "n": fields.integer("n", 1, MAX_CHOICES),
+        "max_tokens": _max_tokens(fields),
+        "temperature": fields.number("temperature", 0, 2),
+        "top_p": _top_p(fields),
+        "presence_penalty": fields.number("presence_penalty", -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
+        "seed": _seed(fields),
+        "stop": fields.strings("stop"),
+        "logit_bias": _logit_bias(fields),
+    }
+    for name in EXTENSIONS:
+        given[name] = fields.take(name)
+    structures = [_response_format(fields), given["structured_outputs"]]
+    structures += [_guided(fields, name, kind) for name, kind in _GUIDED.items()]
+    structures = [one for one in structures if one is not None]
+    if len(structures) > 1:
+        raise ApiError("only one of response_format and the members for structured output may be given")
+    given["structured_outputs"] = structures[0] if structures else None
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def read_stream(fields: Fields) -> tuple[bool, bool]:
+    """Whether the answer is to come in pieces, and whether with the usage at its end."""
+    stream = fields.flag("stream")
+    options = fields.object("stream_options")
+    if options is None:
+        return stream, False
+    if not stream:
+        raise ApiError("`stream_options` can only be used when `stream` is True", "stream_options")
+    include_usage = options.flag("include_usage")
+    options.pass_over("include_obfuscation")
+    options.finish()
+    return stream, include_usage
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    newer = fields.integer("max_completion_tokens", 1, _INT32)
+    older = fields.integer("max_tokens", 1, _INT32)
+    return newer if newer is not None else older
+
+
+def _top_p(fields: Fields) -> float | None:
+    value = fields.number("top_p", 0, 1)
+    # OpenAI takes 0, where only the likeliest token is left; other servers do not.
+    return 1e-6 if value == 0 else value
+
+
+def _seed(fields: Fields) -> int | None:
+    value = fields.integer("seed", -(2**63), 2**64 - 1)
+    return None if value is None else value % 2**64
+
+
+def _logit_bias(fields: Fields) -> dict[str, float] | None:
+    members = fields.take("logit_bias")
+    if members is None or members == {}:
+        return None
+    if type(members) is not dict:
+        raise wrong("logit_bias", members, "an object")
+    for token, bias in members.items():
+        if not (token.isascii() and token.isdigit()) or type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise wrong("logit_bias", members, "an object of numbers from -100 to 100 by token id")
+    return dict(members)
+
+
+def _response_format(fields: Fields) -> dict[str, Any] | None:
+    chosen = fields.object("response_format")
+    if chosen is None:
+        return None
+    kind = chosen.take("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json": {"type": "object", "additionalProperties": True}}
+    if kind != "json_schema":
+        raise wrong("response_format.type", kind, "text, json_object or json_schema")
+    named = chosen.object("json_schema")
+    schema = named.take("schema") if named is not None else None
+    if type(schema) is not dict:
+        raise ApiError(
+            "'response_format.json_schema.schema' must be a JSON schema", "response_format.json_schema.schema"
+        )
+    return {"json": schema}
+
+
+def _guided(fields: Fields, name: str, kind: str) -> dict[str, Any] | None:
+    value = fields.take(name)
+    return None if value is None else {kind: value}

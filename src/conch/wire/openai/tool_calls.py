@@ -1,0 +1,258 @@
+"""Tool calls in a model's text, found while the text arrives.
+
+Formats: ``<tool_call>{…}</tool_call>`` (Hermes, Qwen), ``[TOOL_CALLS]`` with a list or ``name{…}`` (Mistral),
+``<|python_tag|>{…}`` and bare ``{"name": …, "parameters": …}`` (Llama 3).  What looked like a call and is none stays
+text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+import orjson
+
+from conch.wire.openai.tools import Tools
+
+Delta = dict[str, Any]
+
+_OPEN: Final = "<tool_call>"
+_CLOSE: Final = "</tool_call>"
+#: Marks after which nothing but calls follows.
+_REST: Final = ("[TOOL_CALLS]", "<|python_tag|>")
+_MARKS: Final = (_OPEN, *_REST)
+_MARK: Final = re.compile("|".join(map(re.escape, _MARKS)))
+#: How a bare call begins, without spaces.
+_BARE: Final = (
+    '{"name":',
+    '[{"name":',
+    '{"type":"function",',
+    '[{"type":"function",',
+    '{"arguments":',
+    '{"parameters":',
+)
+_NAMED: Final = re.compile(r"\s*([\w.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
+_BETWEEN: Final = re.compile(rf"(?:[\s;,]|{_MARK.pattern})*")
+_SPACE: Final = re.compile(r"\s+")
+_decoder: Final = json.JSONDecoder(strict=False)
+
+
+class Parser(Protocol):
+    """Turns pieces of a text into deltas: ``{"content": …}`` or ``{"tool_calls": [call]}``."""
+
+    def add(self, text: str) -> list[Delta]: ...
+
+    def finish(self) -> list[Delta]:
+        """The text has ended."""
+
+
+def parser_for(tools: Tools) -> Parser | None:
+    """None where all text is content."""
+    match tools.mode:
+        case "auto":
+            return CallParser(tools)
+        case "required":
+            return ListParser()
+        case "named":
+            return ArgumentsParser(tools.name)
+    return None
+
+
+def _delta(index: int, name: str, arguments: str) -> Delta:
+    function = {"name": name, "arguments": arguments}
+    return {"tool_calls": [{"index": index, "id": f"call_{uuid4().hex}", "type": "function", "function": function}]}
+
+
+class CallParser:
+    """Looks for marks in any text, and at its beginning for a bare call of one of the tools."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._names = tools.names
+        self._limit = 1 if tools.single else None
+        self._held = ""
+        #: What stands before a mark and is shown only where no call follows.
+        self._space = ""
+        self._state = "start"
+        self._calls = 0
+
+    def add(self, text: str) -> list[Delta]:
+        self._held += text
+        return list(self._go())
+
+    def finish(self) -> list[Delta]:
+        held, self._held = self._held, ""
+        calls = None
+        if self._state == "hermes":
+            calls = _calls_in(held.removeprefix(_OPEN))
+        elif self._state == "rest":
+            calls = _calls_in(_MARK.sub("", held, count=1), named=True)
+        elif self._state == "bare":
+            calls = _calls_in(held)
+            if calls and not all(name in self._names for name, _ in calls):
+                calls = None
+        if calls:
+            return self._emit(calls)
+        # Space between and behind calls is none of the answer's.
+        return [{"content": self._space + held}] if held and not (self._calls and held.isspace()) else []
+
+    def _go(self) -> Iterator[Delta]:
+        while True:
+            before = (self._state, len(self._held))
+            match self._state:
+                case "start":
+                    self._begin()
+                case "text":
+                    yield from self._text()
+                case "hermes":
+                    yield from self._hermes()
+            if (self._state, len(self._held)) == before:
+                return
+
+    def _begin(self) -> None:
+        """Text or bare call, once enough is there to know."""
+        compact = _SPACE.sub("", self._held[:200])
+        if not compact:
+            return
+        if compact.startswith(_BARE):
+            self._state = "bare"
+        elif not any(start.startswith(compact) for start in _BARE):
+            self._state = "text"
+
+    def _text(self) -> Iterator[Delta]:
+        found = _MARK.search(self._held)
+        if found is not None:
+            content, self._held = self._held[: found.start()], self._held[found.start() :]
+            self._state = "hermes" if found.group() == _OPEN else "rest"
+            shown = content.rstrip()
+            self._space = content[len(shown) :]
+            if shown:
+                yield {"content": shown}
+            return
+        sure = len(self._held) - _partial_mark(self._held)
+        content = self._held[:sure]
+        # Space may stand before a call, where it is not shown.
+        sure = len(content.rstrip())
+        if sure:
+            yield {"content": self._held[:sure]}
+            self._held = self._held[sure:]
+
+    def _hermes(self) -> Iterator[Delta]:
+        end = self._held.find(_CLOSE)
+        if end < 0:
+            return
+        block, self._held = self._held[: end + len(_CLOSE)], self._held[end + len(_CLOSE) :]
+        space, self._space = self._space, ""
+        self._state = "text"
+        calls = _calls_in(block[len(_OPEN) : -len(_CLOSE)])
+        if calls:
+            yield from self._emit(calls)
+        else:
+            yield {"content": space + block}
+
+    def _emit(self, calls: list[tuple[str, str]]) -> list[Delta]:
+        deltas = []
+        for name, arguments in calls:
+            if self._limit is None or self._calls < self._limit:
+                deltas.append(_delta(self._calls, name, arguments))
+                self._calls += 1
+        return deltas
+
+
+class ListParser:
+    """The whole text is a JSON list of calls."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+
+    def add(self, text: str) -> list[Delta]:
+        self._held.append(text)
+        return []
+
+    def finish(self) -> list[Delta]:
+        text = "".join(self._held)
+        calls = _calls_in(text)
+        if calls:
+            return [_delta(index, *call) for index, call in enumerate(calls)]
+        return [{"content": text}] if text else []
+
+
+class ArgumentsParser:
+    """The whole text is the arguments of one function, passed on as they come."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def add(self, text: str) -> list[Delta]:
+        if self._name:
+            name, self._name = self._name, ""
+            return [_delta(0, name, text)]
+        return [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]}] if text else []
+
+    def finish(self) -> list[Delta]:
+        return self.add("") if self._name else []
+
+
+def _partial_mark(text: str) -> int:
+    """How many characters at the end may become a mark."""
+    for mark in _MARKS:
+        start = text.rfind(mark[0], -len(mark) + 1)
+        while start >= 0:
+            if mark.startswith(text[start:]):
+                return len(text) - start
+            start = text.find(mark[0], start + 1)
+    return 0
+
+
+def _calls_in(text: str, *, named: bool = False) -> list[tuple[str, str]] | None:
+    """Name and arguments (JSON) of each call: objects one after the other, perhaps in a list; None for anything else.
+
+    With ``named`` also ``name{…}``.
+    """
+    calls: list[tuple[str, str]] = []
+    at = 0
+    while (at := _between(text, at)) < len(text):
+        name = _NAMED.match(text, at) if named else None
+        try:
+            value, at = _decoder.raw_decode(text, at if name is None else name.end())
+        except (ValueError, RecursionError):
+            return None
+        for one in [{"name": name[1], "arguments": value}] if name is not None else _listed(value):
+            call = _call(one)
+            if call is None:
+                return None
+            calls.append(call)
+    return calls
+
+
+def _between(text: str, at: int) -> int:
+    """The index behind whatever may stand in front of a call."""
+    found = _BETWEEN.match(text, at)
+    return found.end() if found is not None else at
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if type(value) is list else [value]
+
+
+def _call(value: Any) -> tuple[str, str] | None:
+    if type(value) is not dict:
+        return None
+    if type(value.get("function")) is dict:
+        value = value["function"]
+    name = value.get("name")
+    arguments = value.get("arguments", value.get("parameters"))
+    if type(name) is not str or not name or not _is_utf8(name):
+        return None
+    if type(arguments) is str and _is_utf8(arguments):
+        return name, arguments
+    try:
+        return name, orjson.dumps({} if arguments is None else arguments).decode()
+    except orjson.JSONEncodeError:  # numbers beyond 64 bits, halves of characters
+        return name, json.dumps(arguments)
+
+
+def _is_utf8(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)

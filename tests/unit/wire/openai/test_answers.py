@@ -1,0 +1,117 @@
+"""Responses of models, and the objects and chunks that are made of them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from conch.errors import Code, ConchError
+from conch.inference import InferResponse, ModelSignature, TensorSpec
+from conch.tensors import Tensor, pack_bytes
+from conch.wire.openai.chat import ChatAnswer, read_chat
+from conch.wire.openai.embeddings import EmbeddingAnswer, read_embedding
+from conch.wire.openai.reading import Fields
+from conch.wire.openai.replies import Piece, Token, read_reply
+
+
+def texts(name: str, *values: bytes) -> Tensor:
+    return Tensor(name, "BYTES", (len(values),), pack_bytes(values))
+
+
+def counts(name: str, *values: int) -> Tensor:
+    return Tensor(name, "UINT32", (len(values),), struct.pack(f"<{len(values)}I", *values))
+
+
+def answer(**members: Any) -> ChatAnswer:
+    return read_chat(Fields({"messages": [{"role": "user", "content": "a"}], **members})).answer("m")
+
+
+def chunks(events: bytes) -> list[Any]:
+    return [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events.split(b"\n\n") if event]
+
+
+def test_response_is_read_whatever_the_order_of_its_outputs() -> None:
+    outputs = [
+        counts("num_output_tokens", 1, 2),
+        texts("finish_reason", b"None", b"length"),
+        texts("text_output", "ä".encode(), b"\xffb"),
+        counts("num_input_tokens", 5),
+    ]
+    reply = read_reply(InferResponse(outputs))
+    assert [(one.text, one.finish, one.tokens) for one in reply.pieces] == [("ä", "", 1), ("\ufffdb", "length", 2)]
+    assert reply.prompt_tokens == 5
+
+
+def test_log_probabilities_are_read_with_infinities() -> None:
+    text = b'[{"5": {"logprob": -Infinity, "rank": 9, "decoded_token": "x"}, "1": {"logprob": -0.1}}]'
+    (piece,) = read_reply(InferResponse([texts("logprobs", text)]), 1).pieces
+    assert piece.logprobs == [Token("x", -9999.0, [("token_id:1", -0.1)])]
+    assert read_reply(InferResponse([texts("logprobs", b"null")])).pieces[0].logprobs is None
+
+
+@pytest.mark.parametrize("text", [b"{", b'[{"1": 2}]', b"[[1]]", b"7", b'[{"1": {}}]'])
+def test_response_without_sense_is_the_models_failure(text: bytes) -> None:
+    with pytest.raises(ConchError) as caught:
+        read_reply(InferResponse([texts("logprobs", text)]))
+    assert caught.value.code is Code.INTERNAL
+
+
+def test_choice_ends_with_its_reason() -> None:
+    chat = answer()
+    found = chunks(chat.events(0, Piece("hi", "stop"), last=False))
+    assert [(one["delta"], one["finish_reason"]) for one in found] == [
+        ({"role": "assistant", "content": ""}, None), ({"content": "hi"}, "stop"),
+    ]  # fmt: skip
+    assert chat.ended(0)
+
+
+def test_model_that_gives_no_reason_stopped_or_reached_the_limit() -> None:
+    chat = answer(max_tokens=2, n=2)
+    chat.add(0, Piece("a", tokens=1), last=True)
+    chat.add(1, Piece("ab", tokens=2), last=True)
+    assert [one["finish_reason"] for one in json.loads(chat.body())["choices"]] == ["stop", "length"]
+
+
+def test_log_probabilities_wait_for_the_text_that_they_are_about() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    chat = answer(tools=tools, logprobs=True)
+    assert [
+        one["logprobs"] for one in chunks(chat.events(0, Piece("{", logprobs=[Token("{", -1, [])]), last=False))
+    ] == [None]
+    found = chunks(chat.events(0, Piece("}", logprobs=[Token("}", -2, [])]), last=True))
+    assert [token["token"] for token in found[-1]["logprobs"]["content"]] == ["{", "}"]
+    assert found[-1]["delta"] == {"content": "{}"}
+
+
+def test_bytes_of_half_a_character_are_not_known() -> None:
+    chat = answer(logprobs=True)
+    chat.add(0, Piece("ä", logprobs=[Token("\ufffd", -1, []), Token("ä", -1, [])]), last=True)
+    content = json.loads(chat.body())["choices"][0]["logprobs"]["content"]
+    assert [token["bytes"] for token in content] == [None, [195, 164]]
+
+
+def embedding(**members: Any) -> EmbeddingAnswer:
+    outputs = {"embedding": TensorSpec("embedding", "FP32", (2,))}
+    asked = read_embedding(Fields({"input": ["a", "b"], **members}))
+    return EmbeddingAnswer(asked, "m", ModelSignature("m", 1, 8, {}, outputs), 1)
+
+
+def test_vectors_of_wrong_size_are_the_models_failure() -> None:
+    for values in (b"", b"\0" * 12):
+        with pytest.raises(ConchError) as caught:
+            embedding().add(0, 2, InferResponse([Tensor("embedding", "FP32", (2, 2), values)]))
+        assert caught.value.code is Code.INTERNAL
+    with pytest.raises(ConchError):
+        embedding().body()
+
+
+def test_tokens_of_texts_are_counted_where_the_model_tells() -> None:
+    given = embedding(dimensions=1)
+    data = struct.pack("<4f", 2, 1, 0, 1)
+    given.add(0, 2, InferResponse([Tensor("embedding", "FP32", (2, 2), data), counts("num_input_tokens", 3, 4)]))
+    body = json.loads(given.body())
+    assert [one["embedding"] for one in body["data"]] == [[1.0], [0.0]]
+    assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7}

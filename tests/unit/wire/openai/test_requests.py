@@ -1,0 +1,201 @@
+"""Bodies of requests: what is read from them, and that nothing else than an error with a sentence comes of bad ones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conch.inference import ModelSignature, TensorSpec
+from conch.tensors import split_bytes
+from conch.wire.openai.chat import read_chat
+from conch.wire.openai.completions import read_completion
+from conch.wire.openai.embeddings import read_embedding
+from conch.wire.openai.errors import ApiError
+from conch.wire.openai.inputs import generation_inputs, text_tensor
+from conch.wire.openai.reading import Fields, read_body
+from conch.wire.openai.sampling import read_sampling
+
+
+def sampling(**members: Any) -> dict[str, Any]:
+    fields = Fields(members)
+    read = read_sampling(fields)
+    fields.finish()
+    return read
+
+
+def refusal(read: Any, **members: Any) -> ApiError:
+    fields = Fields(members)
+    with pytest.raises(ApiError) as caught:
+        read(fields)
+        fields.finish()
+    return caught.value
+
+
+def test_only_what_is_given_is_passed_on() -> None:
+    assert sampling() == {}
+    assert sampling(temperature=None, stop=None) == {}
+    assert sampling(temperature=0, seed=-1, max_tokens=3.0) == {"temperature": 0, "seed": 2**64 - 1, "max_tokens": 3}
+
+
+def test_newer_name_of_max_tokens_goes_first() -> None:
+    assert sampling(max_tokens=5, max_completion_tokens=7) == {"max_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("members", "structure"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, {"json": {"type": "object", "additionalProperties": True}}),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}}, {"json": {"a": 1}}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"grammar": "x"}}, {"grammar": "x"}),
+    ],
+)
+def test_structured_output_under_all_its_names(members: dict[str, Any], structure: Any) -> None:
+    assert sampling(**members).get("structured_outputs") == structure
+
+
+def test_two_structures_contradict_each_other() -> None:
+    assert "only one" in refusal(read_sampling, guided_regex="a", response_format={"type": "json_object"}).message
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"[1]", b'"a"', b'{"a": NaN}', b"\xff", b"[" * 5000])
+def test_body_must_be_an_object(body: bytes) -> None:
+    with pytest.raises(ApiError):
+        read_body(body)
+
+
+def test_error_shows_the_value_in_short() -> None:
+    error = refusal(lambda fields: fields.text("user"), user=["a" * 1000])
+    assert error.param == "user"
+    assert len(error.message) < 120
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
+    max_leaves=5,
+)
+MEMBERS = (
+    "messages", "prompt", "input", "n", "max_tokens", "temperature", "top_p", "stop", "seed", "logprobs", "echo",
+    "top_logprobs", "logit_bias", "response_format", "tools", "tool_choice", "stream", "stream_options", "suffix",
+    "encoding_format", "dimensions", "best_of", "parallel_tool_calls", "modalities", "chat_template_kwargs",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("read", [read_chat, read_completion, read_embedding])
+@given(members=st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=4))
+def test_any_members_are_read_or_refused(read: Any, members: dict[str, Any]) -> None:
+    good = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a"}
+    kept = {"read_chat": "messages", "read_completion": "prompt", "read_embedding": "input"}[read.__name__]
+    try:
+        read(Fields({kept: good[kept], **members}))
+    except ApiError as error:
+        assert error.message
+
+
+@given(messages=st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name"]), JSON), min_size=1))
+def test_any_messages_are_read_or_refused(messages: list[Any]) -> None:
+    for message in messages:
+        message.setdefault("role", "assistant")
+    try:
+        assert json.loads(read_chat(Fields({"messages": messages})).messages)
+    except ApiError as error:
+        assert error.param and error.param.startswith("messages[")
+
+
+def test_definitions_of_tools_are_where_references_look() -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("f", "g")]
+    asked = read_chat(
+        Fields({"messages": [{"role": "user", "content": "a"}], "tools": tools, "tool_choice": "required"})
+    )
+    found = asked.sampling["structured_outputs"]["json"]
+    assert found["$defs"] == {"A": {"type": "string"}}
+    assert [call["properties"]["name"]["enum"] for call in found["items"]["anyOf"]] == [["f"], ["g"]]
+    assert "$defs" not in found["items"]["anyOf"][0]["properties"]["parameters"]
+
+
+# Inputs.
+
+
+def signature(*specs: TensorSpec, batch: int = 0, decoupled: bool = False) -> ModelSignature:
+    return ModelSignature("m", 1, batch, {spec.name: spec for spec in specs}, {}, decoupled)
+
+
+TEXT = TensorSpec("text_input", "BYTES", (1,))
+
+
+def test_json_of_sampling_goes_where_a_model_takes_it() -> None:
+    model = signature(TEXT, TensorSpec("sampling_parameters", "BYTES", (1,)), TensorSpec("stream", "BOOL", (1,)))
+    inputs = generation_inputs(model, {"text_input": b"hi"}, {"n": 2}, stream=True)
+    assert split_bytes(inputs["sampling_parameters"].data) == [b'{"n":2}']
+    assert inputs["sampling_parameters"].shape == (1,)
+    # Not decoupled: the model could not send pieces.
+    assert inputs["stream"].data == b"\0"
+
+
+def test_values_go_into_tensors_of_their_own() -> None:
+    specs = (
+        TEXT,
+        TensorSpec("max_tokens", "UINT32", (-1,)),
+        TensorSpec("stop_words", "BYTES", (-1, -1)),
+        TensorSpec("bad_words", "BYTES", (-1,)),
+        TensorSpec("sampling_param_top_p", "FP32", (1,), optional=True),
+        TensorSpec("guided_decoding_guide_type", "BYTES", (1,), optional=True),
+        TensorSpec("guided_decoding_guide", "BYTES", (1,), optional=True),
+        TensorSpec("streaming", "BOOL", (1,), optional=True),
+    )
+    asked = {"stop": ["a", "b"], "top_p": 0.5, "temperature": 1, "structured_outputs": {"json": {}}}
+    inputs = generation_inputs(signature(*specs, batch=4, decoupled=True), {"text_input": b"hi"}, asked, stream=True)
+    assert {name: tensor.shape for name, tensor in inputs.items()} == {
+        "text_input": (1, 1), "max_tokens": (1, 1), "stop_words": (1, 1, 2), "bad_words": (1, 1),
+        "sampling_param_top_p": (1, 1), "guided_decoding_guide_type": (1, 1), "guided_decoding_guide": (1, 1),
+        "streaming": (1, 1),
+    }  # fmt: skip
+    assert inputs["max_tokens"].data == b"\x10\0\0\0"
+    assert split_bytes(inputs["guided_decoding_guide"].data) == [b"{}"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"temperature": 0.5}, "temperature"),
+        ({"n": 2}, "n"),
+        ({"top_k": "five"}, "top_k"),
+        ({"structured_outputs": {"choice": ["a"]}}, "response_format"),
+    ],
+)
+def test_what_a_model_has_no_input_for_is_refused(asked: dict[str, Any], param: str) -> None:
+    model = signature(TEXT, TensorSpec("top_k", "INT32", (1,), optional=True))
+    with pytest.raises(ApiError) as caught:
+        generation_inputs(model, {"text_input": b"hi"}, asked, stream=False)
+    assert caught.value.param == param
+
+
+def test_texts_are_rows_of_a_batch_or_elements() -> None:
+    assert text_tensor(signature(TEXT, batch=8), "text_input", [b"a", b"b"]).shape == (2, 1)
+    assert text_tensor(signature(TensorSpec("text_input", "BYTES", (-1,))), "text_input", [b"a", b"b"]).shape == (2,)
+    with pytest.raises(ApiError):
+        text_tensor(signature(TEXT), "text_input", [b"a", b"b"])
+
+
+def test_texts_are_sent_in_batches_that_the_model_takes() -> None:
+    asked = read_embedding(Fields({"input": ["a", "b", "c"]}))
+
+    def shapes(dims: tuple[int, ...], output: tuple[int, ...], batch: int) -> list[tuple[int, ...]]:
+        model = ModelSignature(
+            "m", 1, batch, {"text_input": TensorSpec("text_input", "BYTES", dims)},
+            {"embedding": TensorSpec("embedding", "FP32", output)},
+        )  # fmt: skip
+        return [inputs["text_input"].shape for inputs in asked.inputs(model)]
+
+    assert shapes((1,), (4,), 2) == [(2, 1), (1, 1)]
+    assert shapes((1,), (4,), 0) == [(1,), (1,), (1,)]
+    assert shapes((-1,), (-1, 4), 0) == [(3,)]
+    assert shapes((-1,), (4,), 0) == [(1,), (1,), (1,)]
