@@ -177,3 +177,36 @@ def test_tokenizer_of_the_trio_runs_on_triton(
     assert theirs.keys() == ours.keys() >= {"input_ids", "attention_mask"}
     for name, array in ours.items():
         np.testing.assert_array_equal(theirs[name], array)
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("openvino_genai")
+    from transformers import LlamaConfig
+
+    from tests.convert_checkpoints import causal
+
+    return causal(tmp_path_factory.mktemp("llama"), LlamaConfig, num_key_value_heads=2)
+
+
+def test_converted_language_model_writes_what_the_checkpoint_writes(language_model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    quick = ["--batch-size", "1", "--seq-len", "16", "--seconds", "0", "--quantize", "int8"]
+    done = convert("-m", str(language_model), "-o", str(tmp_path / "models"), "--name", "m", *quick)
+    assert done.returncode == 0, done.stderr
+    assert "next token" in done.stdout and "openvino-int8" in done.stderr
+    with (tmp_path / "models" / "m" / "config.pbtxt").open("a") as config:
+        config.write('parameters { key: "variant" value { string_value: "openvino-fp32" } }\n')
+    prompt = "The ferry leaves the northern"
+
+    with ConchServer(tmp_path / "models", log=tmp_path / "conch.log") as server:
+        body = {"text_input": prompt, "max_tokens": 12, "temperature": 0, "exclude_input_in_output": True}
+        request = urllib.request.Request(f"http://{server.http}/v2/models/m/generate", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as page:
+            text = json.load(page)["text_output"]
+
+    tokenizer = AutoTokenizer.from_pretrained(language_model)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    written = AutoModelForCausalLM.from_pretrained(language_model).generate(ids, max_new_tokens=12, do_sample=False)
+    assert text == tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)

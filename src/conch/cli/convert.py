@@ -31,11 +31,23 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     "backends",
     multiple=True,
     metavar="NAME…",
-    help="Of torch onnx openvino tensorrt (default: all but the last).",
+    help="Of torch onnx openvino tensorrt (default: all but the last); of language models openvino, torch besides "
+    "(default: openvino).",
 )
-@click.option("--quantize", multiple=True, metavar="NAME…", help="Of int8 int8-static bf16 fp16 none (default: int8).")
 @click.option(
-    "--batch-size", "batch_sizes", multiple=True, type=int, metavar="N…", help="Batches to measure (default: 1 8 32)."
+    "--quantize",
+    multiple=True,
+    metavar="NAME…",
+    help="Of int8 int8-static bf16 fp16 none (default: int8); of language models int8 int4 int4-awq fp16 none "
+    "(default: int8 int4).",
+)
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    multiple=True,
+    type=int,
+    metavar="N…",
+    help="Batches to measure (default: 1 8 32; of language models 1 8).",
 )
 @click.option(
     "--seq-len",
@@ -43,11 +55,11 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     multiple=True,
     type=int,
     metavar="N…",
-    help="Lengths to measure, in tokens (default: 16 128 384).",
+    help="Lengths to measure, in tokens (default: 16 128 384; of language models 128 512).",
 )
 @click.option("--data", type=_FILE, metavar="FILE", help="Texts to compare on: .txt .jsonl .csv (default: built in).")
 @click.option("--layout", type=click.Choice(["huggingface", "triton"]), default="huggingface", metavar="NAME",
-              help="huggingface (default), or triton: three models.")  # fmt: skip
+              help="huggingface (default), or triton: three models; not of language models.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Let refused variants serve; it is recorded.")
 @click.option("--overwrite", is_flag=True, help="Replace a model of that name.")
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Cores to use (default: all).")

@@ -49,7 +49,7 @@ def head_of(task: str) -> str:
         return HEADS[task]
     except KeyError:
         raise unsupported(
-            f"task '{task}' cannot be converted: conversion is for {', '.join(sorted(HEADS))}; "
+            f"task '{task}' cannot be converted: conversion is for {', '.join(sorted([*HEADS, 'text-generation']))}; "
             "serve the checkpoint itself instead"
         ) from None
 

@@ -29,14 +29,10 @@ def plain(exported: Path, network: Network, target: Path, *, half: bool = False)
 
 def quantised(exported: Path, network: Network, samples: Sequence[Mapping[str, Array]], target: Path) -> None:
     """Write ``target`` with INT8 products, ranges taken from ``samples``, each one sequence."""
-    openvino = module()
-    try:
-        with quiet():
-            import nncf
-            from nncf.quantization.advanced_parameters import AdvancedSmoothQuantParameters
-    except ImportError:
-        raise unsupported('int8 for OpenVINO needs nncf: pip install "conch[convert]"') from None
+    openvino, nncf = module(), compressor("int8")
     with quiet():
+        from nncf.quantization.advanced_parameters import AdvancedSmoothQuantParameters
+
         model = openvino.Core().read_model(exported)
         data = nncf.Dataset([{name: sample[name] for name in network.inputs} for sample in samples])
         model = nncf.quantize(
@@ -64,6 +60,16 @@ def verify(file: Path, network: Network) -> None:
 def computes_bf16() -> bool:
     """Whether the CPU plugin has bf16 arithmetic here."""
     return "BF16" in module().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def compressor(precision: str) -> Any:
+    """The ``nncf`` package; UNSUPPORTED without it."""
+    try:
+        with quiet():
+            import nncf
+    except ImportError:
+        raise unsupported(f'{precision} for OpenVINO needs nncf: pip install "conch[convert]"') from None
+    return nncf
 
 
 def module() -> Any:

@@ -10,6 +10,7 @@ from html import escape
 from typing import Any, Final
 
 from conch.backends.huggingface.manifest import Latency, Manifest, Variant
+from conch.convert import causal_report
 from conch.convert.measure import speed_up
 from conch.convert.plot import plot
 from conch.convert.verdict import NOT_ASKED_FOR
@@ -21,6 +22,11 @@ ENGINES: Final = {
     "tensorrt": "TensorRT",
 }
 
+_LEGEND: Final = (
+    "Latency is the median of one run at batch x tokens. Speed-up is the geometric mean over the shapes, against "
+    "PyTorch in fp32. Agreement is the smallest cosine of each output with PyTorch's, and the task's metric with "
+    "its 95 % interval."
+)
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #1c2330 }
 table { border-collapse: collapse; margin: 1em 0 } th, td { padding: .3em .8em; border-bottom: 1px solid #d8dde6 }
@@ -62,12 +68,19 @@ def at(variant: Variant, shape: tuple[int, int]) -> Latency | None:
 
 
 def headings(manifest: Manifest) -> list[str]:
-    return ["engine (precision)", *(f"{b}x{t} ms" for b, t in shapes(manifest)), "speed-up", "agreement", "verdict"]
+    measured = [causal_report.heading(one) if writes(manifest) else f"{one[0]}x{one[1]} ms" for one in shapes(manifest)]
+    return ["engine (precision)", *measured, "speed-up", "agreement", "verdict"]
+
+
+def writes(manifest: Manifest) -> bool:
+    """Whether it is of a language model, whose speed is in tokens a second."""
+    return manifest.task == causal_report.TASK
 
 
 def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
     """The cells of each variant, measured or not, in the manifest's order; medians in milliseconds."""
     torch = reference(manifest)
+    sizes = manifest.settings.get("megabytes", {})
     for variant in manifest.variants:
         figures = [at(variant, shape) for shape in shapes(manifest)]
         factor = speed_up(variant.latency, torch.latency) if torch and variant.latency else None
@@ -75,12 +88,18 @@ def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
             variant,
             [
                 title(variant),
-                *("–" if one is None else f"{one.median_ms:.2f}" for one in figures),
+                *("–" if one is None else _speed(manifest, one) for one in figures),
                 "–" if factor is None else f"{factor:.2f}x",
-                agreement(variant.agreement),
+                causal_report.agreement(variant.agreement, sizes.get(variant.name))
+                if writes(manifest)
+                else agreement(variant.agreement),
                 verdict(variant, manifest.auto),
             ],
         )
+
+
+def _speed(manifest: Manifest, one: Latency) -> str:
+    return causal_report.rate(one) if writes(manifest) else f"{one.median_ms:.2f}"
 
 
 def agreement(figures: Mapping[str, Mapping[str, Any]]) -> str:
@@ -154,7 +173,10 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "revision", manifest.source.revision
     yield "converted", f"{manifest.created} by conch {manifest.conch}"
     yield "measured on", f"{settings.get('device', 'cpu')}, {settings.get('threads', '?')} threads"
-    yield "compared on", f"{settings.get('samples', '?')} samples, {settings.get('data', 'built-in')}"
+    tokens = f" of {settings['tokens']} tokens" if "tokens" in settings else ""
+    yield "compared on", f"{settings.get('samples', '?')} samples{tokens}, {settings.get('data', 'built-in')}"
+    if (problem := settings.get("structured_output", "yes")) != "yes":
+        yield "structured output", f"not available on OpenVINO: {problem}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
 
 
@@ -164,9 +186,5 @@ def _legend(manifest: Manifest) -> str:
         for one in manifest.variants
         if one.reasons and not one.usable and one.reasons != (NOT_ASKED_FOR,)
     ]
-    text = (
-        "Latency is the median of one run at batch x tokens. Speed-up is the geometric mean over the shapes, against "
-        "PyTorch in fp32. Agreement is the smallest cosine of each output with PyTorch's, and the task's metric with "
-        "its 95 % interval."
-    )
+    text = causal_report.LEGEND if writes(manifest) else _LEGEND
     return " ".join([text, *(f"Refused: {one}." for one in refused)])

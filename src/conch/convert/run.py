@@ -5,39 +5,36 @@ Called by ``conch convert`` in its process.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from platform import python_version
 from typing import Any, Final
 
-from conch import __version__
 from conch.backends.huggingface import tokenizing
 from conch.backends.huggingface.checkpoint import Checkpoint
 from conch.backends.huggingface.engines import open_engine
 from conch.backends.huggingface.engines.base import Engine
 from conch.backends.huggingface.engines.onnxruntime import OnnxRuntimeEngine
-from conch.backends.huggingface.manifest import Latency, Manifest, Source, Variant, hashes
+from conch.backends.huggingface.manifest import Latency, Manifest, Variant
 from conch.backends.huggingface.pooling import Pooling, PoolingPlan
-from conch.backends.native.threads import usable_cores
 from conch.convert import agreement, sentences, variants, verdict
-from conch.convert.agreement import SEED, Observation
-from conch.convert.layout import checkpoint_files
-from conch.convert.measure import budgets, measure, speed_up
+from conch.convert.agreement import Observation
+from conch.convert.causal import CausalConversion
+from conch.convert.causal_report import TASK
+from conch.convert.measure import budgets, measure
 from conch.convert.network import head_of
 from conch.convert.observe import Batch, arrays_of, batches, observe, of_shape
 from conch.convert.place import publish, require_free, workspace
 from conch.convert.plan import Plan
-from conch.convert.quiet import quiet
+from conch.convert.quiet import quiet, reason
+from conch.convert.result import REFERENCE, choose, failed, manifest_of
 from conch.convert.variants import Candidate, Failure
 from conch.convert.writing import write
 from conch.errors import internal, invalid, unsupported
 
-_LIBRARIES: Final = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "nncf")
-#: The variant that all others are compared with.
-REFERENCE: Final = "torch-fp32"
+#: The engines that a variant may serve on, in one model and in the three of ``--layout triton``.
+_SERVED: Final = frozenset({"torch", "onnxruntime", "openvino"})
+_TRIO: Final = frozenset({"onnxruntime"})
 #: How far numbers may be apart that the same network computed, as a share of the largest.
 SAME: Final = 1e-3
 Progress = Callable[[str], None]
@@ -64,7 +61,8 @@ def convert(plan: Plan, progress: Progress) -> Outcome:
         checkpoint = Checkpoint.open(work, plan.options())
         if checkpoint.manifest is not None:
             raise invalid(f"'{plan.model}' is a converted model: convert {checkpoint.manifest.source.model} instead")
-        conversion = Conversion(plan, checkpoint, work, progress)
+        kind = CausalConversion if checkpoint.task == TASK else Conversion
+        conversion = kind(plan, checkpoint, work, progress)
         manifest = conversion.judge()
         progress("writing the model")
         made = work / "made"
@@ -74,7 +72,7 @@ def convert(plan: Plan, progress: Progress) -> Outcome:
 
 
 class Conversion:
-    """The state between the steps of one conversion."""
+    """The state between the steps of one conversion of an encoder."""
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint, work: Path, progress: Progress) -> None:
         self.plan = plan
@@ -110,26 +108,30 @@ class Conversion:
         opened, failures = self._open(built)
         judged = {one.name: one for one in self._compare(opened)}
         self._measure(opened, judged)
-        manifest = self._manifest([*judged.values(), *failures])
-        return self._choose(manifest)
+        plan = self.plan
+        manifest = manifest_of(
+            plan, self.checkpoint, [*judged.values(), *failures], engines=plan.engines, precisions=plan.precisions,
+            shapes=self.shapes, samples=len(self.samples),
+        )  # fmt: skip
+        return choose(plan, manifest, _TRIO if plan.layout == "triton" else _SERVED)
 
     def _open(self, built: Sequence[Candidate | Failure]) -> tuple[dict[str, Engine], list[Variant]]:
         opened: dict[str, Engine] = {}
         failures = []
         for one in built:
             if isinstance(one, Failure):
-                failures.append(_failed(one.name, one.reason))
+                failures.append(failed(one.name, one.reason))
                 continue
             try:
                 opened[one.name] = self._engine(one)
                 self.candidates[one.name] = one
             except Exception as error:  # a library's, about one variant
-                failures.append(_failed(one.name, str(error).strip().splitlines()[0]))
+                failures.append(failed(one.name, reason(error)))
         for failure in failures:
             self.progress(f"{failure.name}: {failure.reasons[0]}")
         if REFERENCE not in opened:
-            reason = next((failure.reasons[0] for failure in failures if failure.name == REFERENCE), "it was not built")
-            raise invalid(f"there is no reference to compare with: {REFERENCE}: {reason}")
+            why = next((failure.reasons[0] for failure in failures if failure.name == REFERENCE), "it was not built")
+            raise invalid(f"there is no reference to compare with: {REFERENCE}: {why}")
         return opened, failures
 
     def _engine(self, candidate: Candidate) -> Engine:
@@ -156,7 +158,7 @@ class Conversion:
                 observed = reference if name == REFERENCE else self._observe(name, engine)
                 judged.append(self._judged(one, reference, observed))
             except Exception as error:  # a library's, about one variant
-                judged.append(replace(one, reasons=(f"it does not run: {str(error).strip().splitlines()[0]}",)))
+                judged.append(replace(one, reasons=(f"it does not run: {reason(error)}",)))
         return judged
 
     def _observe(self, name: str, engine: Engine) -> list[Observation]:
@@ -184,8 +186,8 @@ class Conversion:
         passed = not reasons
         if one.name == REFERENCE and "torch" not in self.plan.engines:
             reasons, passed = (verdict.NOT_ASKED_FOR,), False
-        for reason in () if reasons == (verdict.NOT_ASKED_FOR,) else reasons:
-            self.progress(f"{one.name} refused: {reason}")
+        for problem in () if reasons == (verdict.NOT_ASKED_FOR,) else reasons:
+            self.progress(f"{one.name} refused: {problem}")
         return replace(one, agreement=figures, passed=passed, reasons=reasons)
 
     def _measure(self, opened: Mapping[str, Engine], judged: dict[str, Variant]) -> None:
@@ -200,23 +202,6 @@ class Conversion:
         for name, latencies in found.items():
             judged[name] = replace(judged[name], latency=tuple(latencies))
 
-    def _choose(self, manifest: Manifest) -> Manifest:
-        reference = next(one for one in manifest.variants if one.name == REFERENCE)
-        chosen = [self._forced(one) for one in manifest.variants]
-        layout = {"onnxruntime"} if self.plan.layout == "triton" else {"torch", "onnxruntime", "openvino"}
-        factors = {
-            one.name: speed_up(one.latency, reference.latency) for one in chosen if one.usable and one.engine in layout
-        }
-        auto = verdict.choose(factors)
-        if not auto:
-            reasons = "; ".join(f"{one.name}: {one.reasons[0]}" for one in chosen if one.reasons)
-            raise invalid(f"no variant may serve ({reasons}); --force accepts those that ran")
-        return replace(manifest, variants=tuple(chosen), auto=auto)
-
-    def _forced(self, one: Variant) -> Variant:
-        forced = self.plan.force and not one.passed and bool(one.latency) and one.reasons != (verdict.NOT_ASKED_FOR,)
-        return replace(one, forced=True) if forced else one
-
     def prove(self, graph: Path, candidate: Candidate) -> None:
         """Raise INTERNAL unless a graph that was edited for other servers says the same as before."""
         with quiet():
@@ -229,44 +214,3 @@ class Conversion:
             difference = float(abs(values - expected[name]).max())
             if not difference <= SAME * max(1.0, float(abs(values).max())):
                 raise internal(f"the edited graph gives another {name} than before, by {difference:.2g}")
-
-    def _manifest(self, found: Sequence[Variant]) -> Manifest:
-        plan, checkpoint = self.plan, self.checkpoint
-        names = [str(name) for name in checkpoint_files(checkpoint, weights=True)]
-        settings = {
-            "backends": list(plan.engines),
-            "quantize": list(plan.precisions),
-            "batch_sizes": sorted({shape.batch for shape in self.shapes}),
-            "sequence_lengths": sorted({shape.tokens for shape in self.shapes}),
-            "data": str(plan.data) if plan.data is not None else "built-in",
-            "samples": len(self.samples),
-            "seed": SEED,
-            "threads": plan.threads or usable_cores(),
-            "device": "cpu",
-        }
-        return Manifest(
-            source=Source(plan.model, checkpoint.revision, hashes(checkpoint.directory, names)),
-            task=checkpoint.task,
-            variants=tuple(found),
-            auto="",
-            files={},
-            conch=__version__,
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            versions={"python": python_version(), **_versions()},
-            settings=settings,
-        )
-
-
-def _failed(name: str, reason: str) -> Variant:
-    engine, _, precision = name.partition("-")
-    return Variant(name, engine, precision, reasons=(reason,))
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

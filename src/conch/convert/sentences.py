@@ -78,12 +78,15 @@ def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
 
 
 def _built_in(task: str) -> list[Sample]:
+    if task == "text-generation":
+        passages = (_DATA / "passages.txt").read_text(encoding="utf-8").splitlines()
+        return [Sample(text) for text in (*passages, *(document["context"] for document in _documents()))]
     sentences = (_DATA / "sentences.txt").read_text(encoding="utf-8").splitlines()
     if task not in _PAIRS:
         return [Sample(sentence) for sentence in sentences]
     if task == "zero-shot-classification":
         return [Sample(text, _HYPOTHESES[index % len(_HYPOTHESES)]) for index, text in enumerate(sentences)]
-    documents = [json.loads(line) for line in (_DATA / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    documents = _documents()
     if task == "question-answering":
         return [
             Sample(question, document["context"], group)
@@ -96,6 +99,10 @@ def _built_in(task: str) -> list[Sample]:
         for group, (question, place) in enumerate(asked)
         for step in range(_PASSAGES)
     ]
+
+
+def _documents() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (_DATA / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def label_indices(samples: Sequence[Sample], names: Sequence[str] | None) -> list[int] | None:

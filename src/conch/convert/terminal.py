@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from conch.backends.huggingface.manifest import Manifest, Variant
-from conch.convert.report import at, rows
+from conch.convert import causal_report
+from conch.convert.report import at, rows, writes
 
 #: Narrower terminals get the latencies below the engine's name and not beside it.
 WIDE: Final = 110
@@ -17,16 +18,18 @@ WIDE: Final = 110
 def table(manifest: Manifest, width: int) -> Table:
     """Engine and precision, latency by shape, speed-up over PyTorch, agreement, verdict."""
     wide = width >= WIDE
-    title = f"{manifest.source.model} ({manifest.task}), median ms by batch x tokens"
+    measured = "tokens a second" if writes(manifest) else "median ms by batch x tokens"
+    grid = causal_report.grid if writes(manifest) else _grid
+    title = f"{manifest.source.model} ({manifest.task}), {measured}"
     made = Table(title=title, title_justify="left", title_style="bold", expand=True)
     made.add_column("engine (precision)", no_wrap=True)
     if wide:
-        made.add_column("batch x tokens", no_wrap=True)
+        made.add_column("speed" if writes(manifest) else "batch x tokens", no_wrap=True)
     made.add_column("speed-up", justify="right", no_wrap=True)
     made.add_column("agreement", ratio=5, overflow="fold")
     made.add_column("verdict", ratio=4, overflow="fold")
     for variant, (engine, *_, factor, agreed, judged) in rows(manifest):
-        latencies = [engine, _grid(variant)] if wide else [f"{engine}\n{_grid(variant)}".rstrip()]
+        latencies = [engine, grid(variant)] if wide else [f"{engine}\n{grid(variant)}".rstrip()]
         cells = [*latencies, factor, agreed.replace("; ", "\n"), judged]
         made.add_row(*map(Text, cells), style=_style(variant, manifest), end_section=True)
     return made

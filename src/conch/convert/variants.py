@@ -42,21 +42,23 @@ Calibration = Callable[[], Sequence[Mapping[str, Array]]]
 class Candidate:
     """A variant that was built: ``path`` is its graph, None for torch, which reads the checkpoint itself.
 
-    Two candidates may share a file (OpenVINO computes one IR in fp32 or bf16).
+    Two candidates may share a file (OpenVINO computes one IR in fp32 or bf16).  ``more`` are files that belong to it
+    besides the graph and its weights.
     """
 
     name: str
     engine: str
     precision: str
     path: Path | None
+    more: tuple[Path, ...] = ()
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Everything that belongs to the variant: the graph and weights beside it."""
+        """Everything that belongs to the variant: the graph, weights beside it, and what there is more."""
         if self.path is None:
-            return ()
+            return self.more
         beside = (self.path.with_suffix(".bin"), self.path.with_name(self.path.name + ".data"))
-        return (self.path, *(file for file in beside if file.exists()))
+        return (self.path, *(file for file in beside if file.exists()), *self.more)
 
 
 @dataclass(frozen=True, slots=True)

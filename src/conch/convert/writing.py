@@ -32,7 +32,8 @@ def write(
 ) -> Manifest:
     """Write the plan's model directories into ``made``; returns the manifest with the paths and hashes of files there.
 
-    Files of candidates are moved.  Raises UNSUPPORTED for a network that the layout has no place for.
+    Files of candidates, which are below the folder ``built`` beside it, are moved.  Raises UNSUPPORTED for a network
+    that the layout has no place for.
     """
     made.mkdir()
     if plan.layout == "triton":
@@ -44,7 +45,8 @@ def write(
         prove(model / "1" / "model.onnx", candidates[manifest.auto])
     else:
         model = made / plan.served_name
-        _write_one(model, plan, checkpoint, [candidates[one.name] for one in manifest.variants if one.usable])
+        usable = [candidates[one.name] for one in manifest.variants if one.usable]
+        _write_one(model, plan, checkpoint, usable, made.with_name("built"))
     manifest = replace(
         manifest,
         variants=tuple(replace(one, path=_path(plan, one, manifest.auto)) for one in manifest.variants),
@@ -56,13 +58,15 @@ def write(
     return manifest
 
 
-def _write_one(model: Path, plan: Plan, checkpoint: Checkpoint, usable: Sequence[Candidate]) -> None:
+def _write_one(model: Path, plan: Plan, checkpoint: Checkpoint, usable: Sequence[Candidate], built: Path) -> None:
     target = model / "1"
     target.mkdir(parents=True)
     weights = any(one.path is None for one in usable)
     copy(checkpoint, checkpoint_files(checkpoint, weights=weights, code=plan.trust_remote_code), target)
     for path in {file for one in usable for file in one.files}:
-        path.rename(target / path.name)
+        place = target / path.relative_to(built)
+        place.parent.mkdir(exist_ok=True)
+        path.rename(place)
     parameters = {"task": plan.task} if plan.task else {}
     if plan.trust_remote_code:
         parameters["trust_remote_code"] = "true"
