@@ -1,9 +1,9 @@
-"""``python -m benchmarks [serving|huggingface] [OPTION ...]``: one question of this folder, or all in turn."""
+"""``python -m benchmarks [serving|huggingface|generation] [OPTION ...]``: one question, or all in turn."""
 
 import sys
 from importlib import import_module
 
-QUESTIONS = ("serving", "huggingface")
+QUESTIONS = ("serving", "huggingface", "generation")
 
 named = sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in QUESTIONS else []
 sys.argv[1:] = sys.argv[1 + len(named) :]

@@ -21,7 +21,7 @@ from tests.oracle.install import ROOT, OracleUnavailable
 HOME: Final = ROOT / "peers"
 CONSTRAINTS: Final = ROOT.parent / "constraints.txt"
 SHARED: Final = ("transformers", "tokenizers", "onnxruntime")
-PACKAGES: Final = ("numpy<2", "torch", "fastapi", "uvicorn", "uvloop", "httptools")
+PACKAGES: Final = ("numpy<2", "torch", "fastapi", "uvicorn", "uvloop", "httptools", "accelerate", "openai", "rich")
 
 
 def python() -> Path:

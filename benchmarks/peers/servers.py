@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
-from tests.oracle.run import free_ports, wait_until_ready
+from tests.oracle.run import free_ports
 from tests.servers import ConchServer
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+_HERE: Final = Path(__file__).parent
+#: Of continuous batching: without these it takes nearly all memory there is.
+_CACHE: Final = ("--cb-num-blocks", "160", "--cb-max-batch-tokens", "2048")
 
 
 class PaddingServer(ConchServer):
@@ -24,19 +31,32 @@ class PaddingServer(ConchServer):
         self.command = [sys.executable, "-m", "benchmarks.peers.padding", *self.command[1:]]
 
 
-class WebServer:
-    """``peers/web.py`` under uvicorn, with one process, as a context manager; ``http`` is its address."""
+class Program:
+    """A server of any kind on a port of its own, as a context manager; ``http`` is its address.
 
-    def __init__(self, python: Path, checkpoint: Path, graph: Path) -> None:
+    ``{port}`` in ``command`` is replaced; it is ready when ``ready`` (a path) is answered with 200.
+    """
+
+    def __init__(
+        self,
+        *command: str,
+        ready: str = "/v2/health/ready",
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
         (port,) = free_ports(1)
         self.http = f"127.0.0.1:{port}"
-        self.command = [str(python), str(Path(__file__).with_name("web.py")), str(port), str(checkpoint), str(graph)]
+        self.command = [word.replace("{port}", str(port)) for word in command]
+        self.ready = ready
+        self.env = {**os.environ, "PYTHONNOUSERSITE": "1", **(env or {})}
+        self.log = log
         self.process: subprocess.Popen[bytes]
 
-    def __enter__(self) -> WebServer:
-        self.process = subprocess.Popen(self.command, env={**os.environ, "PYTHONNOUSERSITE": "1"})
+    def __enter__(self) -> Self:
+        output = self.log.open("wb") if self.log else None
+        self.process = subprocess.Popen(self.command, env=self.env, stdout=output, stderr=output)
         try:
-            wait_until_ready(self.http, self.process)
+            wait_until_ready(self.http, self.process, path=self.ready)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -51,3 +71,49 @@ class WebServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+class WebServer(Program):
+    """``peers/web.py`` under uvicorn, with one process."""
+
+    def __init__(self, python: Path, checkpoint: Path, graph: Path) -> None:
+        super().__init__(str(python), str(_HERE / "web.py"), "{port}", str(checkpoint), str(graph))
+
+
+class TransformersServer(Program):
+    """``transformers serve`` over a folder, which is also the name of its model; bfloat16, with its continuous
+    batching (``continuous``) or one request after the other."""
+
+    def __init__(self, python: Path, checkpoint: Path, *, continuous: bool, log: Path | None = None) -> None:
+        batching = ["--continuous-batching", *_CACHE] if continuous else []
+        super().__init__(
+            str(python.with_name("transformers")), "serve", str(checkpoint), *batching,
+            "--device", "cpu", "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", "{port}",
+            ready="/health", env={"HF_HUB_OFFLINE": "1"}, log=log,
+        )  # fmt: skip
+
+
+class LlamaServer(Program):
+    """llama.cpp's server over a GGUF file, with continuous batching and ``slots`` requests at a time."""
+
+    def __init__(self, program: Path, file: Path, *, slots: int, context: int, log: Path | None = None) -> None:
+        threads = str(len(os.sched_getaffinity(0)))
+        super().__init__(
+            str(program), "--model", str(file), "--parallel", str(slots), "--ctx-size", str(slots * context),
+            "--threads", threads, "--threads-batch", threads, "--host", "127.0.0.1", "--port", "{port}", "--offline",
+            ready="/health", log=log,
+        )  # fmt: skip
+
+
+def wait_until_ready(address: str, process: subprocess.Popen[bytes], *, path: str, timeout: float = 180) -> None:
+    """Return when ``path`` is answered with 200; raise when the process ends or time runs out first."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server exited with status {process.returncode} before it was ready")
+        try:
+            with urllib.request.urlopen(f"http://{address}{path}", timeout=5):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.05)
+    raise TimeoutError(f"the server at {address} was not ready within {timeout:g} s")

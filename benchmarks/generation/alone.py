@@ -1,0 +1,105 @@
+"""What conch's engine does alone, without a server: the most that serving it could reach.
+
+    python -m benchmarks.generation.alone CHECKPOINT [--engine NAME] < LOAD
+
+A process of its own, with the load of the served measurement (its closed loop) as JSON on its input; prompts are
+tokenised before the clock starts, and tokens are not made text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.generation.trace import Load
+from conch.backends.huggingface.checkpoint import Checkpoint
+from conch.backends.huggingface.options import Options
+from conch.backends.llm.engines import open_engine
+from conch.backends.llm.engines.base import Engine
+from conch.backends.llm.engines.base import Sequence as Continued
+from conch.backends.llm.sampling import Sampling
+from conch.backends.llm.source import choose_engine, engine_spec
+from conch.backends.llm.tokenizing.tokenizer import open_tokenizer
+
+Prompt = tuple[list[int], int]
+
+
+class Loop:
+    """The closed loop of a load: ``connections`` places, each taken again when its sequence has ended."""
+
+    def __init__(self, engine: Engine, prompts: Sequence[Prompt], load: Load) -> None:
+        self.engine, self.load = engine, load
+        self.prompts = iter(prompts)
+        self.places: dict[int, int] = {}
+        self.answers = [0] * load.connections
+        self.tokens = 0
+        self.next = 0
+
+    def run(self) -> float:
+        """Tokens per second."""
+        begin = perf_counter()
+        until = begin + self.load.seconds
+        for place in range(self.load.connections):
+            self._take(place)
+        while self.places:
+            for progress in self.engine.step():
+                if progress.error is not None:
+                    raise progress.error
+                self.tokens += len(progress.tokens)
+                if progress.finish:
+                    place = self.places.pop(progress.id)
+                    self.answers[place] += 1
+                    if self.answers[place] < self.load.least or perf_counter() < until:
+                        self._take(place)
+        return self.tokens / (perf_counter() - begin)
+
+    def _take(self, place: int) -> None:
+        ids, count = next(self.prompts, ([], 0))
+        if not ids:
+            return
+        sampling = Sampling(max_tokens=count, temperature=0.0, ignore_eos=True)
+        self.engine.add(Continued(self.next, ids, sampling))
+        self.places[self.next] = place
+        self.next += 1
+
+
+def measure(checkpoint: Path, engine: str, load: Load, timeout: float = 900) -> float:
+    """Tokens per second of the engine that conch serves ``checkpoint`` with."""
+    command = [sys.executable, "-m", "benchmarks.generation.alone", str(checkpoint), "--engine", engine]
+    done = subprocess.run(command, input=json.dumps(load.document()), capture_output=True, text=True, timeout=timeout)
+    if done.returncode:
+        raise RuntimeError(f"the engine alone: {done.stderr.strip()[-800:]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return float(found["throughput"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--engine", default="auto")
+    given = parser.parse_args()
+
+    load = Load.read(json.load(sys.stdin))
+    options = Options.from_values({"model": str(given.checkpoint), "task": "text-generation", "engine": given.engine})
+    checkpoint = Checkpoint.open(Path.cwd(), options)
+    tokenizer = open_tokenizer(checkpoint.directory, gguf=checkpoint.gguf)
+    instance: dict[str, Any] = {"kind": "CPU", "device_id": 0}
+    spec = engine_spec(checkpoint, options, instance, tokenizer.eos_ids)
+    engine = open_engine(choose_engine(checkpoint, options, on_gpu=False), spec)
+    prompts = [(tokenizer.encode(ask.prompt), ask.tokens) for ask in load.asks]
+    # As a server has had some requests before it is measured.
+    warm = prompts[-load.connections :]
+    Loop(engine, warm, Load(connections=load.connections)).run()
+    throughput = Loop(engine, prompts[: -load.connections], load).run()
+    engine.close()
+    print(json.dumps({"throughput": throughput, "engine": engine.name}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The servers of the comparison, each a column of its tables; while one is asked the others are stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.generation import weights
+from benchmarks.generation.client import Target
+from benchmarks.peers import environment, llama, tutorial
+from benchmarks.peers.servers import LlamaServer, TransformersServer
+from tests.oracle import OracleUnavailable, TritonServer
+from tests.servers import ConchServer
+
+MODEL: Final = "smollm2"
+#: Which weights conch is given.
+CHECKPOINTS: Final = {"gguf": weights.gguf, "folder": weights.folder}
+WEIGHTS: Final = {"gguf": "Q4_1, the GGUF file", "folder": "bfloat16, unpacked from the GGUF file"}
+#: By name: what it is.
+PEERS: Final = {
+    "triton": "Triton 2.51, the tutorial's pipeline, bfloat16, batches of at most 8, not streamed",
+    "transformers": "transformers serve, bfloat16, continuous batching",
+    "transformers-plain": "transformers serve, bfloat16, one request after the other",
+    "llama.cpp": "llama-server, Q4_1, 32 slots, continuous batching",
+}
+#: What most people would compare with; ``transformers-plain`` takes minutes at high concurrency.
+USUAL: Final = ("triton", "transformers", "llama.cpp")
+MAX_BATCH: Final = 8
+SLOTS: Final = 32
+#: Tokens that a slot of llama.cpp has; no request here is longer.
+CONTEXT: Final = 1280
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A server that is up; ``pid`` is the root of its processes, ``checkpoint`` what it serves, ``engine`` what was
+    asked of conch (which is ``ours``) to run it with."""
+
+    name: str
+    about: str
+    target: Target
+    pid: int
+    ours: bool = False
+    checkpoint: Path = Path()
+    engine: str = "auto"
+
+    @property
+    def streams(self) -> bool:
+        return self.target.speaks().streams
+
+    def tree(self) -> list[psutil.Process]:
+        """Its processes, parents first."""
+        root = psutil.Process(self.pid)
+        return [root, *root.children(recursive=True)]
+
+    def stop(self) -> None:
+        """Let it use no processor until :meth:`go`."""
+        for process in self.tree():
+            process.send_signal(signal.SIGSTOP)
+
+    def go(self) -> None:
+        """Children first, so that nobody misses an answer of theirs."""
+        for process in reversed(self.tree()):
+            process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def start(conch: Sequence[str], engine: str, peers: Sequence[str], home: Path) -> Iterator[list[Column]]:
+    """All servers, ready and stopped, their repositories and logs below ``home``; ``conch`` names checkpoints (of
+    ``CHECKPOINTS``, or paths)."""
+    with contextlib.ExitStack() as running:
+        columns: list[Column] = []
+
+        def add(column: Column) -> None:
+            # A stopped process does not hear that it is to end.
+            running.callback(column.go)
+            column.stop()
+            columns.append(column)
+
+        for name in conch:
+            number = len(columns)
+            checkpoint = CHECKPOINTS[name]() if name in CHECKPOINTS else Path(name).resolve()
+            write(home / f"conch-{number}", checkpoint, engine)
+            log = home / f"conch-{number}.log"
+            server = _entered(running, ConchServer(home / f"conch-{number}", log=log), log)
+            weights_of = WEIGHTS.get(name, str(checkpoint))
+            about = f"{weights_of}, {'its own choice of engine' if engine == 'auto' else engine}"
+            target = Target(server.http, "conch", MODEL)
+            label = f"conch {Path(name).name}"
+            add(Column(label, about, target, server.process.pid, ours=True, checkpoint=checkpoint, engine=engine))
+        for name in peers:
+            log = home / f"{name}.log"
+            try:
+                peer = _peer(name, home, log)
+            except OracleUnavailable as reason:
+                print(f"Not compared with {name}: {reason}", file=sys.stderr)
+                continue
+            server = _entered(running, peer, log)
+            dialect, model = _PROTOCOLS[name]
+            target = Target(server.http, dialect, model or str(weights.folder()))
+            add(Column(name, PEERS[name], target, server.process.pid))
+        yield columns
+
+
+#: Of each peer: its dialect and the name of its model, empty for the folder's path.
+_PROTOCOLS: Final = {
+    "triton": ("triton", MODEL),
+    "transformers": ("openai", ""),
+    "transformers-plain": ("openai", ""),
+    "llama.cpp": ("llama", MODEL),
+}
+
+
+def _peer(name: str, home: Path, log: Path) -> Any:
+    match name:
+        case "triton":
+            repository = home / "triton"
+            tutorial.write(repository, MODEL, weights.folder(), MAX_BATCH)
+            return TritonServer(repository, python=environment.python(), log=log)
+        case "llama.cpp":
+            return LlamaServer(llama.server(), weights.gguf(), slots=SLOTS, context=CONTEXT, log=log)
+    continuous = name == "transformers"
+    return TransformersServer(environment.python(), weights.folder(), continuous=continuous, log=log)
+
+
+def _entered(running: contextlib.ExitStack, server: Any, log: Path) -> Any:
+    """The server, ready; RuntimeError with the end of its log when it does not become so."""
+    try:
+        return running.enter_context(server)
+    except (RuntimeError, TimeoutError) as error:
+        tail = log.read_text(errors="replace")[-1500:] if log.exists() else ""
+        raise RuntimeError(f"{log.stem}: {error}\n{tail}") from None
+
+
+def write(repository: Path, checkpoint: Path, engine: str) -> None:
+    """Write conch's model: the checkpoint, its task, and nothing that conch can choose itself."""
+    directory = repository / MODEL
+    (directory / "1").mkdir(parents=True)
+    values = {"model": str(checkpoint), "task": "text-generation"}
+    if engine != "auto":
+        values["engine"] = engine
+    lines = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in values.items()]
+    config = ['backend: "huggingface"', *lines, "instance_group { kind: KIND_CPU }", ""]
+    (directory / "config.pbtxt").write_text("\n".join(config))

@@ -1,0 +1,159 @@
+"""How each server is asked to generate, and how its answer reads.
+
+Greedy decoding of exactly as many tokens as are asked for, end of sequence ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from benchmarks.generation.trace import Ask
+
+Document = Mapping[str, Any]
+
+
+class Dialect(ABC):
+    """A server's protocol for one model.  ``streams`` says whether text comes while it is being generated."""
+
+    streams: ClassVar[bool] = True
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """Where requests are posted."""
+
+    @abstractmethod
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """What is posted, as JSON."""
+
+    @abstractmethod
+    def text(self, event: Document) -> str:
+        """The text in an event of the answer, or in all of one that is not streamed."""
+
+    def tokens(self, events: Sequence[Document]) -> int | None:
+        """How many tokens the server says it has generated; None where it does not say."""
+        return None
+
+    def request(self, address: str, ask: Ask) -> bytes:
+        """A whole HTTP request."""
+        body = json.dumps(self.body(ask)).encode()
+        lines = [
+            f"POST {self.path} HTTP/1.1",
+            f"Host: {address}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+        ]
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Conch(Dialect):
+    """The generate extension, with the inputs of a text model.  It could say how many tokens each event has, which
+    costs something, so only the first request of all asks for it (``counted``)."""
+
+    def __init__(self, model: str, *, counted: bool = False) -> None:
+        super().__init__(model)
+        self.counted = counted
+
+    @property
+    def path(self) -> str:
+        return f"/v2/models/{self.model}/generate_stream"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        body = {
+            "text_input": ask.prompt,
+            "stream": True,
+            "max_tokens": ask.tokens,
+            "sampling_parameters": json.dumps({"ignore_eos": True, "temperature": 0}),
+        }
+        return {**body, "return_num_output_tokens": True} if self.counted else body
+
+    def text(self, event: Document) -> str:
+        return _text(event.get("text_output", ""))
+
+    def tokens(self, events: Sequence[Document]) -> int | None:
+        if not self.counted:
+            return None
+        return sum(_number(event.get("num_output_tokens", 0)) for event in events)
+
+
+class Triton(Dialect):
+    """The generate extension, with the tensors of ``peers/models/pipeline_model.py``."""
+
+    streams = False
+
+    @property
+    def path(self) -> str:
+        return f"/v2/models/{self.model}/generate"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        return {"text_input": ask.prompt, "max_tokens": ask.tokens}
+
+    def text(self, event: Document) -> str:
+        return _text(event.get("text", ""))
+
+
+class OpenAI(Dialect):
+    """The completions of ``transformers serve``.  Its requests cannot switch off the end of sequence; another id for
+    it, which no token has, does the same."""
+
+    @property
+    def path(self) -> str:
+        return "/v1/completions"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        generation = {"do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+        return {
+            "model": self.model,
+            "prompt": ask.prompt,
+            "max_tokens": ask.tokens,
+            "stream": True,
+            "generation_config": json.dumps(generation),
+        }
+
+    def text(self, event: Document) -> str:
+        return "".join(choice.get("text") or "" for choice in event.get("choices", ()))
+
+    def tokens(self, events: Sequence[Document]) -> int | None:
+        said = [event["usage"]["completion_tokens"] for event in events if event.get("usage")]
+        return int(said[-1]) if said else None
+
+
+class Llama(Dialect):
+    """llama.cpp's own completions."""
+
+    @property
+    def path(self) -> str:
+        return "/completion"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        return {
+            "prompt": ask.prompt,
+            "n_predict": ask.tokens,
+            "stream": True,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+
+    def text(self, event: Document) -> str:
+        return str(event.get("content", ""))
+
+    def tokens(self, events: Sequence[Document]) -> int | None:
+        said = [event["tokens_predicted"] for event in events if event.get("stop")]
+        return int(said[-1]) if said else None
+
+
+DIALECTS: Final[Mapping[str, type[Dialect]]] = {"conch": Conch, "triton": Triton, "openai": OpenAI, "llama": Llama}
+
+
+def _text(value: Any) -> str:
+    return "".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _number(value: Any) -> int:
+    return sum(map(int, value)) if isinstance(value, list) else int(value)

@@ -1,0 +1,76 @@
+"""What the records of a load say."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from benchmarks.generation.answer import Record
+
+Records = Sequence[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number; ``more`` says whether more of it is better."""
+
+    name: str
+    of: Callable[[Records], float]
+    more: bool = False
+    digits: int = 0
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that ``share`` of all do not exceed, between two neighbours in proportion."""
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+
+
+def throughput(records: Records) -> float:
+    """Tokens a second from the first request to the last answer."""
+    begin, end = min(one.due for one in records), max(one.end for one in records)
+    return sum(one.tokens for one in records) / (end - begin) * 1e9
+
+
+def latencies(records: Records) -> list[float]:
+    """Seconds from when each request was due to the end of its answer."""
+    return [(one.end - one.due) / 1e9 for one in records]
+
+
+def first_tokens(records: Records) -> list[float]:
+    """Milliseconds from when each request was due to its first text."""
+    return [(one.times[0] - one.due) / 1e6 for one in records]
+
+
+def gaps(records: Records) -> list[float]:
+    """Milliseconds between one text and the next of the same answer, of the closed loop only."""
+    return [(after - before) / 1e6 for one in records if not one.arrival for before, after in pairwise(one.times)]
+
+
+THROUGHPUT = Figure("tokens/s", throughput, more=True)
+LATENCY = (
+    Figure("latency, median (s)", lambda records: percentile(latencies(records), 0.5), digits=2),
+    Figure("latency, p95 (s)", lambda records: percentile(latencies(records), 0.95), digits=2),
+)
+FIRST = (
+    Figure("time to first token, median (ms)", lambda records: percentile(first_tokens(records), 0.5)),
+    Figure("time to first token, p95 (ms)", lambda records: percentile(first_tokens(records), 0.95)),
+)
+GAPS = (
+    Figure("between texts, median (ms)", lambda records: percentile(gaps(records), 0.5), digits=1),
+    Figure("between texts, p99 (ms)", lambda records: percentile(gaps(records), 0.99), digits=1),
+    Figure(
+        "p99 over median", lambda records: percentile(gaps(records), 0.99) / percentile(gaps(records), 0.5), digits=1
+    ),
+)
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """Of the ratios within each round: the median, the smallest and the largest."""
+    found = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return statistics.median(found), min(found), max(found)

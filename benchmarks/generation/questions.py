@@ -1,0 +1,110 @@
+"""What is measured: the load of each question, made anew for every round, and the figures that are read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from benchmarks.generation.figures import FIRST, GAPS, LATENCY, THROUGHPUT, Figure
+from benchmarks.generation.trace import SEED, Load, Prompts
+
+PARTS: Final = ("throughput", "arrivals", "first", "steady", "alone")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is asked; the defaults are a full run."""
+
+    seconds: float = 15.0
+    #: Answers that each connection gets at least.
+    least: int = 2
+    prompt: int = 30
+    tokens: int = 64
+    concurrencies: tuple[int, ...] = (1, 8, 32)
+    #: Of mixed lengths: requests, how many of them a second, and the tokens of their answers.
+    arrivals: int = 96
+    rate: float = 8.0
+    answers: tuple[int, int] = (8, 128)
+    #: Prompts of these lengths, for each connection so many, and the tokens of their answers.
+    prompts: tuple[int, int] = (20, 1000)
+    each: int = 5
+    after_prompt: int = 32
+    #: Streams that are watched while long prompts come, and the tokens of each.
+    streams: int = 4
+    stream_tokens: int = 128
+
+    @classmethod
+    def quick(cls) -> Scale:
+        """Enough to see that all parts work."""
+        return cls(
+            seconds=1.0, least=1, tokens=16, concurrencies=(1, 4), arrivals=8, rate=8.0, answers=(4, 24),
+            prompts=(20, 200), each=1, after_prompt=8, stream_tokens=24,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Question:
+    """A row or several of the table; ``answers`` are by column and figure, round by round."""
+
+    title: str
+    part: str
+    load: Callable[[Prompts], Load]
+    figures: Sequence[Figure]
+    #: Servers that answer as a whole are left out.
+    streams: bool = False
+    answers: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def keep(self, column: str, figures: dict[str, float]) -> None:
+        """Add a round of a column."""
+        for name, value in figures.items():
+            self.answers.setdefault(column, {}).setdefault(name, []).append(value)
+
+
+def seed(question: Question, number: int) -> int:
+    """Of the prompts of a question in a round, which nothing else has."""
+    return SEED + 1000 * number + sum(question.title.encode())
+
+
+def questions(scale: Scale) -> list[Question]:
+    """All of them."""
+    # More than the fastest server can use, at 100 answers a second.
+    supply = max(int(100 * scale.seconds), 64)
+
+    def closed(connections: int) -> Callable[[Prompts], Load]:
+        return lambda prompts: Load(
+            prompts.uniform(supply, scale.prompt, scale.tokens), connections, scale.seconds, scale.least
+        )
+
+    def arrivals(prompts: Prompts) -> Load:
+        return Load(arrivals=prompts.poisson(scale.arrivals, scale.rate, scale.prompt, *scale.answers))
+
+    def first(prompts: Prompts) -> Load:
+        connections = scale.concurrencies[1]
+        return Load(prompts.mixed(scale.each * connections, *scale.prompts, scale.after_prompt), connections)
+
+    def steady(prompts: Prompts) -> Load:
+        asks = prompts.uniform(supply, scale.prompt, scale.stream_tokens)
+        long = prompts.uniform(max(int(scale.seconds), 1), scale.prompts[1], 4)
+        # The first one when the streams are under way.
+        moments = [(0.5 + at, ask) for at, ask in enumerate(long)]
+        return Load(asks, scale.streams, scale.seconds, scale.least, moments)
+
+    shortest, longest = scale.prompts
+    asked = [
+        Question(f"{scale.tokens} tokens each, concurrency {many}", "throughput", closed(many), (THROUGHPUT,))
+        for many in scale.concurrencies
+    ]
+    asked.append(
+        Question(
+            f"{scale.answers[0]} to {scale.answers[1]} tokens, {scale.rate:g} arrivals a second",
+            "arrivals",
+            arrivals,
+            (THROUGHPUT, *LATENCY),
+        )
+    )
+    title = f"prompts of {shortest} to {longest} tokens, concurrency {scale.concurrencies[1]}"
+    asked.append(Question(title, "first", first, FIRST))
+    title = f"{scale.streams} streams, a prompt of {longest} tokens every second"
+    asked.append(Question(title, "steady", steady, GAPS, streams=True))
+    return asked
