@@ -32,8 +32,8 @@ $(STAMPS)/venv:
 	@touch $@
 
 $(STAMPS)/engines: $(STAMPS)/models
-	@echo "Installing ONNX Runtime, OpenVINO and what converts to them ..."
-	@$(PIP) -e ".[audio,convert,image]"
+	@echo "Installing ONNX Runtime, OpenVINO, what converts to them, and what text generation can use ..."
+	@$(PIP) -e ".[audio,convert,image,lora,structured]"
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt

@@ -70,17 +70,17 @@ def write_checkpoint(
     seed: int,
 ) -> None:
     """Random weights from ``seed``, configuration and tokenizer, as ``save_pretrained`` writes them."""
-    config = architecture(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        initializer_range=0.5,
-        **sizes,
-    )
+    settings = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "initializer_range": 0.5,
+    }
+    config = architecture(**settings | sizes)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
     # A text-generation pipeline samples unless the checkpoint says otherwise.

@@ -1,4 +1,4 @@
-"""Tiny encoders with random weights and no tokenizer, for tests of ``conch.convert``."""
+"""For tests of ``conch.convert``: tiny encoders with random weights and no tokenizer, and tiny language models."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import PreTrainedConfig
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto import modeling_auto
 
 from conch.backends.huggingface.checkpoint import Checkpoint
 from conch.backends.huggingface.options import Options
 from conch.convert.network import HEADS
+from conch.convert.sentences import load
 
 SIZES: Final[dict[str, Any]] = {
     "vocab_size": 99,
@@ -38,3 +40,41 @@ def encoder(folder: Path, architecture: type[PreTrainedConfig], task: str, **set
                 parameter.normal_(0, 0.1)
     model.save_pretrained(folder)
     return Checkpoint(folder, str(folder), "", config.to_dict(), Options(), task=task, max_length=64)
+
+
+def causal(folder: Path, architecture: type[PreTrainedConfig], **settings: Any) -> Path:
+    """A language model that has read a little, so that it is surer of some tokens than of others."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    texts = [sample.text for sample in load("text-generation")]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", model_max_length=256)
+    made.save_pretrained(folder)
+    torch.manual_seed(7)
+    sizes = {**SIZES, "vocab_size": 384, "hidden_size": 64, "max_position_embeddings": 256, "pad_token_id": 1}
+    config = architecture(**{**sizes, "bos_token_id": 0, "eos_token_id": 1, **settings})
+    model = AutoModelForCausalLM.from_config(config)
+    _read(model, [token for text in texts for token in made(text).input_ids])
+    model.save_pretrained(folder)
+    return folder
+
+
+def _read(model: Any, ids: list[int], steps: int = 60, rows: int = 8, tokens: int = 48) -> None:
+    """Train on pieces of one text."""
+    text, generator, threads = torch.tensor(ids), torch.Generator().manual_seed(7), torch.get_num_threads()
+    torch.set_num_threads(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    model.train()
+    for _ in range(steps):
+        starts = torch.randint(0, len(ids) - tokens, (rows,), generator=generator).tolist()
+        batch = torch.stack([text[start : start + tokens] for start in starts])
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    torch.set_num_threads(threads)

@@ -110,9 +110,9 @@ class InferRequest:
     """
 
     __slots__ = (
-        "answered", "batch_size", "cancelled", "correlation_id", "finished", "flags", "holder", "id", "inputs",
-        "length", "model_name", "model_version", "on_cancel", "on_final", "on_response", "outputs", "parameters",
-        "priority", "responses", "sequences", "serial", "timeout", "times",
+        "answered", "batch_size", "cancelled", "correlation_id", "deadline", "finished", "flags", "holder", "id",
+        "inputs", "length", "model_name", "model_version", "on_cancel", "on_final", "on_response", "outputs",
+        "parameters", "priority", "responses", "sequences", "serial", "timeout", "times",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +140,8 @@ class InferRequest:
         self.correlation_id = correlation_id
         self.flags = flags
         self.priority = priority
+        #: When it is refused if it has not begun by then (ns, monotonic); 0 for never.
+        self.deadline = 0
         self.timeout = timeout
         self.batch_size = 1
         self.times = Timings()

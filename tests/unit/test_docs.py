@@ -6,18 +6,26 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from conch.backends.huggingface.options import Options
 from conch.backends.huggingface.tasks import TASKS
+from conch.backends.llm.parameters import NAMES
+from conch.backends.llm.text.interface import INPUTS, OUTPUTS
 from conch.cli.convert import convert_command
-from conch.convert.verdict import TOLERANCES
-from conch.telemetry.families import WORK
+from conch.convert import causal_agreement, verdict
+from conch.telemetry.families import GENERATION, WORK
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("huggingface.md", "convert.md", "backends.md")
+DOCUMENTS = ("huggingface.md", "generation.md", "inflight_batcher.md", "openai.md", "convert.md", "backends.md")
+#: Other names for what is documented under vLLM's.
+OTHER_NAMES = {
+    "max_new_tokens", "max_completion_tokens", "best_of", "num_beams", "use_beam_search", "guided_decoding",
+    "spaces_between_special_tokens",
+}  # fmt: skip
 #: Fields of ``Options`` that are no parameters.
 INTERNAL = {"extra", "given"}
 
@@ -55,11 +63,22 @@ def test_options_of_convert_are_documented() -> None:
     assert options - {"--help"} - named(document("convert.md")) == set()
 
 
-def test_tolerances_are_those_of_the_verdict() -> None:
-    table = {cells[0]: cells[1:] for cells in rows(document("convert.md")) if cells[0] in TOLERANCES}
-    for precision, tolerance in TOLERANCES.items():
-        bounds = [getattr(tolerance, one.name) for one in fields(tolerance)]
-        assert [float(cell) for cell in table[precision]] == bounds, precision
+@pytest.mark.parametrize("verdict", [verdict, causal_agreement])
+def test_tolerances_are_those_of_the_verdict(verdict: Any) -> None:
+    names = [one.name for one in fields(verdict.Tolerance)]
+    tables = rows(document("convert.md"))
+    table = {cells[0]: cells[1:] for cells in tables if cells[0] in verdict.TOLERANCES and len(cells) == 1 + len(names)}
+    for precision, tolerance in verdict.TOLERANCES.items():
+        written = [float(cell.removesuffix(" %")) / (100 if "%" in cell else 1) for cell in table[precision]]
+        assert written == pytest.approx([getattr(tolerance, name) for name in names]), precision
+
+
+def test_what_generation_takes_and_gives_is_documented() -> None:
+    text = document("generation.md")
+    assert {spec.name for spec in (*INPUTS, *OUTPUTS)} - set(re.findall(r"`(\w+)`", text)) == set()
+    assert NAMES - set(re.findall(r"`(\w+)`", text)) - OTHER_NAMES == set()
+    metrics = {metric.name for metric in GENERATION} - set(re.findall(r"`(vllm:\w+)`", text))
+    assert all(re.search("queue|prefill|decode|_tokens|_params_|per_output_token", name) for name in metrics), metrics
 
 
 def test_extras_are_documented() -> None:

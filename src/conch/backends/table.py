@@ -5,6 +5,7 @@ The server passes the implementation's name on to the worker, which imports it; 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,22 +17,39 @@ class Backend:
     ``shared``: instances on one device are threads of one worker, over the same weights; otherwise each
     is a worker.  ``prepares``: requests are decoded by the worker while they wait, which tells how long
     they are, and are batched by length.  ``on_request`` are outputs that only requests get that name them.
+    ``generates``: the worker takes requests one by one, into a batch that changes at every step.
     """
 
     implementation: str
     shared: bool = False
     prepares: bool = False
     on_request: frozenset[str] = frozenset()
+    generates: bool = False
 
 
 BACKENDS: Final[dict[str, Backend]] = {
     "python": Backend("conch.backends.python.backend:PythonBackend"),
     "huggingface": Backend(
-        "conch.backends.huggingface.backend:HuggingFaceBackend",
+        "conch.backends.opening:open_huggingface",
         shared=True,
         prepares=True,
-        on_request=frozenset({"logits"}),
+        on_request=frozenset({"logits", "num_input_tokens"}),
     ),
+    "vllm": Backend("conch.backends.llm.text.vllm:VllmBackend", shared=True, generates=True),
+    "tensorrtllm": Backend("conch.backends.llm.tensorrtllm.backend:TensorRtLlmBackend", shared=True, generates=True),
     "onnxruntime": Backend("conch.backends.onnxruntime.backend:OnnxRuntimeBackend", shared=True),
     "openvino": Backend("conch.backends.openvino.backend:OpenVinoBackend", shared=True),
 }
+
+#: What ``huggingface`` is for checkpoints that write text.
+_GENERATION: Final = Backend("conch.backends.opening:open_huggingface", shared=True, generates=True)
+
+
+def backend_of(name: str, parameters: Mapping[str, str]) -> Backend:
+    """The backend of a model with these ``parameters``, among which the task is completed from its checkpoint.
+
+    Raises KeyError for a name that is none of ``BACKENDS``.
+    """
+    if name == "huggingface" and parameters.get("task") == "text-generation":
+        return _GENERATION
+    return BACKENDS[name]

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from conch.demo.build import build, require_packages, unpacked
+from conch.demo.build import build, require_packages
 from conch.demo.client import Client
 from conch.demo.questions import ask_embedders, ask_generator
 from conch.errors import internal, unavailable
@@ -49,8 +49,6 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
     require_packages()
     for port, flag in (http_port, "--http-port"), (grpc_port, "--grpc-port"), (metrics_port, "--metrics-port"):
         require_free(port, flag)
-    if not unpacked(directory):
-        console.print("Unpacking SmolLM2-135M-Instruct (once, about half a minute) ...")
     repository = build(directory)
     command = [
         *(sys.executable, "-m", "conch", "serve", f"--model-repository={repository}"),
@@ -64,8 +62,8 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
         show_models(client, console)
         ask_embedders(client, console)
         ask_generator(client, console)
-        show_commands(console, http_port, metrics_port)
         if not once:
+            show_commands(console, http_port, metrics_port)
             keep_serving(server, console)
 
 
@@ -124,7 +122,9 @@ def show_commands(console: Console, http_port: int, metrics_port: int) -> None:
     models = f"http://localhost:{http_port}/v2/models"
     lines = (
         f'curl {models}/minilm/generate -d \'{{"text_input": "Hello"}}\'',
-        f'curl -N {models}/smollm2/generate_stream -d \'{{"text_input": "Who are you?", "max_tokens": 64}}\'',
+        f'curl -N {models}/smollm2/generate_stream -d \'{{"text_input": "Once upon a time", "stream": true}}\'',
+        f"curl http://localhost:{http_port}/v1/chat/completions -d "
+        '\'{"model": "smollm2", "messages": [{"role": "user", "content": "Who are you?"}]}\'',
         f"curl http://localhost:{metrics_port}/metrics",
     )
     console.print("[bold]Try[/bold]")

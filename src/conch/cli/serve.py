@@ -24,7 +24,7 @@ _BARE: Final = "disable-auto-complete-config"
 _OF_MODEL: Final = {
     "name": "Name to serve it under.",
     "task": "What it does, such as text-classification.",
-    "engine": "torch, onnxruntime or openvino.",
+    "engine": "torch, onnxruntime or openvino; to generate text openvino, transformers or vllm.",
     "revision": "Branch, tag or commit on the Hub.",
     "trust_remote_code": "Run the code that comes with it.",
 }
@@ -42,7 +42,7 @@ _MODEL_RECORDS: Final = [
 
 
 def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **given: Any) -> int:
-    """Serve a model repository as tritonserver does, or one MODEL: a Hub id, a checkpoint, an .onnx or .xml file."""
+    """Serve a model repository as tritonserver does, or one MODEL: a Hub id, checkpoint, .gguf, .onnx or .xml file."""
     if len(arguments) > 1:
         raise invalid(f"Unexpected argument: {arguments[1]}")
     of_model = {name: value for name in _OF_MODEL if (value := given.pop(name))}

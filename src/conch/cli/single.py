@@ -33,6 +33,7 @@ _SAMPLES: Final[Mapping[str, Any]] = {
     "question": "Where is the library?",
     "context": "The library is near the station.",
     "candidate_labels": ["travel", "cooking"],
+    "max_tokens": 50,
 }
 
 
@@ -40,8 +41,8 @@ _SAMPLES: Final[Mapping[str, Any]] = {
 def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """A repository with ``model`` alone, and the model's name there; removed when the context is left.
 
-    ``model`` is an id on the Hub, a checkpoint's folder or an .onnx or .xml file; ``values`` go into ``model.json``.
-    Raises INVALID_ARG for anything else.
+    ``model`` is an id on the Hub, a checkpoint's folder or a .gguf, .onnx or .xml file; ``values`` go into
+    ``model.json``.  Raises INVALID_ARG for anything else.
     """
     with TemporaryDirectory(prefix="conch-") as directory:
         repository = Path(directory)
@@ -51,10 +52,13 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
             raise invalid(f"'{given}' cannot be a model's name: choose one without slashes with --name")
         version = repository / given / "1"
         version.mkdir(parents=True)
-        if path.is_file():
+        if path.is_file() and path.suffix != ".gguf":
             _link(path.resolve(), version, values)
         else:
-            source = str(_checkpoint(path.resolve())) if path.is_dir() else _hub_id(model)
+            if path.is_file():
+                source = str(path.resolve())
+            else:
+                source = str(_checkpoint(path.resolve())) if path.is_dir() else _hub_id(model)
             (version / "model.json").write_text(json.dumps({"model": source, **values}) + "\n", encoding="utf-8")
         yield repository, given
 
@@ -67,7 +71,7 @@ def model_name(path: Path) -> str:
     elif len(parts) > 1 and parts[-1].isdigit():
         parts.pop()  # a version directory
     last = parts[-1] if parts else ""
-    if path.suffix in (".onnx", ".xml"):
+    if path.suffix in (".onnx", ".xml", ".gguf"):
         last = path.stem
     return re.sub(r"[^A-Za-z0-9._-]+", "_", last).strip("._") or "model"
 
@@ -100,7 +104,10 @@ def announcer(name: str, settings: Settings) -> Callable[[Server], None]:
 
 def example(url: str, inputs: Iterable[TensorSpec]) -> str:
     """A command line that asks a model, or tells its tensors where they are not text."""
-    needed = [spec.name for spec in inputs if not spec.optional]
+    specs = list(inputs)
+    needed = [spec.name for spec in specs if not spec.optional]
+    if not needed and {"text_input", "max_tokens"} <= {spec.name for spec in specs}:
+        needed = ["text_input", "max_tokens"]  # it generates text, and takes conversations in place of a text too
     if not needed or any(name not in _SAMPLES for name in needed):
         return f"curl {url}"
     body = json.dumps({name: _SAMPLES[name] for name in needed})
@@ -110,8 +117,10 @@ def example(url: str, inputs: Iterable[TensorSpec]) -> str:
 def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:
     """Make the file of a graph, and those that belong to it, the model of ``version``."""
     if path.suffix not in (".onnx", ".xml"):
-        what = "a GGUF file, which is not served yet" if path.suffix == ".gguf" else "not a model that can be served"
-        raise unsupported(f"'{path}' is {what}: give a Hub id, a checkpoint's folder, or an .onnx or .xml file")
+        raise unsupported(
+            f"'{path}' is not a model that can be served: give a Hub id, a checkpoint's folder, or a .gguf, .onnx or "
+            ".xml file"
+        )
     if values:
         option = next(iter(values)).replace("_", "-")
         raise invalid(f"--{option} is for checkpoints; '{path}' is served as it is, tensors in and out")
@@ -132,6 +141,11 @@ def _checkpoint(folder: Path) -> Path:
     """``folder``, if it holds a checkpoint; what else it may be is said in the error."""
     if (folder / "config.json").is_file():
         return folder
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise invalid(f"'{folder}' has {len(files)} GGUF files: give one of them, such as {files[0]}")
     directories = [path for path in sorted(folder.iterdir()) if path.is_dir()]
     if (folder / "config.pbtxt").is_file() or any(path.name.isdigit() for path in directories):
         raise invalid(f"'{folder}' is a model of a repository: serve it with --model-repository={folder.parent}")

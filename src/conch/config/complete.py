@@ -59,6 +59,7 @@ _RECOGNISED: Final = (
 #: What ``conch convert`` writes goes before Triton's own files, and a checkpoint as it is after them.
 _CONVERTED: Final = "conch.json"
 _CHECKPOINT: Final = ("model.json", "config.json")
+_GGUF: Final = ".gguf"
 
 
 def complete(
@@ -115,7 +116,8 @@ def _backend_of(config: ModelConfig, artefacts: Collection[str]) -> str:
             fits = known.filename in artefacts
         if fits:
             return known.backend
-    return "huggingface" if by_files and any(name in artefacts for name in _CHECKPOINT) else ""
+    checkpoint = any(name in _CHECKPOINT or name.endswith(_GGUF) for name in artefacts)
+    return "huggingface" if by_files and checkpoint else ""
 
 
 def _fill_backend_fields(config: ModelConfig, artefacts: Collection[str]) -> None:
@@ -189,7 +191,8 @@ def complete_ensemble(config: ModelConfig, members: Iterable[ModelConfig]) -> No
 def merge_completion(config: ModelConfig, completion: ModelConfig) -> None:
     """Take over in place what a backend completed: batch size, tensors, a scheduler, the transaction policy.
 
-    Raises INVALID_ARG when the backend changes a scheduler that the configuration chose.
+    Of the parameters, only those that the configuration does not have.  Raises INVALID_ARG when the backend changes a
+    scheduler that the configuration chose.
     """
     before, after = scheduler(config), scheduler(completion)
     if before and after and before != after:
@@ -202,4 +205,7 @@ def merge_completion(config: ModelConfig, completion: ModelConfig) -> None:
         getattr(config, after).CopyFrom(getattr(completion, after))
     if completion.HasField("model_transaction_policy"):
         config.model_transaction_policy.CopyFrom(completion.model_transaction_policy)
+    for name, value in completion.parameters.items():
+        if name not in config.parameters:
+            config.parameters[name].CopyFrom(value)
     normalise(config)

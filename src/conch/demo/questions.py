@@ -62,7 +62,7 @@ def ask_generator(client: Client, console: Console) -> None:
     start = time.perf_counter()
     first = start
     pieces: list[str] = []
-    for piece in client.generate("smollm2", QUESTION, max_tokens=32):
+    for piece in client.chat("smollm2", QUESTION, max_tokens=32):
         if not pieces:
             first = time.perf_counter()
         pieces.append(piece)

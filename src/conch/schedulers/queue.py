@@ -123,8 +123,11 @@ class RequestQueue:
         if full or (self._limit and self._size >= self._limit):
             raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
         request.times.queued = now
+        request.priority = self._index_of(request) + 1
         request.on_cancel = self._cancelled
-        level.append(Waiting(request, now, level.policy.deadline(request, now), self._index_of(request)))
+        deadline = level.policy.deadline(request, now)
+        request.deadline = 0 if level.policy.delay_when_late else deadline
+        level.append(Waiting(request, now, deadline, self._index_of(request)))
         self._size += 1
 
     def in_order(self, now: int) -> Iterator[Waiting]:

@@ -91,16 +91,20 @@ class Dispatcher:
         self._ask_soon()
 
     def available(self, instance: Instance) -> None:
-        """An instance has a new worker, which can take as many batches as it has threads."""
+        """An instance has a new worker, which can take as many batches as it has slots."""
         self._lost = None
         if instance in self._instances:
             self._free = deque(one for one in self._free if one is not instance)
-            self._free.extend([instance] * instance.place.count)
+            self._free.extend([instance] * instance.slots)
             self._ask_soon()
 
     def prepared(self) -> None:
         """The lengths of some requests are known now, on which it may depend what runs."""
         self._ask_soon()
+
+    def generated(self, worker: int, load: Mapping[str, Any]) -> None:
+        """What a worker has under way and has done since it said so last."""
+        self._statistics.record_generation(worker, load)
 
     def lost(self, instance: Instance) -> None:
         """An instance will not be back soon; without any other, nothing waits in vain."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
@@ -40,6 +41,9 @@ class Owner(Protocol):
     def prepared(self) -> None:
         """A worker has told how long some requests are."""
 
+    def generated(self, worker: int, load: Mapping[str, Any]) -> None:
+        """A worker has told what it generates."""
+
 
 class Instance:
     """One instance at its ``place``; ``launch`` starts and initializes a worker there, or raises."""
@@ -60,6 +64,11 @@ class Instance:
         """Whether the worker is there and its model initialized."""
         return self._worker is not None and self._worker.alive
 
+    @property
+    def slots(self) -> int:
+        """How many batches it can have under way."""
+        return (self._worker.slots if self._worker is not None else 0) or self.place.count
+
     def adopt(self, worker: WorkerProcess) -> None:
         """Take over an initialized worker."""
         self._worker = worker
@@ -67,6 +76,7 @@ class Instance:
         worker.on_exit = self._exited
         worker.on_sent = self._owner.sent
         worker.on_prepared = self._owner.prepared
+        worker.on_load = partial(self._owner.generated, worker.pid)
         if worker.alive:
             self._owner.available(self)
         else:
@@ -109,6 +119,7 @@ class Instance:
 
     def _exited(self, worker: WorkerProcess) -> None:
         self._worker = None
+        self._owner.generated(worker.pid, {})
         if self._stopped:
             return
         LOG.error(

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
 
-from conch.backends.table import BACKENDS
+from conch.backends.table import backend_of
 from conch.config.complete import complete, complete_ensemble, merge_completion
 from conch.config.schema import ModelConfig, copied
-from conch.config.signature import signature
+from conch.config.signature import parameters, signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load
 from conch.repository.scan import ModelFiles
 from conch.schedulers.ensemble import Ensemble, Member, Step
@@ -26,6 +26,7 @@ from conch.server.scheduling import make_scheduler, preserves_ordering
 from conch.server.starting import Placement, WorkerStarter, placements_of
 from conch.settings import Settings
 from conch.telemetry.statistics import ModelStatistics
+from conch.workers.bls import Models
 from conch.workers.process import WorkerProcess
 
 LOG = logging.getLogger("conch")
@@ -35,7 +36,7 @@ class Loader:
     """Makes :class:`Model` objects.
 
     ``find_member`` reaches a loaded model for a step of an ensemble; ``new_statistics`` makes the
-    counters of a version as the metrics settings want them.
+    counters of a version as the metrics settings want them; ``models`` takes the calls of models.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Loader:
         gpus: tuple[int, ...],
         find_member: Callable[[str, int], Member],
         new_statistics: Callable[[str, int], ModelStatistics],
+        models: Models | None = None,
     ) -> None:
         self._settings = settings
         self._gpus = gpus
         self._find_member = find_member
         self._new_statistics = new_statistics
+        self._models = models
 
     def configure(self, files: ModelFiles) -> ModelConfig:
         """The configuration before any backend has looked at the model.
@@ -133,12 +136,12 @@ class Loader:
             scheduler,
             statistics,
             preserve_ordering=preserves_ordering(config),
-            prepares=BACKENDS[config.backend].prepares,
+            prepares=backend_of(config.backend, parameters(config)).prepares,
         )
 
     def _starter(self, files: ModelFiles, version: int, config: ModelConfig) -> WorkerStarter:
         settings = {one.key: one.value for one in self._settings.backend_config if one.scope in ("", config.backend)}
-        return WorkerStarter(files, version, config, settings)
+        return WorkerStarter(files, version, config, settings, self._models)
 
     async def _add_instances(
         self,

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from conch.backends.table import BACKENDS
+from conch.backends.table import BACKENDS, backend_of
 from conch.config import render
 from conch.config.schema import ModelConfig, datatype
-from conch.config.signature import full_shape, platform
+from conch.config.signature import full_shape, parameters, platform
 from conch.config.signature import signature as make_signature
 from conch.errors import Code, ConchError, unavailable
 from conch.inference import InferRequest, InferResponse
@@ -66,8 +66,8 @@ class Model:
         self.stopping = False
         self.in_flight = 0
         self._labels = labels
-        backend = BACKENDS.get(config.backend)
-        on_request = backend.on_request if backend is not None else frozenset()
+        known = config.backend in BACKENDS
+        on_request = backend_of(config.backend, parameters(config)).on_request if known else frozenset[str]()
         self._outputs = tuple(name for name in self.signature.outputs if name not in on_request)
         self._reshaped = {spec.name: spec for spec in self.signature.outputs.values() if spec.reshape is not None}
         self._is_ensemble = config.HasField("ensemble_scheduling")
@@ -149,7 +149,8 @@ class Model:
         times = request.times
         now = monotonic_ns()
         self._left()
-        if response.error is None or request.answered:
+        given_up = request.cancelled and response.error is not None and response.error.code is Code.CANCELLED
+        if response.error is None or (request.answered and not given_up):
             started = times.started or now
             self.statistics.record_success(
                 request.batch_size,

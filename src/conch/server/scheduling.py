@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conch.backends.table import BACKENDS
+from conch.backends.table import backend_of
 from conch.config.schema import InstanceGroup, ModelConfig, scheduler
 from conch.config.signature import parameters
 from conch.errors import invalid, unsupported
@@ -21,9 +21,10 @@ def make_scheduler(config: ModelConfig, signature: ModelSignature, limit: int) -
     Raises UNSUPPORTED for a kind of scheduling that this server does not have.
     """
     kind = scheduler(config)
+    backend = backend_of(config.backend, parameters(config))
     if kind == "sequence_batching":
         raise unsupported(f"model '{config.name}' asks for sequence batching, which this server does not have yet")
-    if kind != "dynamic_batching" or config.max_batch_size < 1:
+    if kind != "dynamic_batching" or (config.max_batch_size < 1 and not backend.generates):
         return DirectScheduler(RequestQueue(limit=limit))
     batching = config.dynamic_batching
     queue = RequestQueue(
@@ -33,7 +34,9 @@ def make_scheduler(config: ModelConfig, signature: ModelSignature, limit: int) -
         level_policies={level: _policy(policy) for level, policy in batching.priority_queue_policy.items()},
         limit=limit,
     )
-    if BACKENDS[config.backend].prepares:
+    if backend.generates:
+        return DirectScheduler(queue)
+    if backend.prepares:
         return TokenBatcher(
             queue,
             max_batch_size=config.max_batch_size,

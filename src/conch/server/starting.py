@@ -20,6 +20,7 @@ from conch.errors import invalid
 from conch.repository.scan import ModelFiles
 from conch.server.devices import environment_for
 from conch.server.warmup import read_samples, warm_up
+from conch.workers.bls import Models
 from conch.workers.environment import worker_python
 from conch.workers.process import WorkerProcess
 
@@ -41,7 +42,12 @@ class WorkerStarter:
     """Starts workers of one model version under ``config``, its effective configuration."""
 
     def __init__(
-        self, files: ModelFiles, version: int, config: ModelConfig, backend_config: Mapping[str, str] | None = None
+        self,
+        files: ModelFiles,
+        version: int,
+        config: ModelConfig,
+        backend_config: Mapping[str, str] | None = None,
+        models: Models | None = None,
     ) -> None:
         if config.backend not in BACKENDS:
             raise invalid(
@@ -52,6 +58,7 @@ class WorkerStarter:
         self._files = files
         self._version = version
         self._backend_config = dict(backend_config or {})
+        self._models = models
 
     async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
         """A worker whose model has completed the configuration, and the result."""
@@ -72,7 +79,7 @@ class WorkerStarter:
             worker = self._start(place.name, environment_for(place.device) if place.kind == "GPU" else dict(os.environ))
         worker.name = place.name
         try:
-            await worker.ask(
+            answer = await worker.ask(
                 {
                     "op": "start",
                     # The worker sees its device alone, so there the device is number 0.
@@ -80,6 +87,7 @@ class WorkerStarter:
                     "config": render.to_json(self.config),
                 }
             )
+            worker.slots = answer.get("slots", 0)
             await warm_up(worker, self.config, read_samples(self.config, self._files.directory))
         except BaseException:
             worker.kill()
@@ -89,6 +97,8 @@ class WorkerStarter:
     def _start(self, name: str, environment: dict[str, str]) -> WorkerProcess:
         files, config = self._files, self.config
         worker = WorkerProcess(name)
+        if self._models is not None:
+            worker.take_calls(self._models, files.name)
         worker.start(
             {
                 "backend": BACKENDS[config.backend].implementation,

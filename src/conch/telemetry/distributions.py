@@ -28,10 +28,10 @@ class Histogram:
         self.count = 0
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self.count += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self.bounds, value)] += times
+        self.count += times
+        self.sum += value * times
 
     def cumulative(self) -> list[int]:
         """Observations at or below each bound, then all of them."""

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from conch.telemetry.distributions import Histogram, Summary
 from conch.telemetry.exposition import Metric, Sample, label_text, number
+from conch.telemetry.generation import Generation
 from conch.telemetry.statistics import ModelStatistics, Summaries
 from conch.telemetry.work import Work
 
@@ -70,6 +71,33 @@ def _work(value: Callable[[Work], float]) -> Read:
 
 def _work_histogram(choose: Callable[[Work], Histogram]) -> Read:
     return lambda model: _histogram(model, choose(model.statistics.work)) if model.statistics.work else []
+
+
+def _generated(value: Callable[[Generation], float]) -> Read:
+    def read(model: Registered) -> Iterator[Sample]:
+        if model.statistics.generation is not None:
+            yield Sample(model.text(), value(model.statistics.generation))
+
+    return read
+
+
+def _generated_histogram(choose: Callable[[Generation], Histogram]) -> Read:
+    def read(model: Registered) -> Iterator[Sample]:
+        if model.statistics.generation is not None:
+            yield from _histogram(model, choose(model.statistics.generation))
+
+    return read
+
+
+def _waiting(model: Registered) -> Iterator[Sample]:
+    if model.statistics.generation is not None:
+        yield Sample(model.text(), len(model.statistics.queue) + model.statistics.generation.waiting)
+
+
+def _finished(model: Registered) -> Iterator[Sample]:
+    if model.statistics.generation is not None:
+        for reason, count in model.statistics.generation.reasons.items():
+            yield Sample(model.text(finished_reason=reason), count)
 
 
 def _summary(choose: Callable[[Summaries], Summary]) -> Read:
@@ -158,6 +186,70 @@ WORK: Final[Mapping[Metric, Read]] = {
     Metric("conch_execution_tokens", "histogram",
            "Tokens of an execution, with padding"):
         _work_histogram(lambda work: work.tokens_per_execution),
+}
+
+#: Of models that write text, under vLLM's names.
+GENERATION: Final[Mapping[Metric, Read]] = {
+    Metric("vllm:num_requests_running", "gauge",
+           "Number of sequences in the running batch"):
+        _generated(lambda generation: generation.running),
+    Metric("vllm:num_requests_waiting", "gauge",
+           "Number of requests waiting to be processed"):
+        _waiting,
+    Metric("vllm:kv_cache_usage_perc", "gauge",
+           "KV-cache usage, 1 means 100 percent"):
+        _generated(lambda generation: generation.cache_usage),
+    Metric("vllm:prefix_cache_queries_total", "counter",
+           "Prefix cache queries, in tokens"):
+        _generated(lambda generation: generation.prefix_queries),
+    Metric("vllm:prefix_cache_hits_total", "counter",
+           "Prefix cache hits, in tokens"):
+        _generated(lambda generation: generation.prefix_hits),
+    Metric("vllm:num_preemptions_total", "counter",
+           "Number of preemptions"):
+        _generated(lambda generation: generation.preemptions),
+    Metric("vllm:prompt_tokens_total", "counter",
+           "Number of prompt tokens processed"):
+        _generated(lambda generation: generation.prompt_tokens),
+    Metric("vllm:generation_tokens_total", "counter",
+           "Number of tokens generated"):
+        _generated(lambda generation: generation.generated_tokens),
+    Metric("vllm:request_success_total", "counter",
+           "Number of sequences ended, by reason"):
+        _finished,
+    Metric("vllm:time_to_first_token_seconds", "histogram",
+           "Time from the arrival of a request to its first token in seconds"):
+        _generated_histogram(lambda generation: generation.first_token),
+    Metric("vllm:inter_token_latency_seconds", "histogram",
+           "Time between two tokens of a sequence in seconds"):
+        _generated_histogram(lambda generation: generation.inter_token),
+    Metric("vllm:time_per_output_token_seconds", "histogram",
+           "Time between two tokens of a sequence in seconds, under its older name"):
+        _generated_histogram(lambda generation: generation.inter_token),
+    Metric("vllm:e2e_request_latency_seconds", "histogram",
+           "Time from the arrival of a request to its end in seconds"):
+        _generated_histogram(lambda generation: generation.request),
+    Metric("vllm:request_queue_time_seconds", "histogram",
+           "Time that a request waited before its worker took it in seconds"):
+        _generated_histogram(lambda generation: generation.queue),
+    Metric("vllm:request_prefill_time_seconds", "histogram",
+           "Time from then to the first token in seconds"):
+        _generated_histogram(lambda generation: generation.prefill),
+    Metric("vllm:request_decode_time_seconds", "histogram",
+           "Time from the first token to the last in seconds"):
+        _generated_histogram(lambda generation: generation.decode),
+    Metric("vllm:request_prompt_tokens", "histogram",
+           "Tokens of a request's prompts"):
+        _generated_histogram(lambda generation: generation.prompt_length),
+    Metric("vllm:request_generation_tokens", "histogram",
+           "Tokens generated for a request"):
+        _generated_histogram(lambda generation: generation.generated_length),
+    Metric("vllm:request_params_max_tokens", "histogram",
+           "The greatest number of tokens that a request asked for"):
+        _generated_histogram(lambda generation: generation.max_tokens),
+    Metric("vllm:request_params_n", "histogram",
+           "Sequences that a request asked for"):
+        _generated_histogram(lambda generation: generation.samples),
 }
 
 GAUGES: Final[Mapping[Metric, Read]] = {

@@ -143,7 +143,8 @@ class Registry:
         if self.config.histogram_latencies:
             yield from self._of_models(families.HISTOGRAMS)
         yield from _PINNED
-        yield from (family for family in self._of_models(families.WORK) if family[1])
+        for table in (families.WORK, families.GENERATION):
+            yield from (family for family in self._of_models(table) if family[1])
         for collect in self._collectors:
             yield from collect()
         if self.config.summary_latencies:

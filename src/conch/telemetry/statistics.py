@@ -19,6 +19,7 @@ from time import time_ns
 from typing import Any
 
 from conch.telemetry.distributions import Histogram, Summary
+from conch.telemetry.generation import Generation
 from conch.telemetry.work import Work
 
 
@@ -104,8 +105,8 @@ class ModelStatistics:
     __slots__ = (
         "_clock", "batches", "cache_hit_count", "cache_hit_ns", "cache_miss_count", "cache_miss_ns",
         "compute_infer_ns", "compute_input_ns", "compute_output_ns", "execution_count", "fail_count", "fail_ns",
-        "failures", "first_response", "inference_count", "last_inference_ms", "load_ns", "name", "queue", "queue_ns",
-        "responses", "success_count", "success_ns", "summaries", "version", "work",
+        "failures", "first_response", "generation", "inference_count", "last_inference_ms", "load_ns", "name", "queue",
+        "queue_ns", "responses", "success_count", "success_ns", "summaries", "version", "work",
     )  # fmt: skip
 
     def __init__(
@@ -144,6 +145,8 @@ class ModelStatistics:
         self.responses: dict[int, ResponseStatistics] = {}
         #: What a native backend computed; None until it has.
         self.work: Work | None = None
+        #: What a model that writes text has done; None for any other.
+        self.generation: Generation | None = None
 
     def record_success(
         self, batch_size: int, queue_ns: int, input_ns: int, infer_ns: int, output_ns: int, total_ns: int
@@ -205,6 +208,14 @@ class ModelStatistics:
             self.work = Work()
         self.work.add(work)
 
+    def record_generation(self, worker: int, load: Mapping[str, Any]) -> None:
+        """What a worker that generates says of its last step; nothing when it is gone."""
+        if self.generation is None:
+            if not load:
+                return
+            self.generation = Generation()
+        self.generation.add(worker, load)
+
     def record_first_response(self, elapsed_ns: int) -> None:
         """A request of a decoupled model got its first response this long after it arrived."""
         if self.first_response is not None:
@@ -265,6 +276,7 @@ class ModelStatistics:
                 for size, batch in sorted(self.batches.items())
             ],
             "memory_usage": [],
+            **({"generation": self.generation.snapshot()} if self.generation is not None else {}),
         }
 
 

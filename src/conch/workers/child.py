@@ -76,6 +76,7 @@ class Worker:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._backend: Any = None
+        self._unable: Exception | None = None  # why there is no backend
         self._turn = threading.Lock()
         self._mine = threading.local()
 
@@ -105,22 +106,26 @@ class Worker:
             header, payload = channel.receive()
             op = header["op"]
             try:
+                if self._unable is not None and op != "stop":
+                    raise self._unable
                 if op == "execute":
                     self._backend.execute(header, payload)
                 elif op == "prepare":
                     self._backend.prepare(header, payload)
                 elif op == "init":
-                    module, name = header["backend"].split(":")
-                    self._backend = getattr(importlib.import_module(module), name)(channel, header)
-                    self._backend.before_computing = self.pass_on
+                    self._open(header)
                 elif op == "complete":
                     channel.send({"op": "completed", "config": self._backend.complete()})
                 elif op == "start":
-                    channel.send({"op": "ready", "async": self._backend.start(header["instance"], header["config"])})
+                    ready = {"op": "ready", "async": self._backend.start(header["instance"], header["config"])}
+                    if hasattr(self._backend, "slots"):
+                        ready["slots"] = self._backend.slots
+                    channel.send(ready)
                     for number in range(1, self._backend.threads):
                         threading.Thread(target=self._serve_along, name=f"conch-{number}", daemon=True).start()
                 elif op == "stop":
-                    self._backend.stop()
+                    if self._backend is not None:
+                        self._backend.stop()
                     channel.send({"op": "stopped"})
                     end()
                 elif not self._backend.control(header):
@@ -133,6 +138,15 @@ class Worker:
                     channel.send({"op": "done", "batch": header.get("batch"), "times": (0, 0, 0), **failed})
                 else:
                     channel.send({"op": "failed", **failed})
+
+    def _open(self, init: Any) -> None:
+        """Make the backend; what is wrong with it is the answer to the next frame, since ``init`` has none."""
+        module, name = init["backend"].split(":")
+        try:
+            self._backend = getattr(importlib.import_module(module), name)(self._channel, init)
+            self._backend.before_computing = self.pass_on
+        except Exception as error:
+            self._unable = error
 
 
 def end() -> None:

@@ -12,8 +12,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,10 @@ from conch import logs
 from conch.errors import Code, ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.workers import child
-from conch.workers.channel import Endpoint, Frame, Message, write
+from conch.workers.bls import Calls, Models
+from conch.workers.channel import Frame
 from conch.workers.execution import Execution, description, response_of, take_times
+from conch.workers.link import Link
 from conch.workers.packing import Packer, Unpacker
 
 LOG = logging.getLogger("conch")
@@ -45,19 +46,22 @@ class WorkerProcess:
         self.on_sent: Callable[[InferRequest, InferResponse], None] | None = None
         #: Called when requests have been prepared and their lengths are known.
         self.on_prepared: Callable[[], None] | None = None
+        #: Called with what a worker that generates has under way, and has done since it said so last.
+        self.on_load: Callable[[Mapping[str, Any]], None] | None = None
+        #: How many requests a worker that generates takes at a time; 0 for any other, whose threads say it.
+        self.slots = 0
         self.alive = False
         self._loop = asyncio.get_running_loop()
-        self._endpoint = Endpoint()
-        self._unsent: deque[Message] = deque()
         self._running: dict[int, InferRequest] = {}
         self._prepared: dict[int, InferRequest] = {}
         self._executions: dict[int, Execution] = {}
+        self._calls: Calls | None = None
         self._batches = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._stopping = False
         self._idle: asyncio.Event | None = None  # only while somebody waits for it
         self._ended = asyncio.Event()
-        self._socket: socket.socket
+        self._link: Link
         self._process: subprocess.Popen[bytes]
         self._pidfd = -1
 
@@ -70,6 +74,10 @@ class WorkerProcess:
         """Whether no request is with the worker."""
         return not self._running and not self._executions
 
+    def take_calls(self, models: Models, caller: str) -> None:
+        """Let the worker, of the model ``caller``, send requests to ``models``."""
+        self._calls = Calls(models, caller, self._send)
+
     def start(self, init: dict[str, Any], *, python: str, environment: dict[str, str]) -> None:
         """Start the process with the frame ``init``; call from the main thread, whose end it does not survive."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -80,8 +88,6 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
             )
-        ours.setblocking(False)
-        self._socket = ours
         # A process that the model forked may hold the socket open: only the pid tells the end for certain.
         if hasattr(os, "pidfd_open"):
             try:
@@ -93,15 +99,15 @@ class WorkerProcess:
                 raise
             self._loop.add_reader(self._pidfd, self._exited)
         self.alive = True
-        self._loop.add_reader(ours.fileno(), self._readable)
-        self._send({"op": "init", **init})
+        self._link = Link(ours, self._received, self._hung_up)
+        self._link.send({"op": "init", **init})
 
     async def ask(self, header: dict[str, Any]) -> dict[str, Any]:
         """Send a frame and wait for its answer; a ``failed`` answer and the worker's death are raised."""
         if not self.alive:
             raise self._unhealthy()
         self._answer = self._loop.create_future()
-        self._send(header)
+        self._link.send(header)
         answer = await self._answer
         if answer["op"] == "failed":
             code, message = answer["error"]
@@ -131,9 +137,13 @@ class WorkerProcess:
             else:
                 if request.holder is not None:
                     request.holder.drop(request)  # another worker prepared it
-                described.append(description(request, packer))
+                fields = description(request, packer)
+                if self.slots:
+                    fields["arrived"], fields["deadline"] = request.times.arrived, request.deadline
+                    fields["priority"] = request.priority
+                described.append(fields)
         try:
-            self._send({"op": "execute", "batch": self._batches, "requests": described}, packer)
+            self._link.send({"op": "execute", "batch": self._batches, "requests": described}, packer)
         except (ConchError, OSError) as error:  # no memory to share, no descriptor left
             del self._executions[self._batches]
             failure = internal(f"the request could not be passed to its worker: {error}")
@@ -150,7 +160,7 @@ class WorkerProcess:
         packer = Packer()
         described = [description(request, packer) for request in requests]
         try:
-            self._send({"op": "prepare", "requests": described}, packer)
+            self._link.send({"op": "prepare", "requests": described}, packer)
         except (ConchError, OSError):  # no memory to share now: they go with their execution, or fail there
             return
         for request in requests:
@@ -161,17 +171,17 @@ class WorkerProcess:
         """Forget a request that was prepared and will not run here."""
         request.holder = None
         if self._prepared.pop(request.serial, None) is not None and self.alive:
-            self._send({"op": "drop", "serial": request.serial})
+            self._link.send({"op": "drop", "serial": request.serial})
 
     def cancel(self, request: InferRequest) -> None:
         """Tell the model that nobody waits for this request any more."""
         if self.alive and request.serial in self._running:
-            self._send({"op": "cancel", "serial": request.serial})
+            self._link.send({"op": "cancel", "serial": request.serial})
 
     def set_log(self, log: dict[str, Any]) -> None:
         """Tell the model's logger which levels are wanted now."""
         if self.alive:
-            self._send({"op": "log", "log": log})
+            self._link.send({"op": "log", "log": log})
 
     async def finish(self) -> None:
         """Wait until no request is with the worker."""
@@ -183,7 +193,7 @@ class WorkerProcess:
         """Let the model finalize and wait for the process to end; kill it when it takes too long."""
         self._stopping = True
         if self.alive:
-            self._send({"op": "stop"})
+            self._link.send({"op": "stop"})
             try:
                 await asyncio.wait_for(self._ended.wait(), seconds)
             except TimeoutError:
@@ -199,89 +209,39 @@ class WorkerProcess:
             self._exited()
 
     def _send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
-        message = self._endpoint.encode(header, packer)
-        if self._unsent:
-            self._keep(message)
-            return
-        try:
-            rest = write(self._socket, message)
-        except BlockingIOError:
-            self._keep(message)
-        except OSError:
-            return  # the end is noticed by whoever watches for it
-        else:
-            if rest:
-                self._keep(([rest], []))
+        self._link.send(header, packer)
 
-    def _keep(self, message: Message) -> None:
-        if not self._unsent:
-            self._loop.add_writer(self._socket.fileno(), self._writable)
-        self._unsent.append(message)
-
-    def _writable(self) -> None:
-        while self._unsent:
-            try:
-                rest = write(self._socket, self._unsent[0])
-            except BlockingIOError:
-                return
-            except OSError:
-                self._unsent.clear()
-                break
-            if rest:
-                self._unsent[0] = ([rest], [])
-                return
-            self._unsent.popleft()
-        self._loop.remove_writer(self._socket.fileno())
-
-    def _readable(self) -> None:
-        try:
-            frames = self._endpoint.receive(self._socket)
-        except BlockingIOError:
-            return
-        except (EOFError, OSError):
-            self._hung_up()
-            return
-        except ConchError as error:
-            LOG.error("worker of '%s' broke the protocol and is killed: %s", self.name, error.message)
-            self._hung_up()
-            return
+    def _received(self, frames: list[Frame]) -> None:
         for frame in frames:
             self._handle(frame)
         if self._idle is not None and self.idle:
             self._idle.set()
         if self.alive and not self._executions:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Give memory back to a worker that no further frame may reach for a while."""
-        message = self._endpoint.flush()
-        if message is not None:
-            self._keep(message)
-            self._writable()
+            self._link.flush()
 
     def _handle(self, frame: Frame) -> None:
         header, payload = frame
         op = header["op"]
         try:
             if op == "done":
-                self._done(header, Unpacker(payload, self._endpoint.regions))
+                self._done(header, Unpacker(payload, self._link.regions))
             elif op == "response":
-                request = self._running.get(header["serial"])
                 # Unpacked in any case, so that its memory goes back.
-                response = response_of(header, Unpacker(payload, self._endpoint.regions), header["final"])
-                if request is not None:
-                    if self.on_sent is not None:
-                        self.on_sent(request, response)
-                    self._respond(request, response)
+                response = response_of(header, Unpacker(payload, self._link.regions), header["final"])
+                self._pass_on(header["serial"], response)
+            elif op == "progress":
+                self._progress(header, Unpacker(payload, self._link.regions))
             elif op == "prepared":
                 self._note_lengths(header["lengths"])
             elif op == "log":
                 logs.emit_from_worker(header["level"], header["file"], header["line"], header["message"])
+            elif self._calls is not None and self._calls.handle(header, Unpacker(payload, self._link.regions)):
+                pass
             elif self._answer is not None and not self._answer.done():
                 self._answer.set_result(header)
         except (ConchError, KeyError, TypeError, ValueError) as error:
             LOG.error("worker of '%s' broke the protocol and is killed: frame %r: %r", self.name, op, error)
-            self._hung_up()
+            self._hung_up(None)
 
     def _done(self, header: dict[str, Any], unpacker: Unpacker) -> None:
         execution = self._executions.pop(header["batch"])
@@ -299,6 +259,20 @@ class WorkerProcess:
             if response is not None:
                 self._respond(request, response)
 
+    def _progress(self, header: dict[str, Any], unpacker: Unpacker) -> None:
+        """What one step of a worker that generates brought, to any of its requests."""
+        responses = [(one["serial"], response_of(one, unpacker, one["final"])) for one in header["responses"]]
+        if self.on_load is not None:
+            self.on_load(header["load"])
+        for batch, times in header["done"]:
+            execution = self._executions.pop(batch)
+            execution.times = tuple(times)
+            for request in execution.requests:
+                take_times(request, execution.times)
+            execution.on_done(execution)
+        for serial, response in responses:
+            self._pass_on(serial, response)
+
     def _note_lengths(self, lengths: Sequence[Sequence[int]]) -> None:
         for serial, length, sequences in lengths:
             request = self._prepared.get(serial)
@@ -306,6 +280,14 @@ class WorkerProcess:
                 request.length, request.sequences = length, sequences
         if self.on_prepared is not None:
             self.on_prepared()
+
+    def _pass_on(self, serial: int, response: InferResponse) -> None:
+        """Give a request one of its responses, unless it has ended."""
+        request = self._running.get(serial)
+        if request is not None:
+            if self.on_sent is not None:
+                self.on_sent(request, response)
+            self._respond(request, response)
 
     def _respond(self, request: InferRequest, response: InferResponse) -> None:
         request.answered = True
@@ -321,10 +303,12 @@ class WorkerProcess:
             take_times(request, execution.times)
             request.fail(error)
 
-    def _hung_up(self) -> None:
+    def _hung_up(self, reason: ConchError | None) -> None:
         """The channel is of no use any more; with it the process."""
+        if reason is not None:
+            LOG.error("worker of '%s' broke the protocol and is killed: %s", self.name, reason.message)
         if self.alive:
-            self._loop.remove_reader(self._socket.fileno())
+            self._link.stop_reading()
             self.kill()
 
     def _exited(self) -> None:
@@ -335,12 +319,11 @@ class WorkerProcess:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
         self._process.wait()
-        self._read_last_words()
-        self._loop.remove_reader(self._socket.fileno())
-        self._loop.remove_writer(self._socket.fileno())
-        self._socket.close()
-        self._endpoint.close()
+        self._link.take_rest()
+        self._link.close()
 
+        if self._calls is not None:
+            self._calls.close()
         error = self._unhealthy()
         executions, self._executions = self._executions, {}
         for execution in executions.values():
@@ -356,15 +339,6 @@ class WorkerProcess:
         self._ended.set()
         if not self._stopping and self.on_exit is not None:
             self.on_exit(self)
-
-    def _read_last_words(self) -> None:
-        """Take what the worker had sent before it ended."""
-        try:
-            while True:
-                for frame in self._endpoint.receive(self._socket):
-                    self._handle(frame)
-        except (EOFError, OSError, ConchError):
-            pass
 
     def _unhealthy(self) -> ConchError:
         return internal(f"Stub process '{self.name}' is not healthy.")

@@ -202,8 +202,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(
         ("models/m/1/model.py", "models/m/1", "is a version of a model: serve it with --model-repository={}/models"),
         ("folder/net.onnx", "folder", "config.json is missing; to serve the graph alone, give {}/folder/net.onnx"),
         ("folder/readme", "folder", "holds no checkpoint: config.json is missing"),
-        ("net.gguf", "net.gguf", "is a GGUF file, which is not served yet"),
-        ("net.txt", "net.txt", "is not a model that can be served: give a Hub id, a checkpoint's folder, or an .onnx"),
+        ("net.txt", "net.txt", "is not a model that can be served: give a Hub id, a checkpoint's folder, or a .gguf"),
     ],
 )
 def test_path_that_is_no_checkpoint_is_refused_with_what_to_do(
@@ -214,6 +213,37 @@ def test_path_that_is_no_checkpoint_is_refused_with_what_to_do(
 
     assert message.format(tmp_path) in refusal(str(tmp_path / model), capsys=capsys)
     assert started == []
+
+
+def test_gguf_file_is_served_under_its_name(started: list[Started], tmp_path: Path) -> None:
+    file = tmp_path / "SmolLM2.Q4_1.gguf"
+    file.touch()
+
+    assert main(["serve", str(file), "--engine=transformers"]) == 0
+    assert main(["serve", str(tmp_path)]) == 0
+
+    assert started[0].name == "SmolLM2.Q4_1"
+    assert started[0].model_json == {"model": str(file), "engine": "transformers"}
+    assert started[1].model_json == {"model": str(file)}
+
+
+def test_folder_with_several_gguf_files_is_refused(
+    started: list[Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+
+    message = f"'{tmp_path}' has 2 GGUF files: give one of them, such as {tmp_path}/a.gguf"
+    assert message in refusal(str(tmp_path), capsys=capsys)
+    assert started == []
+
+
+def test_text_model_s_example_is_a_text() -> None:
+    names = ("messages", "text_input", "max_tokens", "temperature")
+    specs = [TensorSpec(name, "BYTES", (1,), optional=True) for name in names]
+    assert example("URL", specs) == (
+        """curl URL/generate -d '{"text_input": "Where is the library?", "max_tokens": 50}'"""
+    )
 
 
 def test_option_of_checkpoints_is_refused_for_a_graph(

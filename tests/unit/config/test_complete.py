@@ -209,6 +209,35 @@ def test_backend_completion_is_taken_over_and_normalised() -> None:
     assert config.model_transaction_policy.decoupled
 
 
+def test_parameters_are_completed_but_never_changed() -> None:
+    config = completed('parameters { key: "task" value { string_value: "mine" } }')
+    reply = parse(
+        'parameters { key: "task" value { string_value: "theirs" } }'
+        'parameters { key: "engine" value { string_value: "vllm" } }',
+        "reply",
+    )
+
+    merge_completion(config, reply)
+
+    assert {name: value.string_value for name, value in config.parameters.items()} == {"task": "mine", "engine": "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "backend"),
+    [
+        ("", ("SmolLM2.Q4_1.gguf",), "huggingface"),
+        ("", ("model.py", "weights.gguf"), "python"),
+        ("", ("model.onnx", "weights.gguf"), "onnxruntime"),
+        ('backend: "vllm"', ("model.json",), "vllm"),
+        ('backend: "vllm"', ("model.json", "weights.gguf"), "vllm"),
+    ],
+)
+def test_gguf_file_is_a_checkpoint_where_there_is_no_other_model(
+    text: str, files: tuple[str, ...], backend: str
+) -> None:
+    assert completed(text, *files).backend == backend
+
+
 def test_backend_cannot_choose_another_scheduler() -> None:
     config = completed("sequence_batching {}")
 

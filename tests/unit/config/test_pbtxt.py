@@ -60,6 +60,28 @@ def test_misspelt_name_is_answered_with_the_nearest_one(text: str, hint: str) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "place", "names"),
+    [
+        ('name: "a"\nmax_batch_size: ${size}', "2:17", "${size} of the template still needs a value"),
+        ("model_transaction_policy { decoupled: ${mode} }", "1:39", "${mode} of"),
+        ("input { data_type: ${type} }", "1:20", "${type} of"),
+        ("dynamic_batching { preferred_batch_size: [ ${a} ] }", "1:44", "${a} of"),
+        (
+            'max_batch_size: ${a} # ${b}\nbackend: "${c}"\ninstance_group { count: ${d} count: ${a} kind: ${e} }',
+            "1:17",
+            "${a} of the template still needs a value, and so do ${d}, ${e}",
+        ),
+    ],
+)
+def test_placeholder_of_a_template_is_named_where_it_cannot_stay(text: str, place: str, names: str) -> None:
+    assert refusal(text).message.startswith(f"failed to read text proto from /r/m/config.pbtxt: {place}: {names}")
+
+
+def test_placeholder_in_a_string_is_a_string() -> None:
+    assert parse('default_model_filename: "${name}"', "config.pbtxt").default_model_filename == "${name}"
+
+
+@pytest.mark.parametrize(
     "text", ['name: "a" name: "b"', "input {", 'name: "x\n', "max_batch_size: 99999999999", "}", "\0"]
 )
 def test_broken_text_never_escapes_as_another_exception(text: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from conch.errors import Code, ConchError, internal
 from conch.inference import ModelSignature
-from conch.schedulers.batching import DynamicBatcher
+from conch.schedulers.batching import DirectScheduler, DynamicBatcher
 from conch.schedulers.queue import RequestQueue
 from conch.server import instance as instance_module
 from conch.server.dispatch import Dispatcher
@@ -182,3 +182,31 @@ async def test_execution_is_counted_with_its_batch_size() -> None:
     bench.workers[0].finish_batch()
     assert bench.statistics.execution_count == 1
     assert list(bench.statistics.batches) == [3]
+
+
+async def test_a_worker_that_generates_takes_as_many_requests_as_it_has_slots() -> None:
+    bench = Bench(count=0)
+    bench.dispatcher = Dispatcher(DirectScheduler(RequestQueue()), bench.statistics)
+    worker = FakeWorker()
+    worker.slots = 2
+    bench.workers.append(worker)
+    bench.add(worker)
+    bench.submit(3)
+    await settle()
+    assert [len(batch.requests) for batch in worker.batches] == [1, 1]
+    worker.finish_batch()
+    await settle()
+    assert len(worker.batches) == 2
+    assert len(bench.statistics.queue) == 0
+
+
+async def test_what_a_worker_generates_is_forgotten_with_it() -> None:
+    bench = Bench()
+    bench.launches = [internal("no memory")] * 3
+    load = {"running": 2, "waiting": 0, "used": 7, "capacity": 9, "prompt": 3, "generated": 4, "preempted": 0}
+    load |= {"queries": 0, "hits": 0, "first": [], "gaps": [], "ended": []}
+    bench.dispatcher.generated(bench.workers[0].pid, load)
+    assert bench.statistics.snapshot()["generation"]["running"] == 2
+    bench.workers[0].die()
+    assert bench.statistics.snapshot()["generation"]["running"] == 0
+    await bench.dispatcher.stop(0)

@@ -11,18 +11,16 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
 
 from conch.backends.huggingface.checkpoint import Checkpoint
 from conch.backends.huggingface.engines import Engine, open_engine
-from conch.backends.huggingface.options import Options
 from conch.backends.huggingface.signature import complete_config
 from conch.backends.huggingface.tasks import describe_task, make_task
 from conch.backends.huggingface.tasks.base import Prepared, Task, Usage
 from conch.backends.native.arrays import Request, Result, failure
-from conch.backends.native.backend import NativeBackend
+from conch.backends.native.backend import BatchBackend
 from conch.backends.native.threads import divided, usable_cores
 from conch.errors import ConchError, invalid
 from conch.workers.borrowing import BorrowingUnpacker
@@ -32,22 +30,21 @@ from conch.workers.channel import Channel, Header
 LONG_BYTES: Final = 8192
 
 
-class HuggingFaceBackend(NativeBackend):
+class HuggingFaceBackend(BatchBackend):
     """One checkpoint on one device; its instances share the weights."""
 
-    def __init__(self, channel: Channel, init: Header) -> None:
+    def __init__(self, channel: Channel, init: Header, checkpoint: Checkpoint) -> None:
         super().__init__(channel, init)
         # A server's log has no room for progress bars and advice to whoever writes programs.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        self._checkpoint: Checkpoint | None = None
+        self._checkpoint = checkpoint
         self._task: Task
         self._waiting = Waiting()
         self._prepare_ns = 0
 
     def complete(self) -> str:
-        checkpoint = self._open()
-        return json.dumps(complete_config(self.config, describe_task(checkpoint, checkpoint.options)))
+        return json.dumps(complete_config(self.config, describe_task(self._checkpoint, self._checkpoint.options)))
 
     def load(self, instance: Mapping[str, Any]) -> None:
         if not self._batched:
@@ -55,7 +52,7 @@ class HuggingFaceBackend(NativeBackend):
                 f"model '{self.model['name']}' has max_batch_size 0; backend 'huggingface' needs 1 at least, as the "
                 "tensors of its tasks have a batch dimension"
             )
-        checkpoint = self._open()
+        checkpoint = self._checkpoint
         # What PyTorch's threads are for any code of a checkpoint; engines of ours say it themselves.
         cores = checkpoint.options.threads or usable_cores()
         os.environ.setdefault("OMP_NUM_THREADS", str(divided(cores, instance["count"])))
@@ -97,12 +94,6 @@ class HuggingFaceBackend(NativeBackend):
         answers = iter(self._task.execute(batch, usage) if batch else ())
         results = [one if isinstance(one, ConchError) else next(answers) for one in ready]
         return results, asdict(usage)
-
-    def _open(self) -> Checkpoint:
-        if self._checkpoint is None:
-            options = Options.from_config(self.config)
-            self._checkpoint = Checkpoint.open(Path(self.model["version_directory"]), options)
-        return self._checkpoint
 
     def _prepared(self, request: Request) -> Prepared | ConchError:
         begin = monotonic_ns()

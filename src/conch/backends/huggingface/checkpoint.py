@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.huggingface import completeness, derive, hub
 from conch.backends.huggingface.labels import check_head, labels_of
 from conch.backends.huggingface.manifest import Manifest, Variant
-from conch.backends.huggingface.options import Options
+from conch.backends.huggingface.options import TEXT_ENGINES, Options
 from conch.errors import invalid
 
 #: What a text may have where nothing says how long it may be (tokens).
 DEFAULT_MAX_LENGTH: Final = 512
+#: The task of models that write text token by token.
+GENERATION: Final = "text-generation"
 #: Families whose positions begin after that of the padding.
 _AFTER_PADDING: Final = frozenset({
     "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text", "ibert", "luke",
@@ -29,13 +32,14 @@ _POSITIONS: Final = ("max_encoder_position_embeddings", "max_position_embeddings
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A folder with ``config.json`` and all that belongs to it.
+    """A folder with ``config.json`` and all that belongs to it, or a GGUF file, which is all of it.
 
     ``source`` is what the user named, ``revision`` the commit of a model from the Hub, else empty.  ``config`` is
-    config.json, ``options`` the effective options (those given over those of ``model.json``), ``task`` the name of a
-    transformers pipeline, ``labels`` the classes by index or None, ``max_length`` the tokens of the longest text,
-    ``positions`` the most that the network has positions for (0: unlimited), ``manifest`` the verified conch.json and
-    ``variant`` what it and the options choose.
+    config.json (what ``gguf`` says in its place), ``options`` the effective options (those given over those of
+    ``model.json``), ``task`` the name of a transformers pipeline, ``labels`` the classes by index or None,
+    ``max_length`` the tokens of the longest text, ``positions`` the most that the network has positions for (0:
+    unlimited), ``manifest`` the verified conch.json and ``variant`` what it and the options choose, ``gguf`` the file
+    with all of the model, None for a folder.
     """
 
     directory: Path
@@ -49,16 +53,24 @@ class Checkpoint:
     positions: int = 0
     manifest: Manifest | None = None
     variant: Variant | None = None
+    gguf: Path | None = None
     _documents: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, version_directory: Path, options: Options = Options()) -> Checkpoint:  # noqa: B008 (immutable)
+    def open(
+        cls,
+        version_directory: Path,
+        options: Options = Options(),  # noqa: B008 (immutable)
+        *,
+        model_file: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
         """The checkpoint of a version directory: its own files, or what ``model.json`` or ``options.model`` names.
 
-        Any folder with a checkpoint will do.  Raises INVALID_ARG with one sentence for what is missing, contradicts
-        itself or does not match ``conch.json``, and as :func:`hub.resolve` does.
+        Any folder with a checkpoint will do.  ``model_file`` stands for the content of ``model.json``.  Raises
+        INVALID_ARG with one sentence for what is missing, contradicts itself or does not match ``conch.json``, and as
+        :func:`hub.resolve` does.
         """
-        document = hub.read_model_file(version_directory)
+        document = dict(hub.read_model_file(version_directory) if model_file is None else model_file)
         if not options.model and (version_directory / "conch.json").is_file():
             document.pop("model", None)
         options = options.over(document)
@@ -69,15 +81,17 @@ class Checkpoint:
         manifest = Manifest.read(folder)
         if manifest is not None:
             manifest.verify(folder)
-        if not (folder / "config.json").is_file():
+        if location.gguf is None and not (folder / "config.json").is_file():
             raise invalid(f"checkpoint {folder} lacks config.json")
-        self = cls(folder, location.source, location.revision, {}, options, manifest=manifest)
-        self.config = self.json("config.json") or {}
+        self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=location.gguf)
+        self.config = self._config()
         self._check_architectures()
         self.labels = labels_of(self.config, str(folder / "config.json"))
         self.task = self._task()
+        self.options = self._with_engine()
         if manifest is not None:
-            self.variant = manifest.select(options.variant, options.engine)
+            engine = "torch" if self.options.engine in ("transformers", "vllm") else self.options.engine
+            self.variant = manifest.select(options.variant, engine)
         elif options.variant:
             raise invalid(f"parameter 'variant' is '{options.variant}', but {folder} has no conch.json with variants")
         self._require_files()
@@ -121,11 +135,12 @@ class Checkpoint:
     @property
     def engine(self) -> str:
         """The engine that runs it: that of the variant, of the options, or of the files that are there."""
-        if self.variant is not None:
-            return self.variant.engine
-        if self.options.engine != "auto":
-            return self.options.engine
-        return completeness.engines_of(self.directory)[0]
+        asked = self.options.engine
+        if self.variant is not None and not (asked == "vllm" and self.variant.engine == "torch"):
+            asked = self.variant.engine
+        if asked == "auto":
+            asked = "openvino" if self.gguf is not None else completeness.engines_of(self.directory)[0]
+        return "transformers" if asked == "torch" and self.task == GENERATION else asked
 
     def _read(self, name: str) -> Any:
         if name not in self._documents:
@@ -144,7 +159,31 @@ class Checkpoint:
                 f"not {json.dumps(names)[:80]}"
             )
 
+    def _config(self) -> dict[str, Any]:
+        if self.gguf is None:
+            return self.json("config.json") or {}
+        from conch.backends.huggingface.gguf import read_gguf
+        from conch.backends.huggingface.gguf_config import config_of
+
+        completeness.require_whole(self.gguf)
+        return config_of(read_gguf(self.gguf))
+
+    def _with_engine(self) -> Options:
+        """The options with the engine by the name that it has for the task.  Raises INVALID_ARG for one without it."""
+        asked = self.options.engine
+        if self.task == GENERATION:
+            if asked == "onnxruntime":
+                raise invalid(f"engine '{asked}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
+            return replace(self.options, engine="transformers") if asked == "torch" else self.options
+        if self.gguf is not None:
+            raise invalid(f"{self.gguf} is for task '{GENERATION}', not for '{self.task}'")
+        if asked == "vllm":
+            raise invalid(f"engine '{asked}' is for task '{GENERATION}', and the task is '{self.task}'")
+        return replace(self.options, engine="torch") if asked == "transformers" else self.options
+
     def _task(self) -> str:
+        if self.gguf is not None and not self.options.task:
+            return GENERATION
         if self.options.task:
             return derive.canonical(self.options.task)
         if self.manifest is not None and self.manifest.task:
@@ -167,8 +206,11 @@ class Checkpoint:
         return task
 
     def _require_files(self) -> None:
+        if self.gguf is not None:
+            return
         if self.variant is None or (self.variant.engine == "torch" and not self.variant.path):
             engine = self.options.engine if self.variant is None else "torch"
+            engine = "torch" if engine in ("transformers", "vllm") else engine
             shapes = completeness.require_weights(self.directory, engine)
             check_head(self.labels, self.config, shapes, str(self.directory))
         kind = str(self.config.get("model_type", ""))
@@ -184,7 +226,7 @@ class Checkpoint:
 
     def _require_trust(self) -> None:
         """Refuse code that comes with the checkpoint unless the configuration trusts it, where it would be needed."""
-        if self.options.trust_remote_code or self.engine != "torch":
+        if self.options.trust_remote_code or self.engine not in ("torch", "transformers", "vllm"):
             return
         if self.config.get("auto_map") and not _known_to_transformers(str(self.config.get("model_type", ""))):
             raise invalid(
@@ -216,6 +258,8 @@ class Checkpoint:
                     f"parameter 'max_length' is {wanted}; the model has positions for {self.positions} tokens"
                 )
             return wanted
+        if self.task == GENERATION:
+            return self.positions or DEFAULT_MAX_LENGTH
         limits = [
             (self.json("tokenizer_config.json") or {}).get("model_max_length"),
             (self.json("sentence_bert_config.json") or {}).get("max_seq_length"),

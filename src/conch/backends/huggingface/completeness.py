@@ -6,6 +6,7 @@ Used by ``checkpoint.py``; pure but for looking at the files.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,9 @@ _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json", "vide
 #: Tokenizers that need no vocabulary.
 _OF_BYTES: Final = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 _POINTER: Final = b"version https://git-lfs"
+#: What a file ends with that holds a model with its tokenizer and its configuration.
+GGUF: Final = ".gguf"
+_PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf")
 
 
 def graph_file(folder: Path, engine: str) -> Path | None:
@@ -42,6 +46,26 @@ def engines_of(folder: Path) -> tuple[str, ...]:
     chosen = [engine for engine, graph in graphs.items() if graph.parent == folder]
     offered = [engine for engine in graphs if engine not in chosen]
     return (*chosen, *(["torch"] if _torch_weights(folder) else []), *offered)
+
+
+def gguf_file(folder: Path) -> Path | None:
+    """The GGUF file that is the folder's model: the only one, where there are no weights of another form.
+
+    Raises INVALID_ARG where there are several to choose from.
+    """
+    files = sorted(folder.glob(f"*{GGUF}"))
+    if not files or (folder / "conch.json").is_file() or engines_of(folder):
+        return None
+    if len(files) > 1 and not (folder / "config.json").is_file():
+        names = ", ".join(path.name for path in files[:3])
+        raise invalid(f"checkpoint {folder} has {len(files)} GGUF files: set parameter 'model' to one of {names}")
+    return files[0] if len(files) == 1 else None
+
+
+def require_whole(gguf: Path) -> None:
+    """Raise INVALID_ARG for one of the parts that a large GGUF file was split into."""
+    if _PART.search(gguf.name):
+        raise invalid(f"{gguf} is one part of a model: join them with 'llama-gguf-split --merge'")
 
 
 def require_weights(folder: Path, engine: str) -> dict[str, list[int]]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.huggingface import completeness
+from conch.backends.huggingface.completeness import GGUF
 from conch.backends.huggingface.options import Options
 from conch.errors import ConchError, invalid, unavailable, unsupported
 
@@ -49,11 +51,15 @@ _OTHER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A checkpoint's folder; ``source`` as it was named; ``revision`` the commit of one from the Hub, else empty."""
+    """A checkpoint's folder; ``source`` as it was named; ``revision`` the commit of one from the Hub, else empty.
+
+    ``gguf`` is the file of the folder that holds the model, None for a checkpoint of several files.
+    """
 
     folder: Path
     source: str
     revision: str = ""
+    gguf: Path | None = None
 
 
 def read_model_file(version_directory: Path) -> dict[str, Any]:
@@ -78,14 +84,16 @@ def resolve(version_directory: Path, options: Options) -> Location:
     """
     model = options.model
     if not model:
-        return Location(version_directory, str(version_directory))
-    folder = _folder(version_directory, model)
-    if folder is not None:
-        return Location(folder, model)
+        return Location(version_directory, str(version_directory), gguf=completeness.gguf_file(version_directory))
+    path = _path(version_directory, model)
+    if path is not None and path.is_file():
+        return Location(path.parent, model, gguf=path)
+    if path is not None:
+        return Location(path, model, gguf=completeness.gguf_file(path))
     if not is_hub_id(model):
-        raise invalid(f"model '{model}' is neither a folder nor an id on the Hugging Face Hub (org/name)")
+        raise invalid(f"model '{model}' is neither a folder, a .gguf file nor an id on the Hugging Face Hub (org/name)")
     snapshot = _download(model, options, _cache(version_directory, options))
-    return Location(snapshot, model, snapshot.name)
+    return Location(snapshot, model, snapshot.name, completeness.gguf_file(snapshot))
 
 
 def is_hub_id(text: str) -> bool:
@@ -97,17 +105,22 @@ def _expanded(version_directory: Path, text: str) -> Path:
     return Path(text.replace(MODEL_DIRECTORY, str(version_directory.parent))).expanduser()
 
 
-def _folder(version_directory: Path, model: str) -> Path | None:
-    """The folder that ``model`` names, relative to the version's or the model's directory; None for a Hub id."""
+def _path(version_directory: Path, model: str) -> Path | None:
+    """The folder or the GGUF file that ``model`` names, relative to the version's or the model's directory.
+
+    None for a Hub id.
+    """
     try:
         path = _expanded(version_directory, model)
         for candidate in (version_directory / path, version_directory.parent / path):
-            if candidate.is_dir():
+            if candidate.is_dir() or (candidate.suffix == GGUF and candidate.is_file()):
                 return candidate.resolve()
     except (OSError, RuntimeError) as error:
         # A name that no file system takes, a folder that may not be looked into, a home that does not exist.
         reason = error.strerror if isinstance(error, OSError) else error
         raise invalid(f"model folder '{shortened(model)}' cannot be opened: {reason}") from None
+    if path.suffix == GGUF:
+        raise invalid(f"model file '{shortened(model)}' does not exist")
     if path.is_absolute() or model.startswith("."):
         raise invalid(f"model folder '{model}' does not exist")
     return None
@@ -125,9 +138,10 @@ def _cache(version_directory: Path, options: Options) -> Path | None:
 
 def _download(model: str, options: Options, cache: Path | None) -> Path:
     """A snapshot with what the engine needs; pickled weights only where there are no others."""
-    weights = _WEIGHTS["torch" if options.engine == "auto" else options.engine]
+    engine = options.engine if options.engine in ("onnxruntime", "openvino") else "torch"
+    weights = _WEIGHTS[engine]
     snapshot = _snapshot(model, options, cache, weights)
-    if options.engine in ("auto", "torch") and not any(snapshot.glob("*.safetensors")):
+    if engine == "torch" and not any(snapshot.glob("*.safetensors")):
         snapshot = _snapshot(model, options, cache, (*weights, *_PICKLED))
     return snapshot
 

@@ -13,10 +13,12 @@ from typing import Any, Final
 from conch.errors import ConchError, invalid
 
 ENGINES: Final = ("torch", "onnxruntime", "openvino")
+#: Engines that generate text; ``torch`` is another name for ``transformers`` there.
+TEXT_ENGINES: Final = ("openvino", "transformers", "vllm")
 
 #: The values that a parameter may have, where they are few.
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "engine": ("auto", *ENGINES),
+    "engine": ("auto", *dict.fromkeys((*ENGINES, *TEXT_ENGINES))),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "truncation": ("truncate", "refuse"),
     "pooling": ("", "mean", "cls", "max", "last"),

@@ -1,9 +1,4 @@
-"""The worker's side of a native backend: frames become requests, results become frames.
-
-The worker runs ``threads`` loops (``workers/child.py``), one more than it has instances, so that while
-all instances compute one thread can still receive, decode and cancel.  The server never has more
-executions under way than instances.
-"""
+"""The worker's side of a native backend: frames become requests, results become frames."""
 
 from __future__ import annotations
 
@@ -45,9 +40,6 @@ class NativeBackend(ABC):
         self._log: dict[str, Any] = init["log"]
         self._datatypes: dict[str, str] = {}
         self._batched = True
-        self._under_way: dict[int, Request] = {}
-        self._idle = threading.Condition()
-        self._running = 0
 
     @abstractmethod
     def complete(self) -> str:
@@ -55,14 +47,15 @@ class NativeBackend(ABC):
 
     @abstractmethod
     def load(self, instance: Mapping[str, Any]) -> None:
-        """Load the model for ``instance["count"]`` threads on ``instance["kind"]``, ``instance["device_id"]``."""
+        """Load the model for ``instance["count"]`` instances on ``instance["kind"]``, ``instance["device_id"]``."""
 
     @abstractmethod
-    def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
-        """Answer each of ``requests``, in order, and say what was computed (``work`` of the ``done`` frame).
+    def execute(self, header: Header, payload: bytearray) -> None:
+        """Deal with the requests of an ``execute`` frame; what is raised fails them."""
 
-        Called by one thread per instance at a time; what is raised fails all of them.
-        """
+    @abstractmethod
+    def cancel(self, serial: int) -> None:
+        """Give a request up; one that overtakes its execution, or comes after it, has no effect."""
 
     def start(self, instance: dict[str, Any], config: str) -> bool:
         """Load the model under its effective configuration."""
@@ -75,40 +68,21 @@ class NativeBackend(ABC):
             self.load(instance)
         except Exception as error:
             raise failure(error) from error
-        self.threads = int(instance.get("count", 1)) + 1
         return False
 
-    def execute(self, header: Header, payload: bytearray) -> None:
-        """Run one batch and send what came of it."""
-        with self._idle:
-            self._running += 1
-        try:
-            self._execute(header, payload)
-        finally:
-            with self._idle:
-                self._running -= 1
-                self._idle.notify_all()
-
     def control(self, header: Header) -> bool:
-        """Cancellation and log settings; False for other frames.
-
-        A cancellation that overtakes its execution, or comes after it, has no effect.
-        """
+        """Cancellation and log settings; False for other frames."""
         if header["op"] == "log":
             self._log = header["log"]
         elif header["op"] == "cancel":
-            request = self._under_way.get(header["serial"])
-            if request is not None:
-                request.cancelled = True
+            self.cancel(header["serial"])
         else:
             return False
         return True
 
+    @abstractmethod
     def stop(self) -> None:
-        """End after what the other threads are doing."""
-        self.before_computing()
-        with self._idle:
-            self._idle.wait_for(lambda: not self._running)
+        """End after what is under way."""
 
     def log(self, level: str, message: str) -> None:
         """Have the server log a message (``INFO``, ``WARNING``, ``ERROR``), if its settings ask for this level."""
@@ -128,13 +102,72 @@ class NativeBackend(ABC):
             batched=self._batched,
         )
 
-    def _received(self, header: Header, unpacker: BorrowingUnpacker) -> list[Request]:
-        """The requests of an ``execute`` frame."""
-        return [self.receive(fields, unpacker) for fields in header["requests"]]
+    def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
+        """A response as a frame has it, with only the outputs that the request asked for."""
+        try:
+            if isinstance(result, ConchError):
+                raise result
+            wired = [
+                wire(name, datatype, result.outputs[name])
+                for name, datatype in self._datatypes.items()
+                if name in request.outputs and name in result.outputs
+            ]
+        except ConchError as error:
+            return {"outputs": [], "parameters": {}, "error": [error.code.name, error.message]}
+        return {"outputs": [packer.add(*tensor) for tensor in wired], "parameters": result.parameters}
+
+
+class BatchBackend(NativeBackend):
+    """A backend that computes whole batches: all requests of an execution are answered together, once.
+
+    The worker runs ``threads`` loops (``workers/child.py``), one more than it has instances, so that while
+    all instances compute one thread can still receive, decode and cancel.  The server never has more
+    executions under way than instances.
+    """
+
+    def __init__(self, channel: Channel, init: Header) -> None:
+        super().__init__(channel, init)
+        self._under_way: dict[int, Request] = {}
+        self._idle = threading.Condition()
+        self._running = 0
+
+    @abstractmethod
+    def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
+        """Answer each of ``requests``, in order, and say what was computed (``work`` of the ``done`` frame).
+
+        Called by one thread per instance at a time; what is raised fails all of them.
+        """
+
+    def start(self, instance: dict[str, Any], config: str) -> bool:
+        waits = super().start(instance, config)
+        self.threads = int(instance.get("count", 1)) + 1
+        return waits
+
+    def execute(self, header: Header, payload: bytearray) -> None:
+        """Run one batch and send what came of it."""
+        with self._idle:
+            self._running += 1
+        try:
+            self._execute(header, payload)
+        finally:
+            with self._idle:
+                self._running -= 1
+                self._idle.notify_all()
+
+    def cancel(self, serial: int) -> None:
+        request = self._under_way.get(serial)
+        if request is not None:
+            request.cancelled = True
+
+    def stop(self) -> None:
+        self.before_computing()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._running)
 
     def _execute(self, header: Header, payload: bytearray) -> None:
         begin = monotonic_ns()
-        requests = self._received(header, BorrowingUnpacker(payload, self.channel))
+        unpacker = BorrowingUnpacker(payload, self.channel)
+        requests = [self.receive(fields, unpacker) for fields in header["requests"]]
         decoded = monotonic_ns()
         for request in requests:
             self._under_way[request.serial] = request
@@ -150,27 +183,13 @@ class NativeBackend(ABC):
                 del self._under_way[request.serial]
         computed = monotonic_ns()
         packer = Packer()
-        responses = [self._entry(request, result, packer) for request, result in zip(requests, results, strict=True)]
+        responses = [self.pack(request, result, packer) for request, result in zip(requests, results, strict=True)]
         times = (decoded - begin, computed - decoded, monotonic_ns() - computed)
         done = {"op": "done", "batch": header["batch"], "times": times, "responses": responses, "work": work}
         self.channel.send(done, packer)
 
-    def _entry(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
-        """One request's part of a ``done`` frame, with only the outputs that it asked for."""
-        try:
-            if isinstance(result, ConchError):
-                raise result
-            wired = [
-                wire(name, datatype, result.outputs[name])
-                for name, datatype in self._datatypes.items()
-                if name in request.outputs and name in result.outputs
-            ]
-        except ConchError as error:
-            return {"outputs": [], "parameters": {}, "error": [error.code.name, error.message]}
-        return {"outputs": [packer.add(*tensor) for tensor in wired], "parameters": result.parameters}
 
-
-class TensorBackend(NativeBackend):
+class TensorBackend(BatchBackend):
     """A backend whose model takes and gives tensors: requests are joined along the batch dimension and split again."""
 
     @abstractmethod

@@ -48,8 +48,13 @@ def model_config(config: ModelConfig) -> service_pb2.ModelConfigResponse:
     return service_pb2.ModelConfigResponse(config=config)
 
 
+#: The members that gRPC has; JSON has what generation counts besides.
+_STATISTICS: Final = frozenset(service_pb2.ModelStatistics.DESCRIPTOR.fields_by_name)
+
+
 def statistics(entries: Iterable[Mapping[str, Any]]) -> service_pb2.ModelStatisticsResponse:
-    return service_pb2.ModelStatisticsResponse(model_stats=entries)
+    known = [{name: value for name, value in entry.items() if name in _STATISTICS} for entry in entries]
+    return service_pb2.ModelStatisticsResponse(model_stats=known)
 
 
 def index(entries: Iterable[Mapping[str, Any]]) -> service_pb2.RepositoryIndexResponse:

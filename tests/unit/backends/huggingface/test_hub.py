@@ -86,7 +86,9 @@ def test_folder_that_is_not_there_is_not_looked_for_on_the_hub(version: Path, mo
 @pytest.mark.parametrize("model", ["a/b/c", "org/na me", "org/..", "org/a--b", "http://host/x"])
 def test_text_that_is_neither_folder_nor_id_is_refused(version: Path, model: str) -> None:
     error = refusal(version, Options(model=model))
-    assert error.message == f"model '{model}' is neither a folder nor an id on the Hugging Face Hub (org/name)"
+    assert error.message == (
+        f"model '{model}' is neither a folder, a .gguf file nor an id on the Hugging Face Hub (org/name)"
+    )
     assert error.code is Code.INVALID_ARG
 
 

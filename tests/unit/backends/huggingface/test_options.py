@@ -38,7 +38,11 @@ def test_parameters_become_typed() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("engine", "onnx", "parameter 'engine' is 'onnx'; it must be one of auto, torch, onnxruntime, openvino"),
+        (
+            "engine",
+            "onnx",
+            "parameter 'engine' is 'onnx'; it must be one of auto, torch, onnxruntime, openvino, transformers, vllm",
+        ),
         ("dtype", "int8", "parameter 'dtype' is 'int8'; it must be one of auto, float32, bfloat16, float16"),
         ("truncation", "yes", "parameter 'truncation' is 'yes'; it must be one of truncate, refuse"),
         ("pooling", "sum", "parameter 'pooling' is 'sum'; it must be one of mean, cls, max, last"),

@@ -139,4 +139,7 @@ def test_the_signature_is_known_without_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     description = describe_task(checkpoint, checkpoint.options)
     assert [spec.name for spec in description.inputs] == ["text_input"]
-    assert [(spec.name, spec.datatype, spec.dims) for spec in description.outputs] == [("embedding", "FP32", (32,))]
+    assert [(spec.name, spec.datatype, spec.dims) for spec in description.outputs] == [
+        ("embedding", "FP32", (32,)),
+        ("num_input_tokens", "UINT32", (1,)),
+    ]

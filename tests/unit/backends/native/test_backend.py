@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conch.backends.native.arrays import Array, Request, Result, Strings, array_of
-from conch.backends.native.backend import NativeBackend, TensorBackend
+from conch.backends.native.backend import BatchBackend, TensorBackend
 from conch.errors import ConchError, invalid
 from conch.tensors import Tensor, pack_bytes, split_bytes
 from conch.workers.memory import RegionMap
@@ -45,7 +45,7 @@ class Sent:
         ]
 
 
-def start(kind: type[NativeBackend], config: Mapping[str, Any] = CONFIG, count: int = 1) -> tuple[Any, Sent]:
+def start(kind: type[BatchBackend], config: Mapping[str, Any] = CONFIG, count: int = 1) -> tuple[Any, Sent]:
     channel = Sent()
     model = {"name": "m", "version": "1", "directory": "", "version_directory": "", "filename": ""}
     init = {"model": model, "config": json.dumps(config), "log": {"error": True}}
@@ -54,7 +54,7 @@ def start(kind: type[NativeBackend], config: Mapping[str, Any] = CONFIG, count: 
     return backend, channel
 
 
-def execute(backend: NativeBackend, *requests: Sequence[Tensor], outputs: Sequence[str] = ("y", "s")) -> None:
+def execute(backend: BatchBackend, *requests: Sequence[Tensor], outputs: Sequence[str] = ("y", "s")) -> None:
     packer = Packer()
     described = [
         {"serial": serial, "id": "", "parameters": {}, "outputs": outputs, "inputs": packer.pack(tensors)}
@@ -111,7 +111,7 @@ def test_a_backend_runs_one_thread_more_than_it_has_instances() -> None:
     assert start(Doubling, count=3)[0].threads == 4
 
 
-class Choosy(NativeBackend):
+class Choosy(BatchBackend):
     """Answers each request by itself; refuses negative numbers, breaks on 99."""
 
     def complete(self) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import numpy as np
+
 from conch.backends.huggingface.checkpoint import Checkpoint
 from conch.backends.huggingface.options import Options
 from conch.backends.huggingface.pooling import Pooling, PoolingPlan, masked
 from conch.backends.huggingface.tasks import OpenEngine, TaskDescription
 from conch.backends.huggingface.tasks.encoder import TEXT, Encoded, EncoderTask, Run, texts_of, together
-from conch.backends.native.arrays import Array, Request, Result
+from conch.backends.native.arrays import Array, Request, Result, Strings
 from conch.errors import invalid, unsupported
 from conch.inference import TensorSpec
 
@@ -55,7 +57,8 @@ class Embedding(EncoderTask):
         if (checkpoint.json("config_sentence_transformers.json") or {}).get("prompts"):
             inputs.append(TensorSpec("prompt_name", "BYTES", (1,), optional=True))
         dimension = PoolingPlan.read(checkpoint, options).dimension
-        return TaskDescription(tuple(inputs), (TensorSpec("embedding", "FP32", (dimension,)),))
+        outputs = TensorSpec("embedding", "FP32", (dimension,)), TensorSpec("num_input_tokens", "UINT32", (1,))
+        return TaskDescription(tuple(inputs), outputs)
 
     def prepare(self, request: Request) -> Encoded:
         texts = texts_of(request, "text_input")
@@ -92,4 +95,7 @@ class Embedding(EncoderTask):
         return self.pooling(outputs[self.hidden], mask)
 
     def finish(self, prepared: Encoded, values: list[Any]) -> Result:
-        return Result({"embedding": together(values)})
+        outputs: dict[str, Array | Strings] = {"embedding": together(values)}
+        if "num_input_tokens" in prepared.request.outputs:
+            outputs["num_input_tokens"] = np.array([[len(item.ids)] for item in prepared.items], np.uint32)
+        return Result(outputs)

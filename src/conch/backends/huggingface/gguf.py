@@ -1,0 +1,225 @@
+"""What a GGUF file says: its metadata, its tensors, and its configuration in the terms of config.json.
+
+Read when a checkpoint is opened.  Files come from anywhere: whatever they claim is checked against the bytes that are
+there before anything is allocated.  Source of the layout: ggml's docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from conch.errors import ConchError, invalid
+
+_MAGIC: Final = b"GGUF"
+_LFS_POINTER: Final = b"version https://git-lfs"
+_VERSIONS: Final = (2, 3)
+_STRING: Final = 8
+_ARRAY: Final = 9
+_BOOL: Final = 7
+_FLOAT32: Final = 6
+#: Types of values, as ``struct`` names them.
+_SCALARS: Final[Mapping[int, str]] = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", _FLOAT32: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
+#: Types of tensors: numbers in a block, and its bytes.
+_BLOCKS: Final[Mapping[int, tuple[int, int]]] = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 10: (256, 84),
+    11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74),
+    18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2),
+    26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
+    40: (64, 36), 41: (128, 18),
+}  # fmt: skip
+#: More than any model has; reading as many takes seconds, not hours.
+_MOST_ENTRIES: Final = 100_000
+_MOST_TEXTS: Final = 8_000_000
+_MOST_DIMENSIONS: Final = 4
+_DEFAULT_ALIGNMENT: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor of the file; ``shape`` as numpy has it, ``offset`` from the beginning of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """A file's ``metadata`` (numbers in lists are numpy arrays) and ``tensors`` by name."""
+
+    path: Path
+    version: int
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    def text(self, key: str, default: str = "") -> str:
+        """A text of the metadata.  Raises INVALID_ARG, naming it, where it is something else."""
+        value: str = self._typed(key, default, str, "a text")
+        return value
+
+    def integer(self, key: str, default: int = -1) -> int:
+        """A whole number of the metadata, as ``text``."""
+        value: int = self._typed(key, default, int, "a whole number")
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """A truth value of the metadata, as ``text``."""
+        value: bool = self._typed(key, default, bool, "true or false")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts of the metadata, empty without one, as ``text``."""
+        value: list[str] = self._typed(key, [], list, "a list of texts")
+        if value and not isinstance(value[0], str):
+            raise invalid(f"{self.path}: {key} must be a list of texts")
+        return value
+
+    def numbers(self, key: str) -> list[Any]:
+        """A list of numbers of the metadata, empty without one, as ``text``."""
+        value = self.metadata.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, np.ndarray):
+            raise invalid(f"{self.path}: {key} must be a list of numbers")
+        return list(value.tolist())
+
+    def _typed(self, key: str, default: Any, kind: type, wanted: str) -> Any:
+        value = self.metadata.get(key, default)
+        if type(value) is not kind:
+            raise invalid(f"{self.path}: {key} must be {wanted}")
+        return value
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """What the file says.  Raises INVALID_ARG for one that is wrong or cut off."""
+    try:
+        return _read(path)
+    except OSError as error:
+        raise invalid(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _read(path: Path) -> GgufFile:
+    with path.open("rb") as file:
+        beginning = file.read(len(_LFS_POINTER))
+        if beginning == _LFS_POINTER:
+            raise invalid(f"{path} is a Git LFS pointer, not the weights: run 'git lfs pull' there")
+        if not beginning.startswith(_MAGIC):
+            raise invalid(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _Reader(path, content).read()
+
+
+class _Reader:
+    """Goes through the file from its beginning."""
+
+    def __init__(self, path: Path, content: mmap.mmap) -> None:
+        self._path = path
+        self._content = content
+        self._size = len(content)
+        self._at = len(_MAGIC)
+        self._texts = 0
+
+    def read(self) -> GgufFile:
+        version = self._unpack("I")
+        if version not in _VERSIONS:
+            kind = f"version {version}" if version & 0xFFFF else "big-endian numbers"
+            raise invalid(f"{self._path} is a GGUF file with {kind}; versions 2 and 3, little-endian, are read")
+        tensors, entries = self._count("Q", 24), self._count("Q", 12)
+        if max(tensors, entries) > _MOST_ENTRIES:
+            raise self._wrong(f"it claims {tensors} tensors and {entries} values")
+        metadata: dict[str, Any] = {}
+        for _ in range(entries):
+            key = self._text()
+            metadata[key] = self._value(self._unpack("I"))
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or not 0 < alignment <= 1 << 20:
+            raise self._wrong("general.alignment is not a reasonable number")
+        infos = [self._tensor() for _ in range(tensors)]
+        start = -(-self._at // alignment) * alignment
+        return GgufFile(self._path, version, metadata, self._placed(infos, start))
+
+    def _placed(self, infos: Sequence[TensorInfo], start: int) -> dict[str, TensorInfo]:
+        placed = {one.name: TensorInfo(one.name, one.shape, one.type, start + one.offset, one.size) for one in infos}
+        if len(placed) != len(infos):
+            raise self._wrong("two tensors have the same name")
+        end = max((one.offset + one.size for one in placed.values()), default=0)
+        if end > self._size:
+            raise invalid(f"{self._path} was cut off: it has {self._size} of {end} bytes")
+        return placed
+
+    def _tensor(self) -> TensorInfo:
+        name = self._text()
+        dimensions = self._unpack("I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise self._wrong(f"tensor '{name[:100]}' has {dimensions} dimensions")
+        shape = tuple(self._unpack("Q") for _ in range(dimensions))
+        kind, offset = self._unpack("I"), self._unpack("Q")
+        if kind not in _BLOCKS:
+            raise invalid(f"{self._path}: tensor '{name[:100]}' is of type {kind}, which is not known here")
+        numbers = 1
+        for dimension in shape:
+            numbers *= dimension
+        block, width = _BLOCKS[kind]
+        if numbers % block:
+            raise self._wrong(f"tensor '{name[:100]}' has no whole number of blocks")
+        return TensorInfo(name, shape[::-1], kind, offset, numbers // block * width)
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind == _ARRAY:
+            return self._list(self._unpack("I"))
+        if kind not in _SCALARS:
+            raise self._wrong(f"a value is of type {kind}")
+        value = self._unpack(_SCALARS[kind])
+        # As it was written: 1e-05, not what is closest to it in 32 bits.
+        return float(str(np.float32(value))) if kind == _FLOAT32 else value
+
+    def _list(self, kind: int) -> Any:
+        if kind == _STRING:
+            count = self._count("Q", 8)
+            self._texts += count
+            if self._texts > _MOST_TEXTS:
+                raise self._wrong("it has more texts than any model")
+            return [self._text() for _ in range(count)]
+        if kind not in _SCALARS:
+            raise self._wrong("it has lists of lists" if kind == _ARRAY else f"a list is of type {kind}")
+        dtype = np.dtype(_SCALARS[kind]).newbyteorder("<")
+        count = self._count("Q", dtype.itemsize)
+        return np.frombuffer(self._taken(count * dtype.itemsize), dtype)
+
+    def _text(self) -> str:
+        return self._taken(self._count("Q", 1)).decode("utf-8", "replace")
+
+    def _count(self, form: str, width: int) -> int:
+        """A number of things of at least ``width`` bytes each, which must be there."""
+        count: int = self._unpack(form)
+        if count * width > self._size - self._at:
+            raise self._cut()
+        return count
+
+    def _unpack(self, form: str) -> Any:
+        return struct.unpack(f"<{form}", self._taken(struct.calcsize(f"<{form}")))[0]
+
+    def _taken(self, size: int) -> bytes:
+        start, self._at = self._at, self._at + size
+        if self._at > self._size:
+            raise self._cut()
+        return self._content[start : self._at]
+
+    def _cut(self) -> ConchError:
+        return self._wrong("it was cut off, or claims more than it holds")
+
+    def _wrong(self, why: str) -> ConchError:
+        return invalid(f"{self._path} is not a GGUF file that can be read: {why}")

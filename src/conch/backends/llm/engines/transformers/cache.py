@@ -1,0 +1,192 @@
+"""The KV cache of the engine ``transformers``: rows of different lengths that end in the same column.
+
+A row's tokens stand to the right, so that a step writes one column for all rows and every distance between tokens is
+what it is without padding: rotary, learned and ALiBi positions and sliding windows come out right.  Buffers have room
+to spare in both directions; a step copies nothing of what is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+Tensor = Any
+
+#: Columns that are added at least when a buffer is full.
+_ROOM: Final = 128
+
+
+class PaddedLayer(CacheLayerMixin):
+    """Keys and values of one layer, ``[rows, heads, columns, size]`` each, of which ``columns`` says what is in use."""
+
+    is_sliding = False
+    is_croppable = False
+
+    def __init__(self, columns: PaddedCache) -> None:
+        super().__init__()
+        self.columns = columns
+        self.buffers: list[Tensor] = []
+        self.pending = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.buffers = [torch.zeros(0, one.shape[1], 0, one.shape[3]).to(one) for one in (key_states, value_states)]
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        rows, start, end = key_states.shape[0], self.columns.start, self.columns.end
+        self.pending = key_states.shape[2]
+        self.reserve(rows, end + self.pending)
+        views = []
+        for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[:rows, :, end : end + self.pending] = new
+            views.append(buffer[:rows, :, start : end + self.pending])
+        self.keys, self.values = views
+        return self.keys, self.values
+
+    def reserve(self, rows: int, columns: int) -> None:
+        """Room for so many rows and columns; what is there stays where it is."""
+        for index, buffer in enumerate(self.buffers):
+            held, heads, width, size = buffer.shape
+            if rows <= held and columns <= width:
+                continue
+            # The first allocation is exact: to a prompt that is read in one piece nothing is added.
+            wider = columns + max(width // 4, _ROOM) if width else columns
+            made = buffer.new_zeros(
+                held if rows <= held else max(rows, held + held // 2), heads, max(width, wider), size
+            )
+            made[:held, :, :width] = buffer
+            self.buffers[index] = made
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.columns.end - self.columns.start + self.pending
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class PaddedCache(Cache):
+    """The cache of a batch.  ``starts`` is the first column of each row; all rows end before column ``end``."""
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=partial(PaddedLayer, self))
+        self.starts: list[int] = []
+        self.end = 0
+
+    @property
+    def start(self) -> int:
+        """The first column that any row uses."""
+        return min(self.starts, default=self.end)
+
+    @property
+    def width(self) -> int:
+        return self.end - self.start
+
+    def lengths(self) -> list[int]:
+        return [self.end - start for start in self.starts]
+
+    def mask(self, new: int, device: Any) -> tuple[Tensor, Tensor]:
+        """The attention mask (1: a token) and the positions of the new tokens, for a step over ``new`` columns."""
+        columns = torch.arange(self.start, self.end + new, device=device)
+        starts = torch.tensor(self.starts, device=device)[:, None]
+        return (columns >= starts).long(), (columns[-new:] - starts).clamp(min=0)
+
+    def advance(self, new: int) -> None:
+        """After a network has run over ``new`` columns."""
+        self.end += new
+        for layer in self.layers:
+            layer.pending = 0
+            layer.keys = layer.values = None
+
+    def remove(self, row: int) -> None:
+        """Give up a row; the last one takes its place."""
+        last = len(self.starts) - 1
+        if row != last:
+            for buffer in self._buffers():
+                columns = slice(self.starts[last], self.end)
+                buffer[row, :, columns] = buffer[last, :, columns]
+            self.starts[row] = self.starts[last]
+        self.starts.pop()
+        self._compact()
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Put rows in another order; one may be there several times, or not any more."""
+        columns = slice(self.start, self.end)
+        for layer in self.layers:
+            for index, buffer in enumerate(layer.buffers):
+                chosen = buffer[list(rows), :, columns]
+                layer.reserve(len(rows), self.end)
+                layer.buffers[index][: len(rows), :, columns] = chosen
+        self.starts = [self.starts[row] for row in rows]
+
+    def adopt(self, other: PaddedCache) -> None:
+        """Append all rows of another cache, which is useless afterwards."""
+        columns = other.width
+        if columns > self.end:
+            self._shift(columns - self.end)
+        first, count = len(self.starts), len(other.starts)
+        while len(self.layers) < len(other.layers):
+            self.layers.append(PaddedLayer(self))
+        for mine, theirs in zip(self.layers, other.layers, strict=False):
+            if not theirs.buffers:
+                continue
+            if not mine.buffers:
+                mine.lazy_initialization(*theirs.buffers)
+            mine.reserve(first + count, self.end)
+            for buffer, new in zip(mine.buffers, theirs.buffers, strict=True):
+                buffer[first : first + count, :, self.end - columns : self.end] = new[
+                    :count, :, other.end - columns : other.end
+                ]
+        self.starts += [self.end - length for length in other.lengths()]
+
+    def piece(self, row: int, start: int, stop: int) -> list[list[Tensor]]:
+        """Copies of the keys and values of tokens ``start`` to ``stop`` of a row, ``[1, heads, tokens, size]``."""
+        first = self.starts[row]
+        return [
+            [buffer[row : row + 1, :, first + start : first + stop].clone() for buffer in layer.buffers]
+            for layer in self.layers
+        ]
+
+    def restore(self, pieces: Sequence[list[list[Tensor]]], tokens: int) -> None:
+        """Fill an empty cache with one row, from pieces that follow each other."""
+        self.layers = [PaddedLayer(self) for _ in pieces[0]]
+        for index, layer in enumerate(self.layers):
+            if pieces[0][index]:
+                layer.lazy_initialization(*pieces[0][index])
+                layer.buffers = [
+                    torch.cat([piece[index][which] for piece in pieces], dim=2) for which in range(len(layer.buffers))
+                ]
+        self.starts, self.end = [0], tokens
+
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for layer in self.layers for buffer in layer.buffers]
+
+    def _shift(self, columns: int) -> None:
+        """Move everything to the right (or left)."""
+        here = slice(self.start, self.end)
+        there = slice(self.start + columns, self.end + columns)
+        rows = len(self.starts)
+        for layer in self.layers:
+            layer.reserve(rows, self.end + columns)
+            for buffer in layer.buffers:
+                buffer[:rows, :, there] = buffer[:rows, :, here].clone()
+        self.starts = [start + columns for start in self.starts]
+        self.end += columns
+
+    def _compact(self) -> None:
+        """Give columns on the left back that nobody uses, when they are many."""
+        if not self.starts:
+            self.end = 0
+        elif self.start > self.width + _ROOM:
+            self._shift(-self.start)
+            for layer in self.layers:
+                layer.buffers = [buffer[:, :, : self.end + _ROOM].clone() for buffer in layer.buffers]

@@ -1,0 +1,126 @@
+"""The tensors of backend ``tensorrtllm``: what a configuration without any gets, and what nothing here can do.
+
+Names are those of the model ``tensorrt_llm`` of the in-flight batcher.  A model has those that its configuration
+lists, with the types and dims that it gives them: both have changed from release to release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from conch.backends.native.arrays import Request
+from conch.errors import unsupported
+from conch.tensors import CONFIG_NAME
+
+#: Single values, by the name of the input: the parameter of generation that it is.
+VALUES: Final[Mapping[str, str]] = {
+    "request_output_len": "max_tokens",
+    "min_length": "min_tokens",
+    "temperature": "temperature",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "random_seed": "seed",
+    "seed": "seed",
+    "len_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "beam_width": "beam_width",
+    "num_return_sequences": "n",
+}
+#: Inputs that say something only to TensorRT-LLM, or nothing where there is one decoder.
+_PASSED_OVER: Final = frozenset({
+    "decoder_input_ids", "decoder_input_lengths", "draft_acceptance_threshold", "prompt_vocab_size",
+    "prompt_table_extra_ids", "runtime_top_p_min", "runtime_top_p_reset_ids", "retention_token_range_starts",
+    "retention_token_range_ends", "retention_token_range_priorities", "retention_token_range_durations_ms",
+    "retention_decode_priority", "retention_decode_duration_ms", "skip_cross_attn_blocks", "request_type",
+    "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size",
+})  # fmt: skip
+_LORA: Final = "LoRA weights in a request (rather than in parameter 'lora_modules', by their lora_task_id)"
+#: Inputs that cannot be ignored when they hold something, and what that would be.
+_REFUSED: Final[Mapping[str, str]] = {
+    "prompt_embedding_table": "prompt tables",
+    "draft_input_ids": "draft tokens in a request",
+    "draft_logits": "draft tokens in a request",
+    "encoder_input_features": "models with an encoder",
+    "encoder_output_lengths": "models with an encoder",
+    "cross_attention_mask": "models with an encoder",
+    "context_phase_params": "parameters of disaggregated serving",
+    "mrope_rotary_cos_sin": "multimodal rotary positions",
+    "mrope_position_deltas": "multimodal rotary positions",
+    "lora_weights": _LORA,
+    "lora_config": _LORA,
+}
+#: Flags that ask for outputs that no engine gives.
+_REFUSED_FLAGS: Final[Mapping[str, str]] = {
+    "return_context_logits": "context logits",
+    "return_generation_logits": "generation logits",
+    "return_encoder_output": "outputs of an encoder",
+    "return_kv_cache_reuse_stats": "statistics of the KV cache by request",
+    "return_perf_metrics": "performance metrics by request",
+}
+_READ: Final = frozenset({
+    *VALUES, "input_ids", "input_lengths", "runtime_top_k", "runtime_top_p", "runtime_top_p_decay", "end_id", "pad_id",
+    "stop_words_list", "bad_words_list", "embedding_bias", "beam_search_diversity_rate", "return_log_probs",
+    "output_log_probs", "exclude_input_in_output", "stop", "streaming", "lora_task_id", "guided_decoding_guide_type",
+    "guided_decoding_guide",
+})  # fmt: skip
+#: Optional inputs of one value, where a configuration lists none.
+_OPTIONAL: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("end_id", "pad_id", "beam_width", "num_return_sequences", "runtime_top_k", "min_length"), "INT32"),
+    **dict.fromkeys(
+        ("temperature", "runtime_top_p", "len_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        "FP32",
+    ),
+    **dict.fromkeys(("random_seed", "lora_task_id"), "UINT64"),
+    **dict.fromkeys(
+        ("early_stopping", "return_log_probs", "exclude_input_in_output", "stop", "streaming"), "BOOL"
+    ),
+}  # fmt: skip
+
+
+def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` (as JSON has it) with tensors where it lists none."""
+    completed = dict(config)
+    completed["input"] = config.get("input") or [
+        _tensor("input_ids", "INT32", -1),
+        _tensor("input_lengths", "INT32", 1, optional=True),
+        _tensor("request_output_len", "INT32", 1),
+        *(_tensor(name, "INT32", 2, -1, optional=True) for name in ("stop_words_list", "bad_words_list")),
+        _tensor("embedding_bias", "FP32", -1, optional=True),
+        *(_tensor(name, datatype, 1, optional=True) for name, datatype in _OPTIONAL.items()),
+        *(_tensor(name, "BYTES", 1, optional=True) for name in ("guided_decoding_guide_type", "guided_decoding_guide")),
+    ]
+    completed["output"] = config.get("output") or [
+        _tensor("output_ids", "INT32", -1, -1),
+        _tensor("sequence_length", "INT32", -1),
+        _tensor("cum_log_probs", "FP32", -1),
+        _tensor("output_log_probs", "FP32", -1, -1),
+        _tensor("batch_index", "INT32", 1),
+        _tensor("sequence_index", "INT32", 1),
+    ]
+    return completed
+
+
+def _tensor(name: str, datatype: str, *dims: int, optional: bool = False) -> dict[str, Any]:
+    tensor: dict[str, Any] = {"name": name, "data_type": CONFIG_NAME[datatype], "dims": list(dims)}
+    return {**tensor, "optional": True} if optional else tensor
+
+
+def unknown_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The inputs of a configuration that mean nothing here."""
+    names = {str(tensor["name"]) for tensor in config.get("input", ())}
+    return tuple(sorted(names - _READ - _PASSED_OVER - set(_REFUSED) - set(_REFUSED_FLAGS)))
+
+
+def refuse_unsupported(request: Request) -> None:
+    """Raise UNSUPPORTED for the first thing in a request that cannot be had."""
+    for name, what in _REFUSED.items():
+        if request.has(name) and len(request.inputs[name].data):
+            raise unsupported(f"input '{name}' is given, but {what} are not supported")
+    for name, what in _REFUSED_FLAGS.items():
+        if request.option(name, False):
+            raise unsupported(f"input '{name}' is true, but {what} are not supported")
+    for name, neutral in (("runtime_top_p_decay", 1.0), ("beam_search_diversity_rate", 0.0)):
+        if request.has(name) and any(value not in (0.0, neutral) for value in request.array(name).ravel().tolist()):
+            raise unsupported(f"input '{name}' is not supported: leave it out, or set it to {neutral}")

@@ -1,0 +1,24 @@
+"""Which implementation a checkpoint of the backend ``huggingface`` gets: one that batches, or one that generates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from conch.backends.huggingface.checkpoint import Checkpoint
+from conch.backends.huggingface.options import Options
+from conch.backends.native.backend import NativeBackend
+from conch.workers.channel import Channel, Header
+
+
+def open_huggingface(channel: Channel, init: Header) -> NativeBackend:
+    """The backend for the checkpoint of a model.  Raises as :meth:`Checkpoint.open` does."""
+    options = Options.from_config(json.loads(init["config"]))
+    checkpoint = Checkpoint.open(Path(init["model"]["version_directory"]), options)
+    if checkpoint.task == "text-generation":
+        from conch.backends.llm.text.backend import TextBackend
+
+        return TextBackend(channel, init, checkpoint)
+    from conch.backends.huggingface.backend import HuggingFaceBackend
+
+    return HuggingFaceBackend(channel, init, checkpoint)
