@@ -47,7 +47,7 @@ def directory(module: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(directory: Path) -> Engine:
-    return opened(directory)
+    return opened(directory, max_batched_tokens=256)
 
 
 def test_alone_tokens_are_those_of_transformers(engine: Engine, module: Any) -> None:
