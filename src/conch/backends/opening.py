@@ -1,4 +1,7 @@
-"""Which implementation a checkpoint of the backend ``huggingface`` gets: one that batches, or one that generates."""
+"""Which implementation a checkpoint of the backend ``huggingface`` gets: one that batches, or one that generates.
+
+Called in workers, which the server tells of it by ``table.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Backends over an engine: requests go to it one by one, and join the batch that it is computing."""
+"""Backends over an engine: requests go to it one by one, and join the batch that it is computing.
+
+Runs in workers: two threads read frames, and the service has one of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What an engine can do for a request: refused at once, with one sentence, where it cannot."""
+"""What an engine can do for a request: refused at once, with one sentence, where it cannot.
+
+Used by the threads that read the server's frames.
+"""
 
 from __future__ import annotations
 

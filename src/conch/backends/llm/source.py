@@ -1,4 +1,7 @@
-"""Which engine runs a checkpoint, and what it is told: parameters and files become an ``EngineSpec``."""
+"""Which engine runs a checkpoint, and what it is told: parameters and files become an ``EngineSpec``.
+
+Runs in workers, when a model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,9 @@ class Settings:
 
 
 def choose_engine(checkpoint: Checkpoint, options: Options, on_gpu: bool) -> str:
-    """The engine that is asked for, or the one that is best for the checkpoint's files and the device."""
-    asked = options.engine
-    if asked != "auto":
-        return "transformers" if asked == "torch" else asked
+    """The engine that is asked for (``Checkpoint.open`` has put its name right), or the best for files and device."""
+    if options.engine != "auto":
+        return options.engine
     if checkpoint.variant is not None and checkpoint.variant.engine == "openvino":
         return "openvino"
     if on_gpu:

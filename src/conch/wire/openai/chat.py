@@ -17,7 +17,7 @@ from conch.wire.openai.messages import read_messages
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import Fields, wrong
 from conch.wire.openai.replies import Piece, Token
-from conch.wire.openai.sampling import MAX_LOGPROBS, PASSED_OVER, read_sampling, read_stream
+from conch.wire.openai.sampling import MAX_LOGPROBS, PASSED_OVER, Decoding, read_sampling, read_stream
 from conch.wire.openai.tool_calls import Delta, Parser, parser_for
 from conch.wire.openai.tools import Tools, read_tools
 
@@ -26,26 +26,13 @@ _REFUSED = ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_
 TEMPLATE_VALUES = "chat_template_kwargs"
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """What a client asks.  ``messages`` and ``template`` are JSON; ``logprobs`` the number of alternatives, or None."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(Decoding):
+    """What a client asks.  ``messages`` and ``template`` are JSON."""
 
     messages: bytes
     tools: Tools
-    sampling: dict[str, Any]
-    logprobs: int | None
     template: bytes | None
-    stream: bool
-    include_usage: bool
-
-    @property
-    def choices(self) -> int:
-        count: int = self.sampling.get("n", 1)
-        return count
-
-    @property
-    def top(self) -> int:
-        return self.logprobs or 0
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, Tensor]]:
         """Those of the one request that the model gets."""
@@ -82,7 +69,13 @@ def read_chat(fields: Fields) -> ChatRequest:
     fields.pass_over(*PASSED_OVER)
     fields.finish()
     return ChatRequest(
-        messages, tools, sampling, logprobs, orjson.dumps(template) if template else None, stream, include_usage
+        messages=messages,
+        tools=tools,
+        sampling=sampling,
+        logprobs=logprobs,
+        template=orjson.dumps(template) if template else None,
+        stream=stream,
+        include_usage=include_usage,
     )
 
 

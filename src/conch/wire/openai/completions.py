@@ -14,32 +14,18 @@ from conch.wire.openai.logprobs import completion_logprobs
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import Fields, wrong
 from conch.wire.openai.replies import Piece, Token
-from conch.wire.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, PASSED_OVER, read_sampling, read_stream
+from conch.wire.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, PASSED_OVER, Decoding, read_sampling, read_stream
 
 #: Prompts of one request; each becomes a request to the model.
 MAX_PROMPTS: Final = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(Decoding):
     """What a client asks; every prompt gets ``n`` choices."""
 
     prompts: list[str]
-    sampling: dict[str, Any]
-    logprobs: int | None
     echo: bool
-    stream: bool
-    include_usage: bool
-
-    @property
-    def choices(self) -> int:
-        """Of each prompt."""
-        count: int = self.sampling.get("n", 1)
-        return count
-
-    @property
-    def top(self) -> int:
-        return self.logprobs or 0
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, Tensor]]:
         """Those of a request to the model for each prompt."""
@@ -72,7 +58,9 @@ def read_completion(fields: Fields) -> CompletionRequest:
         raise ApiError("suffix is not currently supported", "suffix")
     fields.pass_over(*PASSED_OVER)
     fields.finish()
-    return CompletionRequest(prompts, sampling, logprobs, echo, stream, include_usage)
+    return CompletionRequest(
+        prompts=prompts, sampling=sampling, logprobs=logprobs, echo=echo, stream=stream, include_usage=include_usage
+    )
 
 
 def read_texts(fields: Fields, member: str, limit: int) -> list[str]:

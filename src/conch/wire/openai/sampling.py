@@ -6,6 +6,7 @@ and the model checks it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from conch.wire.openai.errors import ApiError
@@ -14,6 +15,27 @@ from conch.wire.openai.reading import Fields, wrong
 MAX_CHOICES: Final = 64
 MAX_LOGPROBS: Final = 20
 _INT32: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """What chats and completions ask alike; ``logprobs`` is the number of alternatives, or None."""
+
+    sampling: dict[str, Any]
+    logprobs: int | None
+    stream: bool
+    include_usage: bool
+
+    @property
+    def choices(self) -> int:
+        """Of each prompt."""
+        count: int = self.sampling.get("n", 1)
+        return count
+
+    @property
+    def top(self) -> int:
+        return self.logprobs or 0
+
 
 #: Members of other servers' that models understand under the same name.
 EXTENSIONS: Final = (
