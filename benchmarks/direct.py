@@ -26,8 +26,8 @@ from typing import Any, Final
 from benchmarks import converted, load
 from benchmarks.peers.servers import ROOT
 from benchmarks.texts import SENTENCE
-from conch.backends.huggingface.backend import HuggingFaceBackend
-from conch.workers.channel import Header
+from conch.backends.tasks.backend import HuggingFaceBackend
+from conch.workers.child.channel import Header
 from tests.servers import ConchServer
 
 _FOLDER: Final = "CONCH_BENCHMARK_MOMENTS"
@@ -117,7 +117,7 @@ def serve(arguments: list[str]) -> None:
     from conch.frontends.http.connection import HttpConnection
     from conch.server.dispatch import Dispatcher
     from conch.server.model import Model
-    from conch.workers.process import WorkerProcess
+    from conch.workers.host.process import WorkerProcess
 
     BACKENDS["measured"] = Backend("benchmarks.direct:MeasuredBackend", shared=True, prepares=True)
     recorder = Recorder()

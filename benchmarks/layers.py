@@ -77,11 +77,11 @@ class Probe:
 def serve(protocol: str, arguments: list[str]) -> None:
     """The server with its stages measured; prints the table when it ends."""
     from conch.cli import main
-    from conch.frontends.grpc.http2 import Connection
+    from conch.frontends.grpc.http2.connection import Connection
     from conch.frontends.http.connection import HttpConnection
     from conch.server.dispatch import Dispatcher
     from conch.server.model import Model
-    from conch.workers.process import WorkerProcess
+    from conch.workers.host.process import WorkerProcess
 
     probe = Probe()
     front = HttpConnection if protocol == "http" else Connection

@@ -40,10 +40,10 @@ class Alone:
     """A variant in this process, with the code that the worker runs."""
 
     def __init__(self, folder: Path, variant: str, seconds: float) -> None:
-        from conch.backends.huggingface.checkpoint import Checkpoint
-        from conch.backends.huggingface.engines import open_engine
-        from conch.backends.huggingface.options import Options
-        from conch.backends.huggingface.tasks import make_task
+        from conch.backends.tasks.engines.choice import open_engine
+        from conch.backends.tasks.table import make_task
+        from conch.checkpoints.folder import Checkpoint
+        from conch.checkpoints.options import Options
 
         options = Options.from_values({"variant": variant})
         checkpoint = Checkpoint.open(folder, options)
@@ -54,9 +54,9 @@ class Alone:
 
     def prepared(self, text: str) -> Any:
         from conch.backends.native.arrays import Request
-        from conch.tensors import Tensor, pack_bytes
+        from conch.tensors import WireTensor, pack_bytes
 
-        tensor = Tensor("text_input", "BYTES", (1, 1), pack_bytes([text.encode()]))
+        tensor = WireTensor("text_input", "BYTES", (1, 1), pack_bytes([text.encode()]))
         return self.task.prepare(Request({"text_input": tensor}, frozenset(["embedding"])))
 
     def arrays(self, batch: Sequence[Any]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Alone:
 
     def throughput(self, texts: Sequence[str]) -> tuple[float, float]:
         """Texts per second: the engine alone, and everything; each with the budget that suits it best."""
-        from conch.backends.huggingface.tasks.base import Usage
+        from conch.backends.tasks.base import ExecutionWork
 
         ready = [self.prepared(text) for text in texts]
         engine, everything = [], []
@@ -81,7 +81,7 @@ class Alone:
 
             def answer(budget: int = budget) -> None:
                 for batch in ideal([self.prepared(text) for text in texts], budget):
-                    self.task.execute(batch, Usage())
+                    self.task.execute(batch, ExecutionWork())
 
             engine.append(len(texts) / self.fastest(compute))
             everything.append(len(texts) / self.fastest(answer))
@@ -89,7 +89,7 @@ class Alone:
 
     def steps(self) -> dict[str, float]:
         """The µs of each step for one text of 16 tokens, warm."""
-        from conch.backends.huggingface.tasks.encoder import Run
+        from conch.backends.tasks.encoders.base import Run
 
         one = self.prepared(SENTENCE)
         arrays = self.arrays([one])

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto import modeling_auto
 
-from conch.backends.huggingface.checkpoint import Checkpoint
-from conch.backends.huggingface.options import Options
-from conch.convert.network import HEADS
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.convert.encoder.network import HEADS
 from conch.convert.sentences import load
 
 SIZES: Final[dict[str, Any]] = {

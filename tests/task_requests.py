@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.huggingface.checkpoint import Checkpoint
-from conch.backends.huggingface.options import Options
-from conch.backends.huggingface.tasks import make_task
-from conch.backends.huggingface.tasks.base import Task, Usage
 from conch.backends.native.arrays import DTYPES, Request, Result
+from conch.backends.tasks.base import ExecutionWork, Task
+from conch.backends.tasks.table import make_task
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
 from conch.errors import ConchError
-from conch.tensors import Tensor, pack_bytes
+from conch.tensors import WireTensor, pack_bytes
 
 NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 
@@ -41,18 +41,18 @@ def scalars(value: Any, rows: int) -> np.ndarray[Any, Any]:
     return np.full((rows, 1), value, dtype)
 
 
-def tensor(name: str, value: Any) -> Tensor:
+def tensor(name: str, value: Any) -> WireTensor:
     """An array, or a list of rows of strings or of lists of strings, as a tensor."""
     if isinstance(value, np.ndarray):
-        return Tensor(name, NAMES[value.dtype], value.shape, np.ascontiguousarray(value).tobytes())
+        return WireTensor(name, NAMES[value.dtype], value.shape, np.ascontiguousarray(value).tobytes())
     rows = [row if isinstance(row, list) else [row] for row in value]
     elements = [one.encode() if isinstance(one, str) else one for row in rows for one in row]
-    return Tensor(name, "BYTES", (len(rows), len(rows[0]) if rows else 1), pack_bytes(elements))
+    return WireTensor(name, "BYTES", (len(rows), len(rows[0]) if rows else 1), pack_bytes(elements))
 
 
 def answers(task: Task, *requests: Request) -> list[Result | ConchError]:
     """What ``task`` answers to ``requests`` as one batch."""
-    return task.execute([task.prepare(request) for request in requests], Usage())
+    return task.execute([task.prepare(request) for request in requests], ExecutionWork())
 
 
 def texts(task: Task, *requests: Request, output: str = "text_output") -> list[list[str]]:

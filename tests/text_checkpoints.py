@@ -13,14 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertTokenizer, PreTrainedConfig, RobertaConfig, RobertaTokenizer
 from transformers.models.auto import modeling_auto
 
-from conch.backends.huggingface.checkpoint import Checkpoint
-from conch.backends.huggingface.engines.base import Engine
-from conch.backends.huggingface.options import Options
-from conch.backends.huggingface.tasks import make_task
-from conch.backends.huggingface.tasks.base import Task, Usage
 from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.tasks.base import ExecutionWork, Task
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.table import make_task
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
 from conch.errors import ConchError
-from conch.tensors import Tensor, pack_bytes
+from conch.tensors import WireTensor, pack_bytes
 
 TEXTS: Final = (
     "How can you be sure that the station is open?",
@@ -92,7 +92,7 @@ def write(folder: Path, head: str, *, family: str = "bert", **settings: Any) -> 
     return folder
 
 
-class TorchEngine(Engine):
+class TorchEngine(NetworkEngine):
     """A network in torch, fp32; remembers the shapes that it ran."""
 
     name = "torch"
@@ -123,17 +123,17 @@ def request(*outputs: str, serial: int = 0, **inputs: Sequence[Any] | Array) -> 
     for name, value in inputs.items():
         if isinstance(value, np.ndarray):
             kind = {"bool": "BOOL", "int32": "INT32", "float32": "FP32"}[value.dtype.name]
-            tensors[name] = Tensor(name, kind, value.shape, value.tobytes())
+            tensors[name] = WireTensor(name, kind, value.shape, value.tobytes())
         else:
             rows = [[one] if isinstance(one, str) else list(one) for one in value]
             data = pack_bytes([text.encode() for row in rows for text in row])
-            tensors[name] = Tensor(name, "BYTES", (len(rows), len(rows[0]) if rows else 1), data)
+            tensors[name] = WireTensor(name, "BYTES", (len(rows), len(rows[0]) if rows else 1), data)
     return Request(tensors, frozenset(outputs), serial=serial)
 
 
-def answer(task: Task, asked: Request, usage: Usage | None = None) -> Result:
+def answer(task: Task, asked: Request, usage: ExecutionWork | None = None) -> Result:
     """The result of one request alone; an error is raised."""
-    [result] = task.execute([task.prepare(asked)], usage or Usage())
+    [result] = task.execute([task.prepare(asked)], usage or ExecutionWork())
     if isinstance(result, ConchError):
         raise result
     return result

@@ -18,14 +18,14 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.generation.trace import Load
-from conch.backends.huggingface.checkpoint import Checkpoint
-from conch.backends.huggingface.options import Options
-from conch.backends.llm.engines import open_engine
-from conch.backends.llm.engines.base import Engine
-from conch.backends.llm.engines.base import Sequence as Continued
-from conch.backends.llm.sampling import Sampling
-from conch.backends.llm.source import choose_engine, engine_spec
-from conch.backends.llm.tokenizing.tokenizer import open_tokenizer
+from conch.backends.generation.engine import EngineRequest as Continued
+from conch.backends.generation.engine import GenerationEngine
+from conch.backends.generation.engine_choice import choose_engine, engine_spec
+from conch.backends.generation.engine_table import open_engine
+from conch.backends.generation.sampling import Sampling
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.checkpoints.tokenizers.text import open_tokenizer
 
 Prompt = tuple[list[int], int]
 
@@ -33,7 +33,7 @@ Prompt = tuple[list[int], int]
 class Loop:
     """The closed loop of a load: ``connections`` places, each taken again when its sequence has ended."""
 
-    def __init__(self, engine: Engine, prompts: Sequence[Prompt], load: Load) -> None:
+    def __init__(self, engine: GenerationEngine, prompts: Sequence[Prompt], load: Load) -> None:
         self.engine, self.load = engine, load
         self.prompts = iter(prompts)
         self.places: dict[int, int] = {}

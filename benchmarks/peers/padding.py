@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from conch.backends.huggingface.backend import HuggingFaceBackend
-from conch.backends.huggingface.tasks import encoder
 from conch.backends.table import BACKENDS, Backend
+from conch.backends.tasks.backend import HuggingFaceBackend
+from conch.backends.tasks.encoders import base
 from conch.schedulers.batching import Taken
 from conch.schedulers.queue import RequestQueue
 from conch.server import scheduling
@@ -54,7 +54,7 @@ class PaddingBackend(HuggingFaceBackend):
     """The backend whose tasks compute a batch in one run."""
 
     def load(self, instance: Mapping[str, Any]) -> None:
-        replace(encoder, "runs", one_run)
+        replace(base, "runs", one_run)
         super().load(instance)
 
 

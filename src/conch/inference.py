@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Final, Protocol
 
 from conch.errors import Code, ConchError
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 
 LOG = logging.getLogger("conch")
 
@@ -73,7 +73,7 @@ class InferResponse:
 
     def __init__(
         self,
-        outputs: Sequence[Tensor] = (),
+        outputs: Sequence[WireTensor] = (),
         *,
         error: ConchError | None = None,
         final: bool = True,
@@ -118,7 +118,7 @@ class InferRequest:
     def __init__(
         self,
         model_name: str,
-        inputs: dict[str, Tensor],
+        inputs: dict[str, WireTensor],
         on_response: Callable[[InferResponse], None],
         *,
         model_version: int = -1,

@@ -36,7 +36,7 @@ MAX_ELEMENTS = 2**63 - 1
 _LENGTH = struct.Struct("<I")
 
 
-class Tensor:
+class WireTensor:
     """A named tensor whose bytes are kept as they came.
 
     ``datatype`` is the protocol's name (``FP32``, ``BYTES`` …), ``shape`` includes the batch

@@ -12,7 +12,7 @@ from typing import Final
 
 from conch.errors import ConchError, invalid
 from conch.inference import InferRequest, ModelSignature, TensorSpec
-from conch.tensors import ELEMENT_SIZE, Tensor, format_shape
+from conch.tensors import ELEMENT_SIZE, WireTensor, format_shape
 
 _LENGTH: Final = Struct("<I")
 _BATCH_NOTE: Final = (
@@ -83,7 +83,7 @@ def _batch_size(signature: ModelSignature, request: InferRequest) -> int:
     return batch
 
 
-def _check_tensor(signature: ModelSignature, request: InferRequest, spec: TensorSpec, tensor: Tensor) -> None:
+def _check_tensor(signature: ModelSignature, request: InferRequest, spec: TensorSpec, tensor: WireTensor) -> None:
     model, name = signature.name, spec.name
     if tensor.datatype != spec.datatype:
         raise request.error(
@@ -128,7 +128,7 @@ def _wrong_shape(signature: ModelSignature, request: InferRequest, name: str, sh
     )
 
 
-def _check_strings(signature: ModelSignature, request: InferRequest, tensor: Tensor, count: int) -> None:
+def _check_strings(signature: ModelSignature, request: InferRequest, tensor: WireTensor, count: int) -> None:
     """The data holds exactly ``count`` elements, each with its length before it; no element is copied."""
     data, name, model = tensor.data, tensor.name, signature.name
     end, at, seen = len(data), 0, 0

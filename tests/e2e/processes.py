@@ -16,7 +16,7 @@ def workers(server: ConchServer) -> list[psutil.Process]:
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return any("workers" in part and part.endswith("child.py") for part in process.cmdline())
+        return any(part.endswith("workers/child/worker.py") for part in process.cmdline())
     except psutil.Error:
         return False
 

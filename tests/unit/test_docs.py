@@ -11,12 +11,13 @@ from typing import Any
 import click
 import pytest
 
-from conch.backends.huggingface.options import Options
-from conch.backends.huggingface.tasks import TASKS
-from conch.backends.llm.parameters import NAMES
-from conch.backends.llm.text.interface import INPUTS, OUTPUTS
+from conch.backends.contracts.text.interface import INPUTS, OUTPUTS
+from conch.backends.generation.parameters import NAMES
+from conch.backends.tasks.table import TASKS
+from conch.checkpoints.options import Options
 from conch.cli.convert import convert_command
-from conch.convert import causal_agreement, verdict
+from conch.convert import verdict
+from conch.convert.causal import agreement
 from conch.telemetry.families import GENERATION, WORK
 
 ROOT = Path(__file__).parents[2]
@@ -63,12 +64,12 @@ def test_options_of_convert_are_documented() -> None:
     assert options - {"--help"} - named(document("convert.md")) == set()
 
 
-@pytest.mark.parametrize("verdict", [verdict, causal_agreement])
-def test_tolerances_are_those_of_the_verdict(verdict: Any) -> None:
-    names = [one.name for one in fields(verdict.Tolerance)]
+@pytest.mark.parametrize("tolerances", [verdict.TOLERANCES, agreement.TOLERANCES])
+def test_tolerances_are_those_of_the_verdict(tolerances: dict[str, Any]) -> None:
+    names = [one.name for one in fields(next(iter(tolerances.values())))]
     tables = rows(document("convert.md"))
-    table = {cells[0]: cells[1:] for cells in tables if cells[0] in verdict.TOLERANCES and len(cells) == 1 + len(names)}
-    for precision, tolerance in verdict.TOLERANCES.items():
+    table = {cells[0]: cells[1:] for cells in tables if cells[0] in tolerances and len(cells) == 1 + len(names)}
+    for precision, tolerance in tolerances.items():
         written = [float(cell.removesuffix(" %")) / (100 if "%" in cell else 1) for cell in table[precision]]
         assert written == pytest.approx([getattr(tolerance, name) for name in names]), precision
 

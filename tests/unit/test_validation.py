@@ -8,7 +8,7 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest, ModelSignature, TensorSpec
-from conch.tensors import ELEMENT_SIZE, Tensor, pack_bytes
+from conch.tensors import ELEMENT_SIZE, WireTensor, pack_bytes
 from conch.validation import validate_request
 
 ID = "[request id: q] "
@@ -24,23 +24,23 @@ def signature(*specs: TensorSpec, max_batch_size: int = 0) -> ModelSignature:
     return ModelSignature("m", 1, max_batch_size, {spec.name: spec for spec in specs}, outputs)
 
 
-def tensor(name: str, shape: tuple[int, ...], datatype: str = "INT32", data: bytes | None = None) -> Tensor:
+def tensor(name: str, shape: tuple[int, ...], datatype: str = "INT32", data: bytes | None = None) -> WireTensor:
     if data is None:
         size = ELEMENT_SIZE[datatype]
         for dim in shape:
             size *= abs(dim)
         data = bytes(size)
-    return Tensor(name, datatype, shape, data)
+    return WireTensor(name, datatype, shape, data)
 
 
-def validate(model: ModelSignature, *tensors: Tensor, outputs: tuple[str, ...] = ()) -> InferRequest:
+def validate(model: ModelSignature, *tensors: WireTensor, outputs: tuple[str, ...] = ()) -> InferRequest:
     inputs = {tensor.name: tensor for tensor in tensors}
     request = InferRequest("m", inputs, lambda response: None, id="q", outputs=outputs)
     validate_request(model, request)
     return request
 
 
-def refusal(model: ModelSignature, *tensors: Tensor, outputs: tuple[str, ...] = ()) -> str:
+def refusal(model: ModelSignature, *tensors: WireTensor, outputs: tuple[str, ...] = ()) -> str:
     with pytest.raises(ConchError) as caught:
         validate(model, *tensors, outputs=outputs)
     assert caught.value.code is Code.INVALID_ARG

@@ -30,19 +30,21 @@ class Backend:
 BACKENDS: Final[dict[str, Backend]] = {
     "python": Backend("conch.backends.python.backend:PythonBackend"),
     "huggingface": Backend(
-        "conch.backends.opening:open_huggingface",
+        "conch.backends.huggingface:open_huggingface",
         shared=True,
         prepares=True,
         on_request=frozenset({"logits", "num_input_tokens"}),
     ),
-    "vllm": Backend("conch.backends.llm.text.vllm:VllmBackend", shared=True, generates=True),
-    "tensorrtllm": Backend("conch.backends.llm.tensorrtllm.backend:TensorRtLlmBackend", shared=True, generates=True),
-    "onnxruntime": Backend("conch.backends.onnxruntime.backend:OnnxRuntimeBackend", shared=True),
-    "openvino": Backend("conch.backends.openvino.backend:OpenVinoBackend", shared=True),
+    "vllm": Backend("conch.backends.contracts.vllm:VllmBackend", shared=True, generates=True),
+    "tensorrtllm": Backend(
+        "conch.backends.contracts.tensorrtllm.backend:TensorRtLlmBackend", shared=True, generates=True
+    ),
+    "onnxruntime": Backend("conch.backends.graphs.onnxruntime.backend:OnnxRuntimeBackend", shared=True),
+    "openvino": Backend("conch.backends.graphs.openvino.backend:OpenVinoBackend", shared=True),
 }
 
 #: What ``huggingface`` is for checkpoints that write text.
-_GENERATION: Final = Backend("conch.backends.opening:open_huggingface", shared=True, generates=True)
+_GENERATION: Final = Backend("conch.backends.huggingface:open_huggingface", shared=True, generates=True)
 
 
 def backend_of(name: str, parameters: Mapping[str, str]) -> Backend:

@@ -81,8 +81,8 @@ def convert_command(
     from rich.console import Console
 
     from conch.convert.plan import Plan
-    from conch.convert.report import html as page
-    from conch.convert.report import markdown as text
+    from conch.convert.report.document import html as page
+    from conch.convert.report.document import markdown as text
     from conch.convert.run import convert
 
     precisions = given.pop("quantize")
@@ -105,8 +105,8 @@ def convert_command(
 
 def show(console: Console, outcome: Outcome, verbose: bool) -> None:
     """The table, and what to do next."""
-    from conch.convert.report import log_lines
-    from conch.convert.terminal import table
+    from conch.convert.report.document import log_lines
+    from conch.convert.report.terminal import table
 
     if verbose:
         for line in log_lines(outcome.manifest):

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.huggingface.checkpoint import Checkpoint
-from conch.backends.huggingface.hub import SMALL_FILES
-from conch.backends.huggingface.pooling import PoolingPlan
-from conch.convert.standalone import standalone
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.hub import SMALL_FILES
+from conch.checkpoints.pooling import PoolingPlan
+from conch.convert.encoder.standalone import standalone
 from conch.errors import unsupported
 
 #: Modules of sentence-transformers are folders of their own.
@@ -128,7 +128,7 @@ class Trio:
 
     def _write_graph(
         self, target: Path, checkpoint: Checkpoint, graph: Sequence[Path], kind: str
-    ) -> tuple[list[_Tensor], list[_Tensor]]:
+    ) -> tuple[list[_TensorDeclaration], list[_TensorDeclaration]]:
         version = target / "1"
         version.mkdir(parents=True)
         for beside in graph[1:]:
@@ -144,19 +144,19 @@ class Trio:
         )
         return inputs, outputs
 
-    def _tokenize_config(self, outputs: Sequence[_Tensor], parameters: Mapping[str, str]) -> str:
-        texts = [_Tensor(name, "STRING", (-1,)) for name in self.texts]
+    def _tokenize_config(self, outputs: Sequence[_TensorDeclaration], parameters: Mapping[str, str]) -> str:
+        texts = [_TensorDeclaration(name, "STRING", (-1,)) for name in self.texts]
         lines = "".join(parameter(name, value) for name, value in parameters.items())
         return (
             f'backend: "python"\nmax_batch_size: 0\n{_tensors("input", texts)}{_tensors("output", outputs)}'
             f"instance_group {{ count: 1 kind: KIND_CPU }}\n{lines}"
         )
 
-    def _inference_config(self, ids: Sequence[_Tensor], outputs: Sequence[_Tensor]) -> str:
+    def _inference_config(self, ids: Sequence[_TensorDeclaration], outputs: Sequence[_TensorDeclaration]) -> str:
         """One output is called ``output``, whatever the graph calls it; several keep their names."""
         names = {one.name: "output" if len(outputs) == 1 else one.name for one in outputs}
-        given = [_Tensor(names[one.name], one.datatype, one.dims) for one in outputs]
-        texts = [_Tensor(name, "STRING", (-1,)) for name in self.texts]
+        given = [_TensorDeclaration(names[one.name], one.datatype, one.dims) for one in outputs]
+        texts = [_TensorDeclaration(name, "STRING", (-1,)) for name in self.texts]
         steps = _step(self.tokenize, {name: name for name in self.texts}, {one.name: one.name for one in ids})
         steps += _step(self.model, {one.name: one.name for one in ids}, names)
         return (
@@ -166,13 +166,13 @@ class Trio:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
+class _TensorDeclaration:
     name: str
     datatype: str
     dims: tuple[int, ...]
 
 
-def _tensors(kind: str, tensors: Sequence[_Tensor]) -> str:
+def _tensors(kind: str, tensors: Sequence[_TensorDeclaration]) -> str:
     return "".join(
         f"{kind} {{ name: {quoted(one.name)} data_type: TYPE_{one.datatype} "
         f"dims: [ {', '.join(map(str, one.dims))} ] }}\n"
@@ -186,7 +186,7 @@ def _step(model: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> 
     return f"  step {{\n    model_name: {quoted(model)}\n    model_version: -1\n{''.join(maps)}  }}\n"
 
 
-def signature(graph: Path) -> tuple[list[_Tensor], list[_Tensor]]:
+def signature(graph: Path) -> tuple[list[_TensorDeclaration], list[_TensorDeclaration]]:
     """Inputs and outputs of an ONNX file, with -1 for what varies."""
     import onnx
 
@@ -199,9 +199,9 @@ def signature(graph: Path) -> tuple[list[_Tensor], list[_Tensor]]:
     return inputs, [_of(one) for one in model.graph.output]
 
 
-def _of(value: Any) -> _Tensor:
+def _of(value: Any) -> _TensorDeclaration:
     tensor = value.type.tensor_type
-    return _Tensor(value.name, _TYPES[tensor.elem_type], tuple(_dims(tensor.shape.dim)))
+    return _TensorDeclaration(value.name, _TYPES[tensor.elem_type], tuple(_dims(tensor.shape.dim)))
 
 
 def _dims(dims: Sequence[Any]) -> Iterator[int]:

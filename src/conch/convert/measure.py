@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from conch.backends.huggingface.engines.base import Engine
-from conch.backends.huggingface.manifest import Latency
 from conch.backends.native.arrays import Array
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.checkpoints.manifest import Latency
 
 #: Runs of one network before it is the next one's turn.  The first of a turn is not counted: threads of the one
 #: before may still be spinning, and caches hold its weights.
@@ -47,7 +47,7 @@ class _Turns:
 
 
 def measure(
-    engines: Mapping[str, Engine],
+    engines: Mapping[str, NetworkEngine],
     shape: Shape,
     arrays: Mapping[str, Array],
     *,
@@ -75,7 +75,7 @@ def measure(
     return {name: summary(shape, one.seconds) for name, one in turns.items()}
 
 
-def _warm_up(engine: Engine, arrays: Mapping[str, Array], turns: _Turns, clock: Callable[[], float]) -> None:
+def _warm_up(engine: NetworkEngine, arrays: Mapping[str, Array], turns: _Turns, clock: Callable[[], float]) -> None:
     """The first run of a shape allocates and may compile; unless it was slow, a second one tells how long one takes."""
     for _ in range(2):
         before = clock()
@@ -85,7 +85,7 @@ def _warm_up(engine: Engine, arrays: Mapping[str, Array], turns: _Turns, clock: 
             return
 
 
-def _turn(engine: Engine, arrays: Mapping[str, Array], turns: _Turns, clock: Callable[[], float]) -> None:
+def _turn(engine: NetworkEngine, arrays: Mapping[str, Array], turns: _Turns, clock: Callable[[], float]) -> None:
     if turns.estimate < TURN_SECONDS:
         engine.run(arrays)
     runs = min(MOST_PER_TURN, max(1, int(TURN_SECONDS / max(turns.estimate, 1e-6))))

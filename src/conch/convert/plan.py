@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from conch.backends.huggingface.options import Options
+from conch.checkpoints.options import Options
 from conch.convert.layout import Trio
 from conch.convert.measure import Shape
 from conch.errors import invalid

@@ -10,25 +10,26 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.huggingface import tokenizing
-from conch.backends.huggingface.checkpoint import Checkpoint
-from conch.backends.huggingface.engines import open_engine
-from conch.backends.huggingface.engines.base import Engine
-from conch.backends.huggingface.engines.onnxruntime import OnnxRuntimeEngine
-from conch.backends.huggingface.manifest import Latency, Manifest, Variant
-from conch.backends.huggingface.pooling import Pooling, PoolingPlan
-from conch.convert import agreement, sentences, variants, verdict
-from conch.convert.agreement import Observation
-from conch.convert.causal import CausalConversion
-from conch.convert.causal_report import TASK
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines.choice import open_engine
+from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.manifest import Latency, Manifest, Variant
+from conch.checkpoints.pooling import Pooling, PoolingPlan
+from conch.checkpoints.tokenizers import encode
+from conch.convert import sentences, verdict
+from conch.convert.causal.conversion import CausalConversion
+from conch.convert.encoder import agreement, variants
+from conch.convert.encoder.agreement import Observation
+from conch.convert.encoder.network import head_of
+from conch.convert.encoder.observe import TokenBatch, arrays_of, batches, observe, of_shape
+from conch.convert.encoder.variants import Candidate, Failure
+from conch.convert.libraries import quiet, reason
+from conch.convert.manifest import REFERENCE, choose, failed, manifest_of
 from conch.convert.measure import budgets, measure
-from conch.convert.network import head_of
-from conch.convert.observe import Batch, arrays_of, batches, observe, of_shape
-from conch.convert.place import publish, require_free, workspace
 from conch.convert.plan import Plan
-from conch.convert.quiet import quiet, reason
-from conch.convert.result import REFERENCE, choose, failed, manifest_of
-from conch.convert.variants import Candidate, Failure
+from conch.convert.publish import publish, require_free, workspace
+from conch.convert.report.causal import TASK
 from conch.convert.writing import write
 from conch.errors import internal, invalid, unsupported
 
@@ -86,13 +87,13 @@ class Conversion:
                 "variants are compared on texts, so a network of images is not converted: serve it as it is"
             )
         self.shapes = plan.shapes(checkpoint.max_length)
-        self.encoder = tokenizing.open_encoder(checkpoint, replace(checkpoint.options, truncation="truncate"))
+        self.encoder = encode.open_encoder(checkpoint, replace(checkpoint.options, truncation="truncate"))
         mask = self.encoder.token(self.encoder.mask_id) if self.encoder.mask_id is not None else ""
         fitted, self.samples = sentences.split(sentences.load(checkpoint.task, plan.data, mask=mask))
         classifies = checkpoint.task == "text-classification"
         self.labels = sentences.label_indices(self.samples, checkpoint.labels) if classifies else None
-        self.calibration: list[Batch] = batches(self.encoder, fitted)
-        self.batches: list[Batch] = batches(self.encoder, self.samples)
+        self.calibration: list[TokenBatch] = batches(self.encoder, fitted)
+        self.batches: list[TokenBatch] = batches(self.encoder, self.samples)
         embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
         self.pool = Pooling(PoolingPlan.read(checkpoint, checkpoint.options), checkpoint) if embeds else None
         self.candidates: dict[str, Candidate] = {}
@@ -115,8 +116,8 @@ class Conversion:
         )  # fmt: skip
         return choose(plan, manifest, _TRIO if plan.layout == "triton" else _SERVED)
 
-    def _open(self, built: Sequence[Candidate | Failure]) -> tuple[dict[str, Engine], list[Variant]]:
-        opened: dict[str, Engine] = {}
+    def _open(self, built: Sequence[Candidate | Failure]) -> tuple[dict[str, NetworkEngine], list[Variant]]:
+        opened: dict[str, NetworkEngine] = {}
         failures = []
         for one in built:
             if isinstance(one, Failure):
@@ -134,7 +135,7 @@ class Conversion:
             raise invalid(f"there is no reference to compare with: {REFERENCE}: {why}")
         return opened, failures
 
-    def _engine(self, candidate: Candidate) -> Engine:
+    def _engine(self, candidate: Candidate) -> NetworkEngine:
         """As the server opens it, from where the file is now."""
         path = str(candidate.path.resolve()) if candidate.path is not None else ""
         variant = Variant(candidate.name, candidate.engine, candidate.precision, path, passed=True)
@@ -147,7 +148,7 @@ class Conversion:
                 device="cuda" if candidate.engine == "tensorrt" else "cpu",
             )
 
-    def _compare(self, opened: Mapping[str, Engine]) -> list[Variant]:
+    def _compare(self, opened: Mapping[str, NetworkEngine]) -> list[Variant]:
         reference = self._observe(REFERENCE, opened[REFERENCE])
         judged = []
         for name, engine in opened.items():
@@ -161,7 +162,7 @@ class Conversion:
                 judged.append(replace(one, reasons=(f"it does not run: {reason(error)}",)))
         return judged
 
-    def _observe(self, name: str, engine: Engine) -> list[Observation]:
+    def _observe(self, name: str, engine: NetworkEngine) -> list[Observation]:
         self.progress(f"comparing {name} on {len(self.samples)} samples")
         encoder = self.encoder
         return observe(
@@ -190,7 +191,7 @@ class Conversion:
             self.progress(f"{one.name} refused: {problem}")
         return replace(one, agreement=figures, passed=passed, reasons=reasons)
 
-    def _measure(self, opened: Mapping[str, Engine], judged: dict[str, Variant]) -> None:
+    def _measure(self, opened: Mapping[str, NetworkEngine], judged: dict[str, Variant]) -> None:
         """Fill in the latencies of everything that ran; the time is divided by what a shape costs."""
         engines = {name: engine for name, engine in opened.items() if judged[name].agreement}
         found: dict[str, list[Latency]] = {name: [] for name in engines}

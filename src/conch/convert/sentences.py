@@ -36,7 +36,7 @@ LEAST_SAMPLES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TextSample:
     """One input: a text, and for tasks over pairs the second one.
 
     Samples of one ``group`` are ranked against each other; ``label`` is what a file says is right, or empty.
@@ -48,7 +48,7 @@ class Sample:
     label: str = ""
 
 
-def load(task: str, file: Path | None = None, *, mask: str = "") -> list[Sample]:
+def load(task: str, file: Path | None = None, *, mask: str = "") -> list[TextSample]:
     """The samples for a task of ``transformers.pipeline``; ``mask`` is the tokenizer's mask token, for fill-mask.
 
     Raises INVALID_ARG for a file that cannot be read, or lacks what the task needs.
@@ -63,7 +63,7 @@ def load(task: str, file: Path | None = None, *, mask: str = "") -> list[Sample]
     return samples
 
 
-def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+def split(samples: Sequence[TextSample]) -> tuple[list[TextSample], list[TextSample]]:
     """Samples to set the ranges of a quantised network by, and others to compare it on.
 
     A third is for the former, and none of a group is in both: a network would otherwise be judged on what it was
@@ -77,25 +77,25 @@ def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     return parts[0], parts[1]
 
 
-def _built_in(task: str) -> list[Sample]:
+def _built_in(task: str) -> list[TextSample]:
     if task == "text-generation":
         passages = (_DATA / "passages.txt").read_text(encoding="utf-8").splitlines()
-        return [Sample(text) for text in (*passages, *(document["context"] for document in _documents()))]
+        return [TextSample(text) for text in (*passages, *(document["context"] for document in _documents()))]
     sentences = (_DATA / "sentences.txt").read_text(encoding="utf-8").splitlines()
     if task not in _PAIRS:
-        return [Sample(sentence) for sentence in sentences]
+        return [TextSample(sentence) for sentence in sentences]
     if task == "zero-shot-classification":
-        return [Sample(text, _HYPOTHESES[index % len(_HYPOTHESES)]) for index, text in enumerate(sentences)]
+        return [TextSample(text, _HYPOTHESES[index % len(_HYPOTHESES)]) for index, text in enumerate(sentences)]
     documents = _documents()
     if task == "question-answering":
         return [
-            Sample(question, document["context"], group)
+            TextSample(question, document["context"], group)
             for group, document in enumerate(documents)
             for question in document["questions"]
         ]
     asked = [(question, place) for place, document in enumerate(documents) for question in document["questions"]]
     return [
-        Sample(question, documents[(place + step) % len(documents)]["context"], group)
+        TextSample(question, documents[(place + step) % len(documents)]["context"], group)
         for group, (question, place) in enumerate(asked)
         for step in range(_PASSAGES)
     ]
@@ -105,7 +105,7 @@ def _documents() -> list[dict[str, Any]]:
     return [json.loads(line) for line in (_DATA / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def label_indices(samples: Sequence[Sample], names: Sequence[str] | None) -> list[int] | None:
+def label_indices(samples: Sequence[TextSample], names: Sequence[str] | None) -> list[int] | None:
     """The class of each sample by the labels of a file, which are names or numbers; None without labels.
 
     Raises INVALID_ARG for one that the model does not have.
@@ -119,7 +119,7 @@ def label_indices(samples: Sequence[Sample], names: Sequence[str] | None) -> lis
     return [known[sample.label] for sample in samples]
 
 
-def _from_file(task: str, file: Path) -> list[Sample]:
+def _from_file(task: str, file: Path) -> list[TextSample]:
     try:
         rows = list(_rows(file))
     except OSError as error:
@@ -138,7 +138,7 @@ def _from_file(task: str, file: Path) -> list[Sample]:
         pair = _cell(row, second) if second else None
         if text.strip() and (pair is None or pair.strip()):
             label = _cell(row, "label")
-            samples.append(Sample(text, pair, groups.setdefault(text, len(groups)) if pairs else 0, label))
+            samples.append(TextSample(text, pair, groups.setdefault(text, len(groups)) if pairs else 0, label))
     if not samples:
         raise invalid(f"--data {file} has no texts in column '{first}'")
     return samples
@@ -179,14 +179,14 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
     return "" if value is None else str(value)
 
 
-def _spread(samples: list[Sample]) -> list[Sample]:
+def _spread(samples: list[TextSample]) -> list[TextSample]:
     if len(samples) <= MOST_SAMPLES:
         return samples
     step = len(samples) / MOST_SAMPLES
     return [samples[int(index * step)] for index in range(MOST_SAMPLES)]
 
 
-def _masked(samples: Sequence[Sample], mask: str) -> Iterator[Sample]:
+def _masked(samples: Sequence[TextSample], mask: str) -> Iterator[TextSample]:
     """Each text with one word masked, another place in each; texts that name the mask themselves stay."""
     for index, sample in enumerate(samples):
         words = sample.text.split()
@@ -196,4 +196,4 @@ def _masked(samples: Sequence[Sample], mask: str) -> Iterator[Sample]:
             place = index * 7 % len(words)
             word = words[place]
             end = word[len(word.rstrip(".,;:!?")) :]
-            yield Sample(" ".join([*words[:place], mask + end, *words[place + 1 :]]))
+            yield TextSample(" ".join([*words[:place], mask + end, *words[place + 1 :]]))

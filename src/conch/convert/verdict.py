@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Final
 
-from conch.convert.agreement import OutputAgreement, TaskAgreement
+from conch.convert.encoder.agreement import OutputAgreement, TaskAgreement
 
 
 @dataclass(frozen=True, slots=True)

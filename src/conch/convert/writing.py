@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from conch.backends.huggingface.checkpoint import Checkpoint
-from conch.backends.huggingface.manifest import Manifest, Variant, hashes
-from conch.backends.huggingface.options import Options
-from conch.backends.huggingface.tokenizing import open_encoder
-from conch.convert import report
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.manifest import Manifest, Variant, hashes
+from conch.checkpoints.options import Options
+from conch.checkpoints.tokenizers.encode import open_encoder
+from conch.convert.encoder.variants import Candidate
 from conch.convert.layout import Trio, checkpoint_files, copy, huggingface_config
 from conch.convert.plan import Plan
-from conch.convert.variants import Candidate
+from conch.convert.report import document
 
 #: Told of a graph that was edited, and what it was made from; raises when it says something else.
 Prove = Callable[[Path, Candidate], None]
@@ -53,8 +53,8 @@ def write(
         files=hashes(model / "1"),
     )
     manifest.write(model / "1")
-    (model / "report.md").write_text(report.markdown(manifest), encoding="utf-8")
-    (model / "report.html").write_text(report.html(manifest), encoding="utf-8")
+    (model / "report.md").write_text(document.markdown(manifest), encoding="utf-8")
+    (model / "report.html").write_text(document.html(manifest), encoding="utf-8")
     return manifest
 
 

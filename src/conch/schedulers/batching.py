@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conch.inference import InferRequest, ModelSignature
-from conch.schedulers.queue import NS_PER_US, RequestQueue, Waiting
+from conch.schedulers.queue import NS_PER_US, QueuedRequest, RequestQueue
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class DynamicBatcher:
         self._variable = tuple(spec.name for spec in signature.inputs.values() if -1 in spec.dims and not spec.ragged)
 
     def take(self, now: int) -> Taken:
-        chosen: list[Waiting] = []
+        chosen: list[QueuedRequest] = []
         total = 0
         at_preferred = 0
         closed = False

@@ -13,15 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conch.errors import Code, ConchError, cancelled
-from conch.inference import (
-    SEQUENCE_END,
-    SEQUENCE_START,
-    InferRequest,
-    InferResponse,
-    ModelSignature,
-    ParameterValue,
-)
-from conch.tensors import Tensor
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, ParameterValue
+from conch.tensors import WireTensor
 
 
 class Member(Protocol):
@@ -73,7 +66,7 @@ class _Iteration:
 
     __slots__ = ("answered", "children", "parent", "started", "tensors")
 
-    def __init__(self, tensors: dict[str, Tensor | None], parent: _Iteration | None = None) -> None:
+    def __init__(self, tensors: dict[str, WireTensor | None], parent: _Iteration | None = None) -> None:
         self.tensors = tensors
         self.parent = parent
         self.children: list[_Iteration] = []
@@ -83,7 +76,7 @@ class _Iteration:
     def has(self, name: str) -> bool:
         return name in self.tensors or (self.parent is not None and self.parent.has(name))
 
-    def get(self, name: str) -> Tensor | None:
+    def get(self, name: str) -> WireTensor | None:
         if name in self.tensors:
             return self.tensors[name]
         return self.parent.get(name) if self.parent is not None else None
@@ -105,7 +98,7 @@ class _Run:
         self._request = request
         self._outputs = request.outputs or tuple(ensemble.signature.outputs)
         self._steps = ensemble.needed_steps(self._outputs)
-        given: dict[str, Tensor | None] = dict.fromkeys(ensemble.signature.inputs)
+        given: dict[str, WireTensor | None] = dict.fromkeys(ensemble.signature.inputs)
         given.update(request.inputs)
         self._root = _Iteration(given)
         self._in_flight: dict[int, InferRequest] = {}
@@ -206,7 +199,7 @@ class _Run:
         for output, name in self._ensemble.steps[index].outputs.items():
             tensor = given.get(output)
             if tensor is not None:
-                tensor = Tensor(name, tensor.datatype, tensor.shape, tensor.data)
+                tensor = WireTensor(name, tensor.datatype, tensor.shape, tensor.data)
             iteration.tensors[name] = tensor
 
     def _add_times(self, request: InferRequest) -> None:
@@ -252,13 +245,15 @@ class _Run:
             request.cancel()
 
 
-def _inputs(step: Step, iteration: _Iteration, member: ModelSignature, ensemble: ModelSignature) -> dict[str, Tensor]:
-    inputs: dict[str, Tensor] = {}
+def _inputs(
+    step: Step, iteration: _Iteration, member: ModelSignature, ensemble: ModelSignature
+) -> dict[str, WireTensor]:
+    inputs: dict[str, WireTensor] = {}
     for name, source in step.inputs.items():
         tensor = iteration.get(source)
         if tensor is not None:
             shape = _adapt(tensor.shape, member, name)
-            inputs[name] = Tensor(name, tensor.datatype, shape, tensor.data)
+            inputs[name] = WireTensor(name, tensor.datatype, shape, tensor.data)
     return inputs
 
 

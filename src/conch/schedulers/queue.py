@@ -35,7 +35,7 @@ class QueuePolicy:
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class QueuedRequest:
     """A request in the queue; ``deadline`` 0 means that it may wait for ever, ``level`` 0 comes first."""
 
     request: InferRequest
@@ -49,13 +49,13 @@ class _Level:
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
-        self.timely: deque[Waiting] = deque()
-        self.late: deque[Waiting] = deque()
+        self.timely: deque[QueuedRequest] = deque()
+        self.late: deque[QueuedRequest] = deque()
         self.size = 0
         self.earliest = 0  # no deadline of ``timely`` is before this; 0 when none has one
         self.stale = False  # whether some in the deques have ended while they waited
 
-    def append(self, waiting: Waiting) -> None:
+    def append(self, waiting: QueuedRequest) -> None:
         self.timely.append(waiting)
         self.size += 1
         if waiting.deadline and (not self.earliest or waiting.deadline < self.earliest):
@@ -67,7 +67,7 @@ class _Level:
         if not (self.stale or late_now):
             return []
         refused: list[InferRequest] = []
-        timely: deque[Waiting] = deque()
+        timely: deque[QueuedRequest] = deque()
         for one in self.timely:
             if one.request.finished:
                 continue
@@ -127,10 +127,10 @@ class RequestQueue:
         request.on_cancel = self._cancelled
         deadline = level.policy.deadline(request, now)
         request.deadline = 0 if level.policy.delay_when_late else deadline
-        level.append(Waiting(request, now, deadline, self._index_of(request)))
+        level.append(QueuedRequest(request, now, deadline, self._index_of(request)))
         self._size += 1
 
-    def in_order(self, now: int) -> Iterator[Waiting]:
+    def in_order(self, now: int) -> Iterator[QueuedRequest]:
         """Those that may run, in the order in which they should; refuses or sets back the late ones on its way."""
         # First for all levels: the end of one request may cancel others (of the same ensemble) anywhere.
         while refused := [request for level in self._levels for request in level.sort_out(now)]:
@@ -143,7 +143,7 @@ class RequestQueue:
             yield from level.timely
             yield from level.late
 
-    def take(self, chosen: list[Waiting]) -> list[InferRequest]:
+    def take(self, chosen: list[QueuedRequest]) -> list[InferRequest]:
         """Remove what :meth:`in_order` yielded first, and hand it over to run."""
         for waiting in chosen:
             level = self._level_of(waiting.request)

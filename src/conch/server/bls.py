@@ -16,7 +16,7 @@ from conch.server.rollout import asked_by_model
 from conch.server.states import ModelTable
 
 
-class Control(Protocol):
+class ModelControl(Protocol):
     """What loads and unloads models; the server."""
 
     async def load_with(self, name: str, parameters: Mapping[str, object]) -> None: ...
@@ -25,9 +25,9 @@ class Control(Protocol):
 
 
 class CalledModels:
-    """See :class:`conch.workers.bls.Models`."""
+    """See :class:`conch.workers.host.bls.Models`."""
 
-    def __init__(self, table: ModelTable, control: Control) -> None:
+    def __init__(self, table: ModelTable, control: ModelControl) -> None:
         self._table = table
         self._control = control
         #: Models that are being loaded because another asked for it that is being loaded itself: which one.

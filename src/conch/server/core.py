@@ -27,7 +27,7 @@ from conch.server.starting import log_levels
 from conch.server.states import ModelTable, State
 from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry.metrics import Registry
-from conch.workers.process import STOP_SECONDS
+from conch.workers.host.process import STOP_SECONDS
 
 LOG = logging.getLogger("conch")
 

@@ -17,10 +17,10 @@ from conch.errors import ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.schedulers.batching import Scheduler
 from conch.schedulers.ordering import InOrder
-from conch.server.instance import Instance
 from conch.server.starting import Placement
+from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.execution import Execution
+from conch.workers.host.execution import Execution
 
 #: How long requests that wait are collected before a worker is told to decode them: many in one frame disturb it
 #: less, and those that start sooner need not be told twice.
@@ -43,9 +43,9 @@ class Dispatcher:
         self._statistics = statistics
         statistics.queue = self._queue
         self._order = InOrder() if preserve_ordering else None
-        self._instances: list[Instance] = []
-        self._leaving: dict[asyncio.Task[None], Instance] = {}
-        self._free: deque[Instance] = deque()  # each as often as it can take a batch now
+        self._instances: list[SupervisedWorker] = []
+        self._leaving: dict[asyncio.Task[None], SupervisedWorker] = {}
+        self._free: deque[SupervisedWorker] = deque()  # each as often as it can take a batch now
         self._prepares = prepares
         self._to_prepare: list[InferRequest] = []
         self._turns = 0
@@ -54,7 +54,7 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._lost: ConchError | None = None  # why nothing can run, as long as that is so
 
-    def add(self, instance: Instance) -> None:
+    def add(self, instance: SupervisedWorker) -> None:
         """Feed one instance more; it announces itself by :meth:`available`."""
         self._instances.append(instance)
 
@@ -90,7 +90,7 @@ class Dispatcher:
             self._to_prepare.append(request)
         self._ask_soon()
 
-    def available(self, instance: Instance) -> None:
+    def available(self, instance: SupervisedWorker) -> None:
         """An instance has a new worker, which can take as many batches as it has slots."""
         self._lost = None
         if instance in self._instances:
@@ -106,7 +106,7 @@ class Dispatcher:
         """What a worker has under way and has done since it said so last."""
         self._statistics.record_generation(worker, load)
 
-    def lost(self, instance: Instance) -> None:
+    def lost(self, instance: SupervisedWorker) -> None:
         """An instance will not be back soon; without any other, nothing waits in vain."""
         if not any(one.ready for one in self._instances):
             self._lost = internal(f"Stub process '{instance.name}' is not healthy.")
@@ -162,7 +162,7 @@ class Dispatcher:
             self._free.popleft()
             instance.execute(taken.batch, partial(self._done, instance))
 
-    def _done(self, instance: Instance, execution: Execution) -> None:
+    def _done(self, instance: SupervisedWorker, execution: Execution) -> None:
         size = sum(request.batch_size for request in execution.requests)
         self._statistics.record_execution(size, *execution.times)
         if execution.work:

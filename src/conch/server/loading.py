@@ -20,14 +20,14 @@ from conch.repository.scan import ModelFiles
 from conch.schedulers.ensemble import Ensemble, Member, Step
 from conch.server.dispatch import Dispatcher
 from conch.server.ensemble import EnsembleExecutor
-from conch.server.instance import Instance
 from conch.server.model import Model
 from conch.server.scheduling import make_scheduler, preserves_ordering
 from conch.server.starting import Placement, WorkerStarter, placements_of
+from conch.server.worker import SupervisedWorker
 from conch.settings import Settings
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.bls import Models
-from conch.workers.process import WorkerProcess
+from conch.workers.host.bls import BlsModels
+from conch.workers.host.process import WorkerProcess
 
 LOG = logging.getLogger("conch")
 
@@ -45,7 +45,7 @@ class Loader:
         gpus: tuple[int, ...],
         find_member: Callable[[str, int], Member],
         new_statistics: Callable[[str, int], ModelStatistics],
-        models: Models | None = None,
+        models: BlsModels | None = None,
     ) -> None:
         self._settings = settings
         self._gpus = gpus
@@ -151,7 +151,7 @@ class Loader:
         first: WorkerProcess | None = None,
     ) -> None:
         """Start an instance for each place, all or none; ``first`` is a worker that one of them may use."""
-        instances = [Instance(place, starter.launch, dispatcher) for place in places]
+        instances = [SupervisedWorker(place, starter.launch, dispatcher) for place in places]
         available = [first, *[None] * len(instances)]
         workers = await _all_or_none(
             starter.launch(instance.place, worker) for instance, worker in zip(instances, available, strict=False)

@@ -19,9 +19,9 @@ from conch.config.signature import signature as make_signature
 from conch.errors import Code, ConchError, unavailable
 from conch.inference import InferRequest, InferResponse
 from conch.telemetry.statistics import FailureReason, ModelStatistics
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 from conch.validation import validate_request
-from conch.workers.process import STOP_SECONDS
+from conch.workers.host.process import STOP_SECONDS
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
@@ -189,7 +189,7 @@ class Model:
 
         request.on_response = restore
 
-    def _restored(self, tensor: Tensor) -> Tensor:
+    def _restored(self, tensor: WireTensor) -> WireTensor:
         spec = self._reshaped.get(tensor.name)
         if spec is None:
             return tensor
@@ -198,7 +198,7 @@ class Model:
         assert spec.reshape is not None
         variable = iter([given for given, dim in zip(shape, spec.reshape, strict=False) if dim == -1])
         dims = tuple(next(variable, -1) if dim == -1 else dim for dim in spec.dims)
-        return Tensor(tensor.name, tensor.datatype, (*tensor.shape[:1], *dims) if batched else dims, tensor.data)
+        return WireTensor(tensor.name, tensor.datatype, (*tensor.shape[:1], *dims) if batched else dims, tensor.data)
 
 
 def _describe(config: ModelConfig, tensor: Any) -> dict[str, Any]:

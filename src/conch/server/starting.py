@@ -20,9 +20,9 @@ from conch.errors import invalid
 from conch.repository.scan import ModelFiles
 from conch.server.devices import environment_for
 from conch.server.warmup import read_samples, warm_up
-from conch.workers.bls import Models
-from conch.workers.environment import worker_python
-from conch.workers.process import WorkerProcess
+from conch.workers.host.bls import BlsModels
+from conch.workers.host.environment import worker_python
+from conch.workers.host.process import WorkerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class WorkerStarter:
         version: int,
         config: ModelConfig,
         backend_config: Mapping[str, str] | None = None,
-        models: Models | None = None,
+        models: BlsModels | None = None,
     ) -> None:
         if config.backend not in BACKENDS:
             raise invalid(

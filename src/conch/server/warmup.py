@@ -18,29 +18,29 @@ from conch.config.schema import ModelConfig, datatype
 from conch.config.validate_instances import warmup_problems, warmup_size_problem
 from conch.errors import ConchError, internal, invalid
 from conch.inference import InferRequest, InferResponse
-from conch.tensors import ELEMENT_SIZE, Tensor
-from conch.workers.execution import Execution
-from conch.workers.process import WorkerProcess
+from conch.tensors import ELEMENT_SIZE, WireTensor
+from conch.workers.host.execution import Execution
+from conch.workers.host.process import WorkerProcess
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class WarmupSample:
     """One sample: ``batch_size`` requests with these inputs, ``count`` times."""
 
     name: str
     batch_size: int
     count: int
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[WireTensor, ...]
 
 
-def read_samples(config: ModelConfig, directory: Path) -> list[Sample]:
+def read_samples(config: ModelConfig, directory: Path) -> list[WarmupSample]:
     """The samples of a model in ``directory``.
 
     Raises INVALID_ARG for an incomplete sample or too small a file, INTERNAL for one that cannot be read.
     """
     refuse(warmup_problems(config))
     return [
-        Sample(
+        WarmupSample(
             setting.name,
             setting.batch_size,
             max(setting.count, 1),
@@ -51,7 +51,7 @@ def read_samples(config: ModelConfig, directory: Path) -> list[Sample]:
     ]
 
 
-async def warm_up(worker: WorkerProcess, config: ModelConfig, samples: list[Sample]) -> None:
+async def warm_up(worker: WorkerProcess, config: ModelConfig, samples: list[WarmupSample]) -> None:
     """Run all samples on a worker.  Raises INVALID_ARG with what failed, after the last one."""
     outputs = tuple(output.name for output in config.output)
     failures = []
@@ -65,7 +65,7 @@ async def warm_up(worker: WorkerProcess, config: ModelConfig, samples: list[Samp
         raise invalid("".join(failures))
 
 
-async def _run(worker: WorkerProcess, model: str, outputs: tuple[str, ...], sample: Sample) -> None:
+async def _run(worker: WorkerProcess, model: str, outputs: tuple[str, ...], sample: WarmupSample) -> None:
     """One execution; ends when all its requests have."""
     left = sample.batch_size
     ended = asyncio.get_running_loop().create_future()
@@ -90,19 +90,19 @@ def _ignore(execution: Execution) -> None:
     """Warming up is not counted."""
 
 
-def _tensor(name: str, value: Any, config: ModelConfig, directory: Path) -> Tensor:
+def _tensor(name: str, value: Any, config: ModelConfig, directory: Path) -> WireTensor:
     kind = datatype(value.data_type)
     batch = (1,) if config.max_batch_size > 0 else ()
     shape = (*batch, *value.dims)
     if value.WhichOneof("input_data_type") == "input_data_file":
-        return Tensor(name, kind, shape, _read(value.input_data_file, kind, shape, directory))
+        return WireTensor(name, kind, shape, _read(value.input_data_file, kind, shape, directory))
     if kind == "BYTES":
-        return Tensor(name, kind, shape, bytes(4 * prod(shape)))
+        return WireTensor(name, kind, shape, bytes(4 * prod(shape)))
     size = ELEMENT_SIZE[kind] * prod(shape)
     if value.WhichOneof("input_data_type") == "zero_data":
-        return Tensor(name, kind, shape, bytes(size))
+        return WireTensor(name, kind, shape, bytes(size))
     data = random.randbytes(size)
-    return Tensor(name, kind, shape, bytes(byte & 1 for byte in data) if kind == "BOOL" else data)
+    return WireTensor(name, kind, shape, bytes(byte & 1 for byte in data) if kind == "BOOL" else data)
 
 
 def _read(file: str, kind: str, shape: tuple[int, ...], directory: Path) -> bytes:

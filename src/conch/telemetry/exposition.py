@@ -20,7 +20,7 @@ class Metric(NamedTuple):
     help: str
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One number of a family; ``labels`` is what ``label_text`` made, ``suffix`` such as ``_sum`` ends the name."""
 
     labels: str
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
 
 
 #: What a collector yields: a family and its numbers now.
-Family = tuple[Metric, Iterable[Sample]]
+Family = tuple[Metric, Iterable[MetricSample]]
 
 
 def page(families: Iterable[Family]) -> bytes:

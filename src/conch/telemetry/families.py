@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from conch.telemetry.distributions import Histogram, Summary
-from conch.telemetry.exposition import Metric, Sample, label_text, number
+from conch.telemetry.exposition import Metric, MetricSample, label_text, number
 from conch.telemetry.generation import Generation
 from conch.telemetry.statistics import ModelStatistics, Summaries
 from conch.telemetry.work import Work
@@ -28,15 +28,15 @@ class Registered(NamedTuple):
         return label_text({**self.labels, **more})
 
 
-Read = Callable[[Registered], Iterable[Sample]]
+Read = Callable[[Registered], Iterable[MetricSample]]
 
 
 def _count(value: Callable[[ModelStatistics], float]) -> Read:
-    return lambda model: [Sample(model.text(), value(model.statistics))]
+    return lambda model: [MetricSample(model.text(), value(model.statistics))]
 
 
 def _microseconds(value: Callable[[ModelStatistics], int]) -> Read:
-    return lambda model: [Sample(model.text(), value(model.statistics) // 1000)]
+    return lambda model: [MetricSample(model.text(), value(model.statistics) // 1000)]
 
 
 def _if_cached(read: Read) -> Read:
@@ -47,26 +47,26 @@ def _unless_cached(read: Read) -> Read:
     return lambda model: [] if model.cached else read(model)
 
 
-def _failures(model: Registered) -> Iterator[Sample]:
+def _failures(model: Registered) -> Iterator[MetricSample]:
     for reason, count in model.statistics.failures.items():
-        yield Sample(label_text(dict(sorted({**model.labels, "reason": reason.value}.items()))), count)
+        yield MetricSample(label_text(dict(sorted({**model.labels, "reason": reason.value}.items()))), count)
 
 
-def _first_response(model: Registered) -> Iterator[Sample]:
+def _first_response(model: Registered) -> Iterator[MetricSample]:
     histogram = model.statistics.first_response
     if histogram is not None:
         yield from _histogram(model, histogram)
 
 
-def _histogram(model: Registered, histogram: Histogram) -> Iterator[Sample]:
-    yield Sample(model.text(), histogram.count, "_count")
-    yield Sample(model.text(), histogram.sum, "_sum")
+def _histogram(model: Registered, histogram: Histogram) -> Iterator[MetricSample]:
+    yield MetricSample(model.text(), histogram.count, "_count")
+    yield MetricSample(model.text(), histogram.sum, "_sum")
     for bound, count in zip([*map(number, histogram.bounds), "+Inf"], histogram.cumulative(), strict=True):
-        yield Sample(model.text(le=bound), count, "_bucket")
+        yield MetricSample(model.text(le=bound), count, "_bucket")
 
 
 def _work(value: Callable[[Work], float]) -> Read:
-    return lambda model: [Sample(model.text(), value(model.statistics.work))] if model.statistics.work else []
+    return lambda model: [MetricSample(model.text(), value(model.statistics.work))] if model.statistics.work else []
 
 
 def _work_histogram(choose: Callable[[Work], Histogram]) -> Read:
@@ -74,41 +74,41 @@ def _work_histogram(choose: Callable[[Work], Histogram]) -> Read:
 
 
 def _generated(value: Callable[[Generation], float]) -> Read:
-    def read(model: Registered) -> Iterator[Sample]:
+    def read(model: Registered) -> Iterator[MetricSample]:
         if model.statistics.generation is not None:
-            yield Sample(model.text(), value(model.statistics.generation))
+            yield MetricSample(model.text(), value(model.statistics.generation))
 
     return read
 
 
 def _generated_histogram(choose: Callable[[Generation], Histogram]) -> Read:
-    def read(model: Registered) -> Iterator[Sample]:
+    def read(model: Registered) -> Iterator[MetricSample]:
         if model.statistics.generation is not None:
             yield from _histogram(model, choose(model.statistics.generation))
 
     return read
 
 
-def _waiting(model: Registered) -> Iterator[Sample]:
+def _waiting(model: Registered) -> Iterator[MetricSample]:
     if model.statistics.generation is not None:
-        yield Sample(model.text(), len(model.statistics.queue) + model.statistics.generation.waiting)
+        yield MetricSample(model.text(), len(model.statistics.queue) + model.statistics.generation.waiting)
 
 
-def _finished(model: Registered) -> Iterator[Sample]:
+def _finished(model: Registered) -> Iterator[MetricSample]:
     if model.statistics.generation is not None:
         for reason, count in model.statistics.generation.reasons.items():
-            yield Sample(model.text(finished_reason=reason), count)
+            yield MetricSample(model.text(finished_reason=reason), count)
 
 
 def _summary(choose: Callable[[Summaries], Summary]) -> Read:
-    def read(model: Registered) -> Iterator[Sample]:
+    def read(model: Registered) -> Iterator[MetricSample]:
         if model.statistics.summaries is None:
             return
         summary = choose(model.statistics.summaries)
-        yield Sample(model.text(), summary.count, "_count")
-        yield Sample(model.text(), summary.sum, "_sum")
+        yield MetricSample(model.text(), summary.count, "_count")
+        yield MetricSample(model.text(), summary.sum, "_sum")
         for rank, value in zip(model.quantiles, summary.quantiles(model.quantiles), strict=True):
-            yield Sample(model.text(quantile=number(rank)), value)
+            yield MetricSample(model.text(quantile=number(rank)), value)
 
     return read
 

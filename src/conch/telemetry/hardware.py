@@ -10,7 +10,7 @@ from importlib import import_module
 from time import monotonic
 from typing import Any, Final
 
-from conch.telemetry.exposition import Family, Metric, Sample, label_text
+from conch.telemetry.exposition import Family, Metric, MetricSample, label_text
 
 CPU_UTILIZATION: Final = Metric("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]")
 CPU_MEMORY_TOTAL: Final = Metric("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes")
@@ -56,9 +56,9 @@ class CpuGauges(_Polled):
 
     def read(self) -> Iterator[Family]:
         memory = self._psutil.virtual_memory()
-        yield CPU_UTILIZATION, [Sample("", self._psutil.cpu_percent(None) / 100)]
-        yield CPU_MEMORY_TOTAL, [Sample("", memory.total)]
-        yield CPU_MEMORY_USED, [Sample("", memory.total - memory.available)]
+        yield CPU_UTILIZATION, [MetricSample("", self._psutil.cpu_percent(None) / 100)]
+        yield CPU_MEMORY_TOTAL, [MetricSample("", memory.total)]
+        yield CPU_MEMORY_USED, [MetricSample("", memory.total - memory.available)]
 
 
 class GpuGauges(_Polled):
@@ -90,9 +90,9 @@ class GpuGauges(_Polled):
         yield GPU_POWER_LIMIT, self._samples(limit, lambda milliwatts: milliwatts / 1000)
         yield GPU_ENERGY, self._samples(since, lambda millijoules: millijoules / 1000)
 
-    def _samples(self, values: list[Any], convert: Callable[[Any], float]) -> list[Sample]:
+    def _samples(self, values: list[Any], convert: Callable[[Any], float]) -> list[MetricSample]:
         labelled = zip(self._labels, values, strict=True)
-        return [Sample(labels, convert(value)) for labels, value in labelled if value is not None]
+        return [MetricSample(labels, convert(value)) for labels, value in labelled if value is not None]
 
     def _value(self, function: Callable[[Any], Any], gpu: Any) -> Any:
         try:

@@ -14,7 +14,7 @@ from typing import Final
 from conch.errors import invalid
 from conch.telemetry import families
 from conch.telemetry.distributions import Histogram
-from conch.telemetry.exposition import Family, Metric, Sample, page
+from conch.telemetry.exposition import Family, Metric, MetricSample, page
 from conch.telemetry.families import Registered
 from conch.telemetry.hardware import CpuGauges, gpu_gauges
 from conch.telemetry.statistics import ModelStatistics, Summaries
@@ -26,11 +26,11 @@ QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 _PINNED: Final[tuple[Family, ...]] = (
     (
         Metric("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
-        (Sample("", 0),),
+        (MetricSample("", 0),),
     ),
     (
         Metric("nv_pinned_memory_pool_used_bytes", "gauge", "Pinned memory pool used memory size, in bytes"),
-        (Sample("", 0),),
+        (MetricSample("", 0),),
     ),
 )
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.generation.alone import Loop
 from benchmarks.generation.client import Target, drive
 from benchmarks.generation.trace import Ask, Load
-from tests.unit.backends.llm.fake_engine import FakeEngine
+from tests.unit.backends.generation.fake_engine import FakeEngine
 
 
 class Stub(BaseHTTPRequestHandler):

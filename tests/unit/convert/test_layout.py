@@ -14,17 +14,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from conch.backends.huggingface.checkpoint import Checkpoint
-from conch.backends.huggingface.engines.onnxruntime import OnnxRuntimeEngine
-from conch.backends.huggingface.options import Options
-from conch.backends.huggingface.pooling import Pooling, PoolingPlan
-from conch.backends.huggingface.tokenizing import open_encoder
+from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.checkpoints.pooling import Pooling, PoolingPlan
+from conch.checkpoints.tokenizers.encode import open_encoder
 from conch.cli.check import check
 from conch.config import pbtxt
 from conch.config.schema import ModelConfig
+from conch.convert.encoder.observe import padded
+from conch.convert.encoder.standalone import standalone
 from conch.convert.layout import TEMPLATE, Trio, checkpoint_files, huggingface_config, quoted
-from conch.convert.observe import padded
-from conch.convert.standalone import standalone
 from conch.errors import ConchError
 from tests.text_checkpoints import TEXTS, wordpiece
 

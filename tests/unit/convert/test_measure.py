@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from conch.backends.huggingface.engines.base import Engine
 from conch.backends.native.arrays import Array
+from conch.backends.tasks.engines.base import NetworkEngine
 from conch.convert.measure import LEAST_ROUNDS, MOST_RUNS, Shape, budgets, measure, speed_up, summary
 
 SHAPE = Shape(2, 8)
@@ -24,7 +24,7 @@ class Clock:
         return self.now
 
 
-class Slow(Engine):
+class Slow(NetworkEngine):
     """Takes ``seconds`` of the clock."""
 
     def __init__(self, name: str, clock: Clock, seconds: float) -> None:
@@ -37,7 +37,7 @@ class Slow(Engine):
         return {}
 
 
-def engines(clock: Clock, **seconds: float) -> dict[str, Engine]:
+def engines(clock: Clock, **seconds: float) -> dict[str, NetworkEngine]:
     return {name: Slow(name, clock, one) for name, one in seconds.items()}
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.backends.huggingface.checkpoint import Checkpoint
-from conch.backends.huggingface.engines import open_engine
-from conch.backends.huggingface.engines.base import Engine
-from conch.backends.huggingface.manifest import Manifest
-from conch.backends.huggingface.options import Options
 from conch.backends.native.arrays import Array
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines.choice import open_engine
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.manifest import Manifest
+from conch.checkpoints.options import Options
 from conch.cli import main
 from conch.convert import run, verdict
 from conch.convert.plan import Plan
@@ -144,10 +144,10 @@ def test_torch_that_nobody_asked_for_is_measured_and_not_written(encoder: Path, 
     assert "model.safetensors" not in outcome.manifest.files
 
 
-class Wrong(Engine):
+class Wrong(NetworkEngine):
     """Another engine's answers, with noise."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: NetworkEngine) -> None:
         self.engine = engine
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -161,7 +161,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     real = run.open_engine
 
     def spoil(engine: str) -> None:
-        def opened(checkpoint: Checkpoint, *arguments: Any, **options: Any) -> Engine:
+        def opened(checkpoint: Checkpoint, *arguments: Any, **options: Any) -> NetworkEngine:
             made = real(checkpoint, *arguments, **options)
             return Wrong(made) if checkpoint.engine == engine else made
 

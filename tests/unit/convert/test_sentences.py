@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.convert.sentences import MOST_SAMPLES, Sample, label_indices, load, split
+from conch.convert.sentences import MOST_SAMPLES, TextSample, label_indices, load, split
 from conch.errors import ConchError
 
 
@@ -66,7 +66,11 @@ def test_file_of_pairs_groups_the_passages_of_a_query(tmp_path: Path) -> None:
     rows = [{"query": "q", "passage": "a"}, {"query": "r", "passage": "b"}, {"query": "q", "passage": "c"}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
-    assert load("text-ranking", tmp_path / "a.jsonl") == [Sample("q", "a", 0), Sample("r", "b", 1), Sample("q", "c", 0)]
+    assert load("text-ranking", tmp_path / "a.jsonl") == [
+        TextSample("q", "a", 0),
+        TextSample("r", "b", 1),
+        TextSample("q", "c", 0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,15 +117,15 @@ def test_texts_for_calibration_are_not_those_for_comparison() -> None:
 
 
 def test_too_few_texts_serve_for_both() -> None:
-    few = [Sample(str(n)) for n in range(9)]
+    few = [TextSample(str(n)) for n in range(9)]
 
     assert split(few) == (few, few)
 
 
 def test_labels_are_names_or_numbers() -> None:
-    samples = [Sample("a", label="positive"), Sample("b", label="0")]
+    samples = [TextSample("a", label="positive"), TextSample("b", label="0")]
 
     assert label_indices(samples, ["negative", "positive"]) == [1, 0]
-    assert label_indices([*samples, Sample("c")], ["negative", "positive"]) is None
+    assert label_indices([*samples, TextSample("c")], ["negative", "positive"]) is None
     with pytest.raises(ConchError, match="label 'x'; the model has negative, positive"):
-        label_indices([Sample("a", label="x")], ["negative", "positive"])
+        label_indices([TextSample("a", label="x")], ["negative", "positive"])

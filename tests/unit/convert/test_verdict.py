@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from conch.convert.agreement import OutputAgreement, TaskAgreement
+from conch.convert.encoder.agreement import OutputAgreement, TaskAgreement
 from conch.convert.verdict import TOLERANCES, choose, reasons
 
 GOOD = OutputAgreement(cosine_min=0.99999, cosine_mean=1.0, max_difference=1e-5, argmax=None, width=384)

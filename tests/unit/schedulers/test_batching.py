@@ -3,7 +3,7 @@
 from conch.inference import InferRequest, ModelSignature, TensorSpec
 from conch.schedulers.batching import DirectScheduler, DynamicBatcher
 from conch.schedulers.queue import QueuePolicy, RequestQueue
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 
 US = 1000
 
@@ -19,7 +19,9 @@ def batcher(max_batch_size: int = 8, preferred: tuple[int, ...] = (8,), delay: i
 def add(scheduler: DynamicBatcher, count: int = 1, size: int = 1, now: int = 0, **shapes: tuple[int, ...]):
     requests = []
     for _ in range(count):
-        request = InferRequest("m", {name: Tensor(name, "FP32", shape, b"") for name, shape in shapes.items()}, print)
+        request = InferRequest(
+            "m", {name: WireTensor(name, "FP32", shape, b"") for name, shape in shapes.items()}, print
+        )
         request.batch_size = size
         scheduler.queue.add(request, now)
         requests.append(request)

@@ -7,11 +7,11 @@ import pytest
 from conch.errors import Code, ConchError, invalid, not_found
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.schedulers.ensemble import Ensemble, Step
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 
 
-def tensor(name: str, *shape: int) -> Tensor:
-    return Tensor(name, "FP32", shape or (1,), name.encode())
+def tensor(name: str, *shape: int) -> WireTensor:
+    return WireTensor(name, "FP32", shape or (1,), name.encode())
 
 
 def specs(*names: str) -> dict[str, TensorSpec]:

@@ -3,7 +3,7 @@
 from conch.inference import InferRequest, InferResponse
 from conch.schedulers.queue import QueuePolicy, RequestQueue
 from conch.schedulers.tokens import TokenBatcher
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 
 US = 1000
 
@@ -15,7 +15,7 @@ def batcher(queue: RequestQueue | None = None, size: int = 64, tokens: int = 102
 
 def request(length: int = 0, rows: int = 1, text: bytes = b"", priority: int = 0) -> InferRequest:
     responses: list[InferResponse] = []
-    one = InferRequest("m", {"text": Tensor("text", "BYTES", (rows, 1), text)}, responses.append, priority=priority)
+    one = InferRequest("m", {"text": WireTensor("text", "BYTES", (rows, 1), text)}, responses.append, priority=priority)
     one.length, one.sequences, one.batch_size = length, rows if length else 0, rows
     return one
 

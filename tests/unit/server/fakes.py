@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from conch.errors import ConchError, internal
 from conch.inference import InferRequest, InferResponse
-from conch.tensors import Tensor
-from conch.workers.execution import Execution
+from conch.tensors import WireTensor
+from conch.workers.host.execution import Execution
 
 
 class FakeWorker:
@@ -35,7 +35,7 @@ class FakeWorker:
         execution.on_done(execution)
         for request in execution.requests:
             request.answered = True
-            request.respond(InferResponse([Tensor("y", "FP32", (1,), b"abcd")]))
+            request.respond(InferResponse([WireTensor("y", "FP32", (1,), b"abcd")]))
 
     def die(self) -> None:
         self.alive = False

@@ -8,10 +8,10 @@ from conch.errors import Code, ConchError, internal
 from conch.inference import ModelSignature
 from conch.schedulers.batching import DirectScheduler, DynamicBatcher
 from conch.schedulers.queue import RequestQueue
-from conch.server import instance as instance_module
+from conch.server import worker as instance_module
 from conch.server.dispatch import Dispatcher
-from conch.server.instance import Instance
 from conch.server.starting import Placement
+from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.fakes import Answers, FakeWorker, make_request
 
@@ -30,7 +30,7 @@ class Bench:
             self.add(worker)
 
     def add(self, worker: FakeWorker) -> None:
-        instance = Instance(Placement(worker.name, "CPU"), self.launch, self.dispatcher)  # type: ignore[arg-type]
+        instance = SupervisedWorker(Placement(worker.name, "CPU"), self.launch, self.dispatcher)  # type: ignore[arg-type]
         self.dispatcher.add(instance)
         instance.adopt(worker)  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ from conch.errors import Code, ConchError, cancelled, internal, unavailable
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.telemetry.statistics import FailureReason, ModelStatistics
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 from tests.unit.server.fakes import Answers
 
 CONFIG = """
@@ -53,7 +53,7 @@ async def model(executor: FakeExecutor) -> Model:
 
 
 def make(answers: Answers, data: bytes = b"abcd") -> InferRequest:
-    return InferRequest("m", {"x": Tensor("x", "FP32", (1,), data)}, answers)
+    return InferRequest("m", {"x": WireTensor("x", "FP32", (1,), data)}, answers)
 
 
 def answered(request: InferRequest) -> None:
@@ -71,14 +71,14 @@ async def test_reshaped_output_gets_the_shape_that_clients_know(model: Model, ex
     answers = Answers()
     model.infer(make(answers))
     answered(executor.requests[0])
-    executor.requests[0].respond(InferResponse([Tensor("y", "FP32", (1,), b"abcd")]))
+    executor.requests[0].respond(InferResponse([WireTensor("y", "FP32", (1,), b"abcd")]))
     assert answers.responses[0].outputs[0].shape == (1, 1)
 
 
 async def test_success_is_counted_before_the_client_hears_of_it(model: Model, executor: FakeExecutor) -> None:
     seen: list[int] = []
     request = InferRequest(
-        "m", {"x": Tensor("x", "FP32", (1,), b"abcd")}, lambda response: seen.append(model.statistics.success_count)
+        "m", {"x": WireTensor("x", "FP32", (1,), b"abcd")}, lambda response: seen.append(model.statistics.success_count)
     )
     model.infer(request)
     answered(request)

@@ -8,8 +8,8 @@ from conch.inference import InferRequest
 from conch.schedulers.queue import RequestQueue
 from conch.schedulers.tokens import TokenBatcher
 from conch.server.dispatch import Dispatcher
-from conch.server.instance import Instance
 from conch.server.starting import Placement
+from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.fakes import Answers, FakeWorker, make_request
 from tests.unit.server.test_dispatch import settle
@@ -44,7 +44,7 @@ class Bench:
         scheduler = TokenBatcher(RequestQueue(), max_batch_size=8, max_batch_tokens=256)
         self.dispatcher = Dispatcher(scheduler, self.statistics, prepares=True)
         self.worker = PreparingWorker()
-        self.instance = Instance(Placement("m_0", "CPU", count=count), self.launch, self.dispatcher)
+        self.instance = SupervisedWorker(Placement("m_0", "CPU", count=count), self.launch, self.dispatcher)
         self.dispatcher.add(self.instance)
         self.instance.adopt(self.worker)  # type: ignore[arg-type]
 
@@ -117,7 +117,7 @@ async def test_a_worker_gets_as_many_batches_as_it_has_threads() -> None:
 
 
 async def test_after_its_worker_died_an_instance_takes_no_more_than_before(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("conch.server.instance.BACK_OFF", (0.0,))
+    monkeypatch.setattr("conch.server.worker.BACK_OFF", (0.0,))
     bench = Bench(count=2)
     bench.submit()
     await settle()

@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from conch.telemetry.exposition import Metric, Sample, label_text, number, page
+from conch.telemetry.exposition import Metric, MetricSample, label_text, number, page
 
 
 def test_family_without_samples_is_listed() -> None:
@@ -15,13 +15,13 @@ def test_family_without_samples_is_listed() -> None:
 
 
 def test_counter_has_no_suffix() -> None:
-    text = page([(Metric("requests", "counter", "All"), [Sample(label_text({"model": "m"}), 3)])]).decode()
+    text = page([(Metric("requests", "counter", "All"), [MetricSample(label_text({"model": "m"}), 3)])]).decode()
     assert text.endswith('requests{model="m"} 3\n')
 
 
 def test_label_values_survive_a_parser() -> None:
     odd = 'quote " backslash \\ line\nbreak é'
-    text = page([(Metric("a", "gauge", "Help"), [Sample(label_text({"x": odd, "y": ""}), 1)])]).decode()
+    text = page([(Metric("a", "gauge", "Help"), [MetricSample(label_text({"x": odd, "y": ""}), 1)])]).decode()
     (family,) = text_string_to_metric_families(text)
     assert family.samples[0].labels == {"x": odd, "y": ""}
 

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from conch.errors import ConchError
-from conch.telemetry.exposition import Metric, Sample
+from conch.telemetry.exposition import Metric, MetricSample
 from conch.telemetry.metrics import MetricsConfig, Registry
 from conch.telemetry.statistics import FailureReason, ModelStatistics
 
@@ -208,7 +208,7 @@ def test_histogram_is_for_decoupled_models_only() -> None:
 
 def test_collector_adds_its_families() -> None:
     page = registry()
-    page.add(lambda: [(Metric("custom", "gauge", "Mine"), [Sample("", 4.5)])])
+    page.add(lambda: [(Metric("custom", "gauge", "Mine"), [MetricSample("", 4.5)])])
     assert page.render().decode() == EMPTY_PAGE + "# HELP custom Mine\n# TYPE custom gauge\ncustom 4.5\n"
 
 

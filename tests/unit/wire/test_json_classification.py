@@ -8,13 +8,13 @@ import struct
 import pytest
 
 from conch.errors import Code, ConchError
-from conch.tensors import NATIVE_FORMAT, Tensor, split_bytes
+from conch.tensors import NATIVE_FORMAT, WireTensor, split_bytes
 from conch.wire.json.classification import classify
 
 
 def top(count: int, values: list[float], datatype: str = "FP32", labels: list[str] | None = None) -> list[bytes]:
     data = struct.pack(f"<{len(values)}{NATIVE_FORMAT[datatype]}", *values)
-    tensor = classify(Tensor("A", datatype, (len(values),), data), count, labels, False)
+    tensor = classify(WireTensor("A", datatype, (len(values),), data), count, labels, False)
     assert (tensor.datatype, tensor.shape) == ("BYTES", (min(count, len(values)),))
     return split_bytes(tensor.data)
 
@@ -49,18 +49,18 @@ def test_missing_and_empty_labels_are_left_out() -> None:
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_output_without_elements_has_no_classes(batched: bool) -> None:
-    tensor = classify(Tensor("A", "FP32", (2, 0), b""), 3, None, batched)
+    tensor = classify(WireTensor("A", "FP32", (2, 0), b""), 3, None, batched)
     assert (tensor.shape, tensor.data) == ((2, 0) if batched else (0,), b"")
 
 
 @pytest.mark.parametrize("datatype", ["BOOL", "BYTES", "FP16"])
 def test_datatypes_without_order_are_refused(datatype: str) -> None:
     with pytest.raises(ConchError) as caught:
-        classify(Tensor("A", datatype, (0,), b""), 1, None, False)
+        classify(WireTensor("A", datatype, (0,), b""), 1, None, False)
     message = f"class result not available for output due to unsupported type '{datatype}'"
     assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, message)
 
 
 def test_output_too_large_to_sort_is_refused() -> None:
     with pytest.raises(ConchError, match="classification output tensor too large"):
-        classify(Tensor("A", "INT8", (1_000_001,), bytes(1_000_001)), 1, None, False)
+        classify(WireTensor("A", "INT8", (1_000_001,), bytes(1_000_001)), 1, None, False)

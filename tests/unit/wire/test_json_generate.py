@@ -11,7 +11,7 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
-from conch.tensors import Tensor, pack_bytes, split_bytes
+from conch.tensors import WireTensor, pack_bytes, split_bytes
 from conch.wire.json.generate import decode_generate, encode_generate, server_sent_event
 
 SPECS = (
@@ -143,10 +143,10 @@ def test_size_of_body_and_of_all_inputs_together_is_limited() -> None:
 
 def test_response_is_one_object_in_alphabetical_order() -> None:
     outputs = [
-        Tensor("text", "BYTES", (1, 1), pack_bytes([b"hi"])),
-        Tensor("LOGITS", "FP32", (2,), struct.pack("<2f", 0.1, math.nan)),
-        Tensor("none", "INT32", (0,), b""),
-        Tensor("worst", "FP32", (1,), struct.pack("<f", -math.inf)),
+        WireTensor("text", "BYTES", (1, 1), pack_bytes([b"hi"])),
+        WireTensor("LOGITS", "FP32", (2,), struct.pack("<2f", 0.1, math.nan)),
+        WireTensor("none", "INT32", (0,), b""),
+        WireTensor("worst", "FP32", (1,), struct.pack("<f", -math.inf)),
     ]
     request = InferRequest("m", {}, lambda response: None, model_version=3, id="q")
     body = encode_generate(request, InferResponse(outputs, parameters={"finish": "stop"}))

@@ -10,8 +10,8 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ModelSignature, TensorSpec
-from conch.tensors import Tensor, split_bytes
-from conch.wire.json.infer import OutputPlan, RequestedOutput, decode_infer
+from conch.tensors import WireTensor, split_bytes
+from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, decode_infer
 
 
 def signature(*inputs: TensorSpec, max_batch_size: int = 0) -> ModelSignature:
@@ -19,7 +19,7 @@ def signature(*inputs: TensorSpec, max_batch_size: int = 0) -> ModelSignature:
     return ModelSignature("m", 3, max_batch_size, {spec.name: spec for spec in specs}, {})
 
 
-def decode(document: Any, header_length: int | None = None, **options: Any) -> tuple[InferRequest, OutputPlan]:
+def decode(document: Any, header_length: int | None = None, **options: Any) -> tuple[InferRequest, JsonOutputPlan]:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     return decode_infer(body, header_length, signature(), lambda response: None, **options)
 
@@ -92,7 +92,7 @@ def test_header_longer_than_the_body_is_refused() -> None:
 
 def raw(
     body: bytes, spec: TensorSpec, max_batch_size: int = 0, header_length: int | None = 0, **options: Any
-) -> Tensor:
+) -> WireTensor:
     request, plan = decode_infer(
         body, header_length, signature(spec, max_batch_size=max_batch_size), lambda response: None, **options
     )

@@ -11,20 +11,23 @@ import pytest
 
 from conch.errors import ConchError
 from conch.inference import InferRequest, InferResponse
-from conch.tensors import Tensor, pack_bytes
-from conch.wire.json.infer import OutputPlan, RequestedOutput, encode_infer
+from conch.tensors import WireTensor, pack_bytes
+from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, encode_infer
 
 
 def encode(
-    *outputs: Tensor, plan: OutputPlan | None = None, labels: dict[str, list[str]] | None = None, **response: Any
+    *outputs: WireTensor,
+    plan: JsonOutputPlan | None = None,
+    labels: dict[str, list[str]] | None = None,
+    **response: Any,
 ) -> tuple[bytes, list[Any]]:
     request = InferRequest("m", {}, lambda response: None, model_version=3, id=response.pop("id", ""))
-    return encode_infer(request, InferResponse(outputs, **response), plan or OutputPlan(), (labels or {}).get)
+    return encode_infer(request, InferResponse(outputs, **response), plan or JsonOutputPlan(), (labels or {}).get)
 
 
 def test_response_is_written_in_tritons_order() -> None:
-    first = Tensor("A", "INT32", (1, 2), struct.pack("<2i", 1, -2))
-    second = Tensor("B", "BYTES", (2,), pack_bytes([b"x", "é".encode()]))
+    first = WireTensor("A", "INT32", (1, 2), struct.pack("<2i", 1, -2))
+    second = WireTensor("B", "BYTES", (2,), pack_bytes([b"x", "é".encode()]))
     body, blobs = encode(first, second, id="q", parameters={"p": 1, "f": math.nan}, model_name="n", model_version=9)
     assert body.decode() == (
         '{"id":"q","model_name":"n","model_version":"9","parameters":{"p":1,"f":NaN},"outputs":['
@@ -51,19 +54,23 @@ def test_request_names_the_model_unless_the_response_does() -> None:
     ],
 )
 def test_data_is_written_flat(datatype: str, data: bytes, shown: str) -> None:
-    body, _ = encode(Tensor("A", datatype, (1,), memoryview(data)))
+    body, _ = encode(WireTensor("A", datatype, (1,), memoryview(data)))
     assert f'"data":{shown}}}'.encode() in body
 
 
 def test_text_that_is_not_utf8_is_written_as_it_is() -> None:
-    body, _ = encode(Tensor("A", "BYTES", (2,), pack_bytes([b'a\xff"', b"c"])))
+    body, _ = encode(WireTensor("A", "BYTES", (2,), pack_bytes([b'a\xff"', b"c"])))
     assert body.endswith(b'"data":["a\xff\\"","c"]}]}')
 
 
 def test_binary_outputs_follow_the_json_uncopied() -> None:
     data = bytearray(struct.pack("<2i", 1, 2))
-    outputs = [Tensor("A", "INT32", (2,), data), Tensor("B", "INT32", (1,), bytes(4)), Tensor("C", "INT32", (0,), b"")]
-    plan = OutputPlan(outputs={"A": RequestedOutput(True), "B": RequestedOutput(False), "C": RequestedOutput(True)})
+    outputs = [
+        WireTensor("A", "INT32", (2,), data),
+        WireTensor("B", "INT32", (1,), bytes(4)),
+        WireTensor("C", "INT32", (0,), b""),
+    ]
+    plan = JsonOutputPlan(outputs={"A": RequestedOutput(True), "B": RequestedOutput(False), "C": RequestedOutput(True)})
     body, blobs = encode(*outputs, plan=plan)
     written = json.loads(body)["outputs"]
     assert [output.get("parameters") for output in written] == [{"binary_data_size": 8}, None, {"binary_data_size": 0}]
@@ -71,15 +78,15 @@ def test_binary_outputs_follow_the_json_uncopied() -> None:
 
 
 def test_only_requested_outputs_are_written() -> None:
-    outputs = [Tensor(name, "INT8", (1,), b"\1") for name in "CBA"]
-    body, _ = encode(*outputs, plan=OutputPlan(outputs={"A": RequestedOutput(False), "C": RequestedOutput(False)}))
+    outputs = [WireTensor(name, "INT8", (1,), b"\1") for name in "CBA"]
+    body, _ = encode(*outputs, plan=JsonOutputPlan(outputs={"A": RequestedOutput(False), "C": RequestedOutput(False)}))
     assert [output["name"] for output in json.loads(body)["outputs"]] == ["C", "A"]
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 def test_half_precision_is_written_in_binary_only(datatype: str) -> None:
-    tensor = Tensor("A", datatype, (1,), b"ab")
-    assert encode(tensor, plan=OutputPlan(binary=True))[1] == [b"ab"]
+    tensor = WireTensor("A", datatype, (1,), b"ab")
+    assert encode(tensor, plan=JsonOutputPlan(binary=True))[1] == [b"ab"]
     with pytest.raises(ConchError) as caught:
         encode(tensor)
     assert caught.value.message == (
@@ -88,8 +95,8 @@ def test_half_precision_is_written_in_binary_only(datatype: str) -> None:
 
 
 def test_classification_replaces_the_output() -> None:
-    tensor = Tensor("A", "FP32", (2, 3), struct.pack("<6f", 1, 3, 2, 6, 5, 4))
-    plan = OutputPlan(batched=True, outputs={"A": RequestedOutput(False, 2)})
+    tensor = WireTensor("A", "FP32", (2, 3), struct.pack("<6f", 1, 3, 2, 6, 5, 4))
+    plan = JsonOutputPlan(batched=True, outputs={"A": RequestedOutput(False, 2)})
     body, _ = encode(tensor, plan=plan, labels={"A": ["cat", "", "dog"]})
     assert json.loads(body)["outputs"] == [
         {

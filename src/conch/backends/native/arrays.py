@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conch.errors import ConchError, internal, invalid
-from conch.tensors import Buffer, Tensor, pack_bytes, split_bytes
+from conch.tensors import Buffer, WireTensor, pack_bytes, split_bytes
 
 Array = npt.NDArray[Any]
 
@@ -66,7 +66,7 @@ class Request:
 
     def __init__(
         self,
-        inputs: dict[str, Tensor],
+        inputs: dict[str, WireTensor],
         outputs: frozenset[str],
         *,
         serial: int = 0,
@@ -127,14 +127,14 @@ class Request:
             raise invalid(f"input '{name}' must be the same in all rows of a request")
         return values[0]
 
-    def _tensor(self, name: str) -> Tensor:
+    def _tensor(self, name: str) -> WireTensor:
         try:
             return self.inputs[name]
         except KeyError:
             raise invalid(f"input '{name}' is missing") from None
 
 
-def array_of(tensor: Tensor) -> Array:
+def array_of(tensor: WireTensor) -> Array:
     """A fixed-size tensor as an array over the same memory."""
     return np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings, array_of, failure, wire
 from conch.errors import ConchError, internal
-from conch.tensors import PROTOCOL_NAME, Tensor, split_bytes
-from conch.workers.borrowing import BorrowingUnpacker
-from conch.workers.channel import Channel, Header
-from conch.workers.packing import Packer
+from conch.tensors import PROTOCOL_NAME, WireTensor, split_bytes
+from conch.workers.child.borrowing import BorrowingUnpacker
+from conch.workers.child.channel import Channel, Header
+from conch.workers.child.packing import Packer
 
 
 class NativeBackend(ABC):
@@ -120,7 +120,7 @@ class NativeBackend(ABC):
 class BatchBackend(NativeBackend):
     """A backend that computes whole batches: all requests of an execution are answered together, once.
 
-    The worker runs ``threads`` loops (``workers/child.py``), one more than it has instances, so that while
+    The worker runs ``threads`` loops (``workers/child/worker.py``), one more than it has instances, so that while
     all instances compute one thread can still receive, decode and cancel.  The server never has more
     executions under way than instances.
     """
@@ -222,13 +222,13 @@ class TensorBackend(BatchBackend):
 def _nothing() -> None: ...
 
 
-def _value(tensor: Tensor) -> Array | Strings:
+def _value(tensor: WireTensor) -> Array | Strings:
     if tensor.datatype == "BYTES":
         return Strings(tensor.shape, split_bytes(tensor.data))
     return array_of(tensor)
 
 
-def _joined(tensors: Sequence[Tensor]) -> Array | Strings:
+def _joined(tensors: Sequence[WireTensor]) -> Array | Strings:
     if tensors[0].datatype == "BYTES":
         shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
         return Strings(shape, [element for tensor in tensors for element in split_bytes(tensor.data)])

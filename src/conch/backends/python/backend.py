@@ -19,16 +19,16 @@ from typing import Any, Callable, Dict, List, Optional
 
 from conch.backends.python import model as loader
 from conch.backends.python import runtime
-from conch.backends.python.calls import Calls
+from conch.backends.python.calls import BlsClient
 from conch.backends.python.errors import describe
 from conch.backends.python.model_config import ModelConfig
 from conch.backends.python.request import InferenceRequest
 from conch.backends.python.response import InferenceResponse
-from conch.backends.python.runtime import Reply, Runtime
+from conch.backends.python.runtime import ResponseChannel, Runtime
 from conch.backends.python.tensor import ArrayUnpacker
 from conch.errors import Code, ConchError, internal, unsupported
-from conch.workers.channel import Channel, Header
-from conch.workers.packing import Packer
+from conch.workers.child.channel import Channel, Header
+from conch.workers.child.packing import Packer
 
 
 class PythonBackend:
@@ -41,7 +41,7 @@ class PythonBackend:
         self._channel = channel
         self._model: Dict[str, Any] = init["model"]
         self._config: Dict[str, Any] = json.loads(init["config"])
-        self._runtime = Runtime(channel, self._model, init["log"], Calls(channel))
+        self._runtime = Runtime(channel, self._model, init["log"], BlsClient(channel))
         self._class: Optional[Any] = None
         self._instance: Optional[Any] = None
         self._instance_name = ""
@@ -99,11 +99,11 @@ class PythonBackend:
         begin = monotonic_ns()
         unpacker = ArrayUnpacker(payload, self._channel)
         decoupled = self._decoupled
-        replies: List[Reply] = []
+        replies: List[ResponseChannel] = []
         requests: List[InferenceRequest] = []
         try:
             for fields in header["requests"]:
-                reply = Reply(self._runtime, fields["serial"], set(fields["outputs"]), decoupled)
+                reply = ResponseChannel(self._runtime, fields["serial"], set(fields["outputs"]), decoupled)
                 replies.append(reply)
                 requests.append(InferenceRequest.received(fields, unpacker.tensors(fields["inputs"]), reply))
         except ConchError as error:
@@ -157,7 +157,7 @@ class PythonBackend:
             "model_name": self._model["name"],
         }
 
-    def _run(self, requests: List[InferenceRequest], replies: List[Reply]) -> Any:
+    def _run(self, requests: List[InferenceRequest], replies: List[ResponseChannel]) -> Any:
         if self._execute is None:
             raise self._failed(f"Python model {loader.path(self._model)} does not implement `execute` method.")
         try:
@@ -171,7 +171,7 @@ class PythonBackend:
         running.add_done_callback(lambda done: self._finished(done, replies))
         return None
 
-    def _finished(self, done: "Future[Any]", replies: List[Reply]) -> None:
+    def _finished(self, done: "Future[Any]", replies: List[ResponseChannel]) -> None:
         """A decoupled model's coroutine has ended: with an error, its open requests end too."""
         error = CancelledError("the coroutine was cancelled") if done.cancelled() else done.exception()
         if error is not None:
@@ -180,7 +180,9 @@ class PythonBackend:
             for reply in replies:
                 reply.fail(Code.INTERNAL.name, message)
 
-    def _responses(self, returned: Any, replies: List[Reply], packer: Packer) -> List[Optional[Dict[str, Any]]]:
+    def _responses(
+        self, returned: Any, replies: List[ResponseChannel], packer: Packer
+    ) -> List[Optional[Dict[str, Any]]]:
         """What ``execute`` returned, as the entries of a ``done`` frame."""
         if self._decoupled and returned is not None:
             raise self._failed(
@@ -204,7 +206,9 @@ class PythonBackend:
                 )
         return [self._entry(response, reply, packer) for response, reply in zip(returned, replies)]  # noqa: B905
 
-    def _entry(self, response: Optional[InferenceResponse], reply: Reply, packer: Packer) -> Optional[Dict[str, Any]]:
+    def _entry(
+        self, response: Optional[InferenceResponse], reply: ResponseChannel, packer: Packer
+    ) -> Optional[Dict[str, Any]]:
         if response is None:
             return None
         if reply.sent:
@@ -215,7 +219,7 @@ class PythonBackend:
         reply.close()
         return response.encode(reply.outputs, packer)
 
-    def _fail(self, header: Header, replies: List[Reply], error: ConchError) -> None:
+    def _fail(self, header: Header, replies: List[ResponseChannel], error: ConchError) -> None:
         for reply in replies:
             reply.close()
         self._log_error(error.message)

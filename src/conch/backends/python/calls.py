@@ -17,29 +17,29 @@ from weakref import WeakValueDictionary
 from conch.backends.python.errors import ErrorCode, TritonError
 from conch.backends.python.response import InferenceResponse
 from conch.backends.python.tensor import ArrayUnpacker
-from conch.workers.channel import Channel, Header
-from conch.workers.packing import Packer
+from conch.workers.child.channel import Channel, Header
+from conch.workers.child.packing import Packer
 
 #: A response, and whether it is the last one.
 Answer = Tuple[InferenceResponse, bool]
 
 
-class Calls:
+class BlsClient:
     """The calls of one worker that are under way."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._numbers = count(1)
-        self._calls: WeakValueDictionary[int, Call] = WeakValueDictionary()
+        self._calls: WeakValueDictionary[int, BlsCall] = WeakValueDictionary()
         #: Coroutines that wait for an answer.
         self._awaited: Set[asyncio.Future[Any]] = set()
         self._awaiting = threading.Event()
         self._helper: Optional[threading.Thread] = None
         self._starting_helper = threading.Lock()
 
-    def start(self, header: Header, packer: Optional[Packer] = None) -> Call:
+    def start(self, header: Header, packer: Optional[Packer] = None) -> BlsCall:
         """Send a call; its number is added to ``header``."""
-        call = Call(self, next(self._numbers))
+        call = BlsCall(self, next(self._numbers))
         self._calls[call.number] = call
         header["call"] = call.number
         self._channel.send(header, packer)
@@ -57,11 +57,11 @@ class Calls:
         response._parameters = header["parameters"]
         call.add(response, header["final"])
 
-    def wait(self, call: Call) -> None:
+    def wait(self, call: BlsCall) -> None:
         """Wait until ``call`` has an answer."""
         self._channel.wait(call.has_answer)
 
-    def cancel(self, call: Call, drop: bool) -> None:
+    def cancel(self, call: BlsCall, drop: bool) -> None:
         """Have a call cancelled; with ``drop``, answers are not wanted either.  The garbage collector may call this."""
         self._channel.post({"op": "cancel_call", "call": call.number, "drop": drop})
 
@@ -85,7 +85,7 @@ class Calls:
             self._channel.wait(lambda: not self._awaited)
 
 
-class Call:
+class BlsCall:
     """One call: the answers that have arrived, and the coroutine that waits for the next.
 
     Whoever waits keeps it; when nobody does any more before its last answer, it is given up.
@@ -93,7 +93,7 @@ class Call:
 
     __slots__ = ("__weakref__", "_answers", "_calls", "_ended", "_lock", "_waiter", "number")
 
-    def __init__(self, calls: Calls, number: int) -> None:
+    def __init__(self, calls: BlsClient, number: int) -> None:
         self.number = number
         self._calls = calls
         self._answers: Deque[Answer] = deque()
@@ -173,7 +173,7 @@ class ResponseIterator:
 
     __slots__ = ("__weakref__", "_call", "_done", "_first", "_next", "_responses")
 
-    def __init__(self, call: Call, first: Optional[Answer] = None) -> None:
+    def __init__(self, call: BlsCall, first: Optional[Answer] = None) -> None:
         self._call = call
         self._first = first
         self._responses: Deque[InferenceResponse] = deque()

@@ -29,7 +29,7 @@ _TYPE: Dict[str, Tuple[int, int]] = {
 _DATATYPE = {type: name for name, type in _TYPE.items()}
 
 
-class _Tensor(ctypes.Structure):
+class _DLTensor(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
         ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
@@ -38,8 +38,8 @@ class _Tensor(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _Managed(ctypes.Structure):
-    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+class _DLManagedTensor(ctypes.Structure):
+    _fields_ = [("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -81,8 +81,8 @@ def export(array: "np.ndarray[Any, Any]", datatype: str) -> Any:
     """A capsule for a C-contiguous array whose elements are of ``datatype`` (BF16 as its bits)."""
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
     code, bits = _TYPE[datatype]
-    managed = _Managed(deleter=ctypes.cast(_c_delete, ctypes.c_void_p))
-    managed.tensor = _Tensor(array.ctypes.data, CPU, 0, array.ndim, code, bits, 1, shape, None, 0)
+    managed = _DLManagedTensor(deleter=ctypes.cast(_c_delete, ctypes.c_void_p))
+    managed.tensor = _DLTensor(array.ctypes.data, CPU, 0, array.ndim, code, bits, 1, shape, None, 0)
     address = ctypes.addressof(managed)
     _exported[address] = (managed, shape, array)
     return _new(address, _FRESH, ctypes.cast(_c_destroy, ctypes.c_void_p))
@@ -104,7 +104,7 @@ def load(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
     if not _is_valid_at(id(source), _FRESH):
         raise TritonModelException("The DLPack capsule has been used already or is not one of a tensor.")
     address = _pointer_at(id(source), _FRESH)
-    tensor = _Managed.from_address(address).tensor
+    tensor = _DLManagedTensor.from_address(address).tensor
     _check_device(tensor.device_type)
     datatype = _DATATYPE.get((tensor.code, tensor.bits))
     if datatype is None or tensor.lanes != 1:
@@ -124,7 +124,7 @@ def load(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
 
 
 def _release(address: int) -> None:
-    deleter = _Managed.from_address(address).deleter
+    deleter = _DLManagedTensor.from_address(address).deleter
     if deleter:
         _Deleter(deleter)(address)
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import InferenceResponse
 from conch.backends.python.runtime import current
-from conch.workers.packing import Packer
+from conch.workers.child.packing import Packer
 
 
 def load_model(model_name: str, config: str = "", files: Optional[Dict[str, bytes]] = None) -> None:

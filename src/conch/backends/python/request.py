@@ -11,12 +11,12 @@ import operator
 from enum import IntEnum
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
-from conch.backends.python.calls import Call, ResponseIterator
+from conch.backends.python.calls import BlsCall, ResponseIterator
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import InferenceResponseSender, check_parameters
-from conch.backends.python.runtime import Reply, current
+from conch.backends.python.runtime import ResponseChannel, current
 from conch.backends.python.tensor import Tensor
-from conch.workers.packing import Packer
+from conch.workers.child.packing import Packer
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -99,10 +99,10 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters: Mapping[str, Any] = check_parameters(parameters)
-        self._reply: Optional[Reply] = None
+        self._reply: Optional[ResponseChannel] = None
 
     @staticmethod
-    def received(fields: Dict[str, Any], inputs: List[Tensor], reply: Reply) -> InferenceRequest:
+    def received(fields: Dict[str, Any], inputs: List[Tensor], reply: ResponseChannel) -> InferenceRequest:
         """The request that an ``execute`` frame describes in ``fields``."""
         request = InferenceRequest.__new__(InferenceRequest)
         request._id = fields["id"]
@@ -175,7 +175,7 @@ class InferenceRequest:
             return call.next_later(lambda answer: ResponseIterator(call, answer))
         return call.next_later(lambda answer: answer[0])
 
-    def _call(self, decoupled: bool) -> Call:
+    def _call(self, decoupled: bool) -> BlsCall:
         runtime = current()
         if runtime.phase != "serving":
             raise TritonModelException("BLS is only supported during the 'execute' function.")
@@ -195,7 +195,7 @@ class InferenceRequest:
         }
         return runtime.calls.start(header, packer)
 
-    def _received_reply(self) -> Reply:
+    def _received_reply(self) -> ResponseChannel:
         if self._reply is None:
             raise TritonModelException("The request was not received by this model: it has no client.")
         return self._reply

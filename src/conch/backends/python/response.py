@@ -9,9 +9,9 @@ import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 from conch.backends.python.errors import TritonError, TritonModelException
-from conch.backends.python.runtime import Reply
+from conch.backends.python.runtime import ResponseChannel
 from conch.backends.python.tensor import Tensor
-from conch.workers.packing import Packer
+from conch.workers.child.packing import Packer
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
@@ -83,7 +83,7 @@ class InferenceResponseSender:
 
     __slots__ = ("__weakref__", "_reply")
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: ResponseChannel) -> None:
         self._reply = reply
 
     def send(self, response: Optional[InferenceResponse] = None, flags: int = 0) -> None:

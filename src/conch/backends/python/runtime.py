@@ -8,24 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, Optional, Set, Tuple
 from weakref import WeakValueDictionary
 
-from conch.workers.channel import Channel, Header
-from conch.workers.packing import Packer
+from conch.workers.child.channel import Channel, Header
+from conch.workers.child.packing import Packer
 
 if TYPE_CHECKING:
-    from conch.backends.python.calls import Calls
+    from conch.backends.python.calls import BlsClient
     from conch.backends.python.response import InferenceResponse
 
 
 class Runtime:
     """Shared by all threads of a worker."""
 
-    def __init__(self, channel: Channel, model: Dict[str, Any], log: Dict[str, Any], calls: Calls) -> None:
+    def __init__(self, channel: Channel, model: Dict[str, Any], log: Dict[str, Any], calls: BlsClient) -> None:
         self.channel = channel
         self.calls = calls
         self.model = model
         self.log = log
         #: Requests that have not had their last response, by serial number, as long as the model keeps them.
-        self.replies: WeakValueDictionary[int, Reply] = WeakValueDictionary()
+        self.replies: WeakValueDictionary[int, ResponseChannel] = WeakValueDictionary()
         #: The name of the model's instance.
         self.instance = f"{model['name']}_0"
         #: ``starting``, ``serving`` once the model's object is initialised, ``stopping`` when it is to finalise.
@@ -64,7 +64,7 @@ class Runtime:
         return self.control(header)
 
 
-class Reply:
+class ResponseChannel:
     """How far one request has got, and where its responses go."""
 
     __slots__ = ("__weakref__", "cancelled", "closed", "decoupled", "held", "outputs", "runtime", "sent", "serial")

@@ -14,8 +14,8 @@ from conch.backends.python import dlpack, strings
 from conch.backends.python.datatypes import DATATYPE, DTYPE, NUMBER
 from conch.backends.python.errors import TritonModelException
 from conch.tensors import Buffer
-from conch.workers.borrowing import BorrowingUnpacker
-from conch.workers.packing import INLINE_LIMIT, Descriptor, Packer
+from conch.workers.child.borrowing import BorrowingUnpacker
+from conch.workers.child.packing import INLINE_LIMIT, Descriptor, Packer
 
 
 class Tensor:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from conch.errors import ConchError
-from conch.frontends.grpc.frames import MAX_WINDOW, ErrorCode
-from conch.frontends.grpc.limits import STREAM_WINDOW, MessageBudget
+from conch.frontends.grpc.http2.frames import MAX_WINDOW, Http2ErrorCode
+from conch.frontends.grpc.http2.limits import STREAM_WINDOW, MessageBudget
+from conch.frontends.grpc.http2.streams import Stream
 from conch.frontends.grpc.messages import ENCODINGS, MessageReader, encode
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import (
@@ -25,7 +26,6 @@ from conch.frontends.grpc.status import (
     status_of,
     trailers,
 )
-from conch.frontends.grpc.streams import Stream
 from conch.tensors import Buffer
 
 LOGGER: Final = logging.getLogger("conch")
@@ -184,7 +184,7 @@ class Call:
         """End the call with an error."""
         self.finish(*status_of(error))
 
-    def cut_off(self, status: Status, message: str, code: ErrorCode = ErrorCode.CANCEL) -> None:
+    def cut_off(self, status: Status, message: str, code: Http2ErrorCode = Http2ErrorCode.CANCEL) -> None:
         """End the call with a status although work for it goes on, which is given up.
 
         If messages still wait to be sent they are dropped, and the stream is reset with ``code`` instead.

@@ -12,16 +12,16 @@ from tritonclient.grpc import service_pb2
 
 from conch.errors import ConchError, internal, unsupported
 from conch.frontends.grpc.calls import LOGGER, UNREADABLE, UnaryCall
+from conch.frontends.grpc.http2.streams import Stream
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
-from conch.frontends.grpc.streams import Stream
 from conch.inference import InferRequest, InferResponse
 from conch.wire.grpc.control import read_version
-from conch.wire.grpc.infer import OutputPlan, decode_infer, encode_infer
+from conch.wire.grpc.infer import GrpcOutputPlan, decode_infer, encode_infer
 
 if TYPE_CHECKING:
-    from conch.frontends.grpc.service import Service
+    from conch.frontends.grpc.service import GrpcService
     from conch.server.model import Model
 
 
@@ -31,9 +31,9 @@ class InferCall(UnaryCall):
     __slots__ = ("_kept", "_model", "_plan", "_request", "_responses", "_service")
 
     _model: Model
-    _plan: OutputPlan
+    _plan: GrpcOutputPlan
 
-    def __init__(self, stream: Stream, head: RequestHead, service: Service) -> None:
+    def __init__(self, stream: Stream, head: RequestHead, service: GrpcService) -> None:
         super().__init__(stream, head, service.loop)
         self._service = service
         self._request: InferRequest | None = None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
-from conch.frontends.grpc.frames import ErrorCode
-from conch.frontends.grpc.http2 import Connection
+from conch.frontends.grpc.http2.connection import Connection
+from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.settings import Settings
 
 
@@ -45,7 +45,7 @@ class Lifetime:
 
     def _expect_pong(self) -> None:
         if not self._connection.active:
-            self._connection.fail(ErrorCode.NO_ERROR, "keepalive_timeout")
+            self._connection.fail(Http2ErrorCode.NO_ERROR, "keepalive_timeout")
             return
         self._silence = self._loop.call_later(self._settings.grpc_keepalive_time / 1000, self._check)
 
@@ -53,4 +53,4 @@ class Lifetime:
         self._connection.drain()
         grace = self._settings.grpc_max_connection_age_grace
         if grace:
-            self._age = self._loop.call_later(grace / 1000, self._connection.fail, ErrorCode.NO_ERROR, "max_age")
+            self._age = self._loop.call_later(grace / 1000, self._connection.fail, Http2ErrorCode.NO_ERROR, "max_age")

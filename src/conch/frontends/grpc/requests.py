@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from conch.frontends.grpc.frames import ErrorCode, StreamFault
-from conch.frontends.grpc.headers import Field
+from conch.frontends.grpc.http2.frames import Http2ErrorCode, StreamFault
+from conch.frontends.grpc.http2.headers import Field
 
 _SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _CONNECTION_FIELDS: Final = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -50,13 +50,13 @@ def parse_head(fields: Sequence[Field]) -> RequestHead:
     for name, value in fields:
         if name.startswith(b":"):
             if metadata or name in pseudo or name not in _PSEUDO_FIELDS:
-                raise StreamFault(ErrorCode.PROTOCOL_ERROR, "misplaced or unknown pseudo-header field")
+                raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "misplaced or unknown pseudo-header field")
             pseudo[name] = value
         else:
             _check_field(name, value)
             metadata.append((name.decode("latin-1"), _text(name, value)))
     if len(pseudo.keys() & {b":method", b":scheme", b":path"}) < 3:
-        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "missing pseudo-header field")
+        raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "missing pseudo-header field")
     head = RequestHead(pseudo[b":path"].decode("latin-1"), tuple(metadata), None, "identity", (), None)
     accepted = (head.get("grpc-accept-encoding") or "").split(",")
     return RequestHead(
@@ -71,11 +71,11 @@ def parse_head(fields: Sequence[Field]) -> RequestHead:
 
 def _check_field(name: bytes, value: bytes) -> None:
     if not name or name != name.lower() or any(byte <= 0x20 or byte >= 0x7F or byte == 0x3A for byte in name):
-        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "malformed field name")
+        raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "malformed field name")
     if name in _CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
-        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "connection-specific field")
+        raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "connection-specific field")
     if b"\0" in value or b"\r" in value or b"\n" in value:
-        raise StreamFault(ErrorCode.PROTOCOL_ERROR, "malformed field value")
+        raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "malformed field value")
 
 
 def _text(name: bytes, value: bytes) -> str:
@@ -83,7 +83,7 @@ def _text(name: bytes, value: bytes) -> str:
         try:
             return base64.b64decode(value + b"=" * (-len(value) % 4), validate=True).decode("latin-1")
         except binascii.Error:
-            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "binary metadata that is not base64") from None
+            raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "binary metadata that is not base64") from None
     try:
         return value.decode()
     except UnicodeDecodeError:

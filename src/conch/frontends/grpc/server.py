@@ -11,10 +11,10 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from conch.errors import internal
-from conch.frontends.grpc.frames import ErrorCode
-from conch.frontends.grpc.http2 import Connection
+from conch.frontends.grpc.http2.connection import Connection
+from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.lifetime import Lifetime
-from conch.frontends.grpc.service import Service
+from conch.frontends.grpc.service import GrpcService
 from conch.frontends.grpc.tls import make_context
 from conch.settings import Settings
 
@@ -46,7 +46,7 @@ class GrpcFrontend:
         Raises INTERNAL with Triton's text when the port is taken, INVALID_ARG for unusable TLS files.
         """
         loop = asyncio.get_running_loop()
-        service = Service(self._server, loop)
+        service = GrpcService(self._server, loop)
 
         context = make_context(self._settings)
         try:
@@ -77,7 +77,7 @@ class GrpcFrontend:
                 await asyncio.wait_for(self._all_gone.wait(), grace_seconds)
             except TimeoutError:
                 for connection in list(self._lifetimes):
-                    connection.fail(ErrorCode.NO_ERROR, "server is stopping")
+                    connection.fail(Http2ErrorCode.NO_ERROR, "server is stopping")
 
     def opened(self, connection: Connection) -> None:
         self._lifetimes[connection] = Lifetime(connection, self._settings)

@@ -1,6 +1,6 @@
 """The RPCs: what the server answers to each method of ``inference.GRPCInferenceService`` and the health service.
 
-``Service`` is the application behind every connection of the front end; it runs on the event loop
+``GrpcService`` is the application behind every connection of the front end; it runs on the event loop
 and calls nothing but the server's core.
 """
 
@@ -17,13 +17,13 @@ from tritonclient.grpc import service_pb2 as pb
 from conch.errors import ConchError, unavailable, unsupported
 from conch.frontends.grpc.access import Access, HeaderForwarding
 from conch.frontends.grpc.calls import LOGGER, UNREADABLE, Call, UnaryCall
-from conch.frontends.grpc.headers import Field
+from conch.frontends.grpc.http2.headers import Field
+from conch.frontends.grpc.http2.roles import NOBODY, Receiver
+from conch.frontends.grpc.http2.streams import Stream
 from conch.frontends.grpc.infer import InferCall
 from conch.frontends.grpc.requests import RequestHead, parse_head
-from conch.frontends.grpc.roles import NOBODY, Receiver
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
-from conch.frontends.grpc.streams import Stream
 from conch.wire.grpc import control
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Method(NamedTuple):
     open: Callable[[Stream, RequestHead], Call]
 
 
-class Service:
+class GrpcService:
     """Opens calls on streams.  ``forwarding`` and ``compression`` concern inference."""
 
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
@@ -184,7 +184,7 @@ class ControlCall(UnaryCall):
         self,
         stream: Stream,
         head: RequestHead,
-        service: Service,
+        service: GrpcService,
         request_class: type[Message],
         answer: Answer,
     ) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from conch.errors import Code, ConchError
-from conch.frontends.grpc.headers import encode_headers
+from conch.frontends.grpc.http2.headers import encode_headers
 
 #: gRPC clients refuse metadata of more than 8 KiB in all, and with it the status: longer messages are cut.
 MAX_MESSAGE: Final = 6 << 10

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Final
 
 from conch.errors import ConchError, internal
 from conch.frontends.grpc.calls import LOGGER, Call
-from conch.frontends.grpc.frames import ErrorCode
+from conch.frontends.grpc.http2.frames import Http2ErrorCode
+from conch.frontends.grpc.http2.streams import Stream
 from conch.frontends.grpc.infer import parse_request
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
-from conch.frontends.grpc.streams import Stream
 from conch.inference import InferRequest, InferResponse
 from conch.tensors import Buffer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import (
-    OutputPlan,
+    GrpcOutputPlan,
     decode_infer,
     encode_empty_final,
     encode_execution_error,
@@ -33,7 +33,7 @@ from conch.wire.grpc.infer import (
 )
 
 if TYPE_CHECKING:
-    from conch.frontends.grpc.service import Service
+    from conch.frontends.grpc.service import GrpcService
     from conch.server.model import Model
 
 #: Bytes of responses that wait, for a slow client or for their turn, before the client's next requests do, too.
@@ -50,7 +50,7 @@ class StreamInferCall(Call):
 
     __slots__ = ("_early", "_half_closed", "_running", "_service", "_turns", "strict")
 
-    def __init__(self, stream: Stream, head: RequestHead, service: Service) -> None:
+    def __init__(self, stream: Stream, head: RequestHead, service: GrpcService) -> None:
         self._service = service
         #: Whether an execution that fails ends the stream.
         self.strict = (head.get("triton_grpc_error") or "").lower() == "true"
@@ -116,7 +116,7 @@ class StreamInferCall(Call):
                 self.send(first.message)
         queued = self.stream.queued
         if queued > GIVE_UP_AT:
-            self.cut_off(Status.RESOURCE_EXHAUSTED, "Responses are not read", ErrorCode.ENHANCE_YOUR_CALM)
+            self.cut_off(Status.RESOURCE_EXHAUSTED, "Responses are not read", Http2ErrorCode.ENHANCE_YOUR_CALM)
         elif queued + self._early > PAUSE_AT:
             self.paused = True
         elif not queued:
@@ -152,7 +152,7 @@ class _Exchange:
     __slots__ = ("_call", "_model", "_only", "_responses", "plan", "request", "turn")
 
     request: InferRequest
-    plan: OutputPlan
+    plan: GrpcOutputPlan
 
     def __init__(self, call: StreamInferCall, model: Model) -> None:
         self._call = call

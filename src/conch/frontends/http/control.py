@@ -23,7 +23,7 @@ _PLAIN: Final = (b"Content-Type", b"text/plain")
 _REPOSITORY: Final = "'repository_name' specification is not supported"
 
 
-class Control:
+class ControlRoutes:
     """The handlers; each answers its exchange or raises :class:`ConchError`."""
 
     def __init__(self, server: Server) -> None:

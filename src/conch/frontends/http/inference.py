@@ -21,7 +21,7 @@ from conch.server.model import Model
 from conch.wire import compression
 from conch.wire.json.control import error_body
 from conch.wire.json.generate import NOT_ONE_RESPONSE, decode_generate, encode_generate, server_sent_event
-from conch.wire.json.infer import OutputPlan, decode_infer, encode_infer, parse_header_length
+from conch.wire.json.infer import JsonOutputPlan, decode_infer, encode_infer, parse_header_length
 
 LOG = logging.getLogger("conch")
 
@@ -160,7 +160,7 @@ class _Infer(_Answer):
 
     __slots__ = ("_kept", "_model", "plan")
 
-    plan: OutputPlan
+    plan: JsonOutputPlan
 
     def __init__(self, exchange: Exchange, model: Model) -> None:
         super().__init__(exchange)

@@ -23,14 +23,7 @@ from conch.wire.openai.chat import read_chat
 from conch.wire.openai.completions import read_completion
 from conch.wire.openai.embeddings import read_embedding
 from conch.wire.openai.errors import ApiError
-from conch.wire.openai.models import (
-    list_body,
-    model_body,
-    require_chat,
-    require_completion,
-    require_embedding,
-    usable,
-)
+from conch.wire.openai.models import list_body, model_body, require_chat, require_completion, require_embedding, usable
 from conch.wire.openai.reading import Fields, read_body
 
 LOG = logging.getLogger("conch")

@@ -18,14 +18,14 @@ from conch.frontends.http.openai_status import STATUS, refuse
 from conch.frontends.http.status import JSON
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 from conch.wire.openai.answering import Answer, event
 from conch.wire.openai.chat import ChatRequest
 from conch.wire.openai.completions import CompletionRequest
 from conch.wire.openai.embeddings import EmbeddingAnswer, EmbeddingRequest, wanted_outputs
 from conch.wire.openai.errors import error_body
 from conch.wire.openai.models import PROMPT
-from conch.wire.openai.replies import Piece, read_reply
+from conch.wire.openai.replies import ChoiceDelta, read_reply
 
 LOG = logging.getLogger("conch")
 
@@ -39,7 +39,7 @@ class Delivery:
         self,
         exchange: Exchange,
         model: Model,
-        inputs: Sequence[dict[str, Tensor]],
+        inputs: Sequence[dict[str, WireTensor]],
         *,
         id: str = "",
         outputs: tuple[str, ...] = (),
@@ -124,7 +124,7 @@ class GenerationDelivery(Delivery):
         reply = read_reply(response, self._top)
         pieces = reply.pieces[: self._choices]
         if last:
-            pieces += [Piece()] * (self._choices - len(pieces))
+            pieces += [ChoiceDelta()] * (self._choices - len(pieces))
         prompt = reply.prompt_tokens
         if prompt is not None:
             prompt = None if part in self._counted else prompt

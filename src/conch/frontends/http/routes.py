@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from conch import logs
 from conch.errors import Code, ConchError, invalid
 from conch.frontends.http.connection import MAX_BODY_BYTES
-from conch.frontends.http.control import Control
+from conch.frontends.http.control import ControlRoutes
 from conch.frontends.http.exchange import Exchange
 from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
@@ -58,7 +58,7 @@ class Router:
             for rule in server.settings.http_restricted_api
             for api in rule.apis
         }
-        control = Control(server)
+        control = ControlRoutes(server)
         table = _openai_table(server, control) if openai_only else _kserve_table(server, control)
         if not openai_only:
             table += _openai_table(server, control)
@@ -120,7 +120,7 @@ class Router:
         return "" if allowed else f"This API is restricted, expecting header '{shown}'"
 
 
-def _kserve_table(server: Server, control: Control) -> list[_Row]:
+def _kserve_table(server: Server, control: ControlRoutes) -> list[_Row]:
     """The protocol of KServe, with Triton's extensions."""
     get, post = b"GET", b"POST"
     inference = Inference(server)
@@ -154,7 +154,7 @@ def _kserve_table(server: Server, control: Control) -> list[_Row]:
     ]
 
 
-def _openai_table(server: Server, control: Control) -> list[_Row]:
+def _openai_table(server: Server, control: ControlRoutes) -> list[_Row]:
     """OpenAI's API, and the health check of Triton's front end for it."""
     get, post = b"GET", b"POST"
     openai = OpenAi(server)

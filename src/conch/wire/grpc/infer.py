@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from conch.errors import ConchError, invalid, not_found
 from conch.inference import InferRequest, InferResponse, ParameterValue
-from conch.tensors import CONFIG_NAME, Buffer, Tensor
+from conch.tensors import CONFIG_NAME, Buffer, WireTensor
 from conch.wire.grpc.contents import read_contents
 from conch.wire.grpc.parameters import (
     FINAL_RESPONSE,
@@ -34,7 +34,7 @@ _INFER_RESPONSE: Final = b"\x12"
 
 
 @dataclass(slots=True)
-class OutputPlan:
+class GrpcOutputPlan:
     """How the client wants the response; ``classification`` names outputs and how many classes they become.
 
     ``version`` is the model version as the request gave it, perhaps not at all.
@@ -47,14 +47,14 @@ class OutputPlan:
 
 def decode_infer(
     message: service_pb2.ModelInferRequest, on_response: Callable[[InferResponse], None], version: int
-) -> tuple[InferRequest, OutputPlan]:
+) -> tuple[InferRequest, GrpcOutputPlan]:
     """The request in ``message`` for model version ``version``, and how its response is to be written.
 
     The request is not yet checked against the model (:mod:`conch.validation` does that).  Raises
     INVALID_ARG with Triton's texts for whatever is wrong with the message.
     """
     request = InferRequest(message.model_name, {}, on_response, model_version=version, id=message.id)
-    plan = OutputPlan(message.model_version)
+    plan = GrpcOutputPlan(message.model_version)
     parameters = message.parameters
     if parameters:
         plan.empty_final = read_request_parameters(parameters, request)
@@ -104,10 +104,10 @@ def _read_inputs(message: service_pb2.ModelInferRequest, request: InferRequest) 
             data = None
         if data is None:
             raise invalid(f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request.")
-        inputs[name] = Tensor(name, datatype, tuple(tensor.shape[:]), data)
+        inputs[name] = WireTensor(name, datatype, tuple(tensor.shape[:]), data)
 
 
-def _read_output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor, plan: OutputPlan) -> None:
+def _read_output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor, plan: GrpcOutputPlan) -> None:
     in_memory = names_shared_memory(output.parameters, output.name)
     classes = read_classification(output.parameters)
     if in_memory:
@@ -126,7 +126,7 @@ def _no_region(parameters: Parameters) -> ConchError:
 def encode_infer(
     request: InferRequest,
     response: InferResponse,
-    plan: OutputPlan,
+    plan: GrpcOutputPlan,
     labels: Callable[[str], Sequence[str] | None],
     batched: bool,
 ) -> list[Buffer]:
@@ -172,21 +172,21 @@ def encode_stream_error(error: str, request_id: str) -> list[Buffer]:
     ]
 
 
-def encode_execution_error(error: str, request: InferRequest, plan: OutputPlan, final: bool) -> list[Buffer]:
+def encode_execution_error(error: str, request: InferRequest, plan: GrpcOutputPlan, final: bool) -> list[Buffer]:
     """A ``ModelStreamInferResponse`` for an error that execution ended with, or sent in between."""
     message = service_pb2.ModelStreamInferResponse(error_message=_text(error))
     _fill(message.infer_response, request, plan, final)
     return [message.SerializeToString()]
 
 
-def encode_empty_final(request: InferRequest, plan: OutputPlan) -> list[Buffer]:
+def encode_empty_final(request: InferRequest, plan: GrpcOutputPlan) -> list[Buffer]:
     """A ``ModelStreamInferResponse`` that only says that its request has ended."""
     message = service_pb2.ModelStreamInferResponse()
     _fill(message.infer_response, request, plan, True)
     return [message.SerializeToString()]
 
 
-def _fill(response: service_pb2.ModelInferResponse, request: InferRequest, plan: OutputPlan, final: bool) -> None:
+def _fill(response: service_pb2.ModelInferResponse, request: InferRequest, plan: GrpcOutputPlan, final: bool) -> None:
     response.id = request.id
     response.model_name = request.model_name
     response.model_version = plan.version

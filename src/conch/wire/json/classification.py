@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 
 from conch.errors import invalid
-from conch.tensors import NATIVE_FORMAT, Tensor, pack_bytes
+from conch.tensors import NATIVE_FORMAT, WireTensor, pack_bytes
 
 MAX_ELEMENTS: Final = 1_000_000
 
 
-def classify(tensor: Tensor, count: int, labels: Sequence[str] | None, batched: bool) -> Tensor:
+def classify(tensor: WireTensor, count: int, labels: Sequence[str] | None, batched: bool) -> WireTensor:
     """The ``count`` largest values of an output, or of each of its rows if the model batches.
 
     The result is BYTES of ``<value>:<index>`` or ``<value>:<index>:<label>``, largest first, of
@@ -38,7 +38,7 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str] | None, batched: 
         # Sorted from the end of the row, then reversed: of equal values the first one comes first.
         best = (classes - 1 - np.argsort(row[::-1], kind="stable")[::-1][:count]).tolist()
         elements += [_class(row[index].item(), index, labels) for index in best]
-    return Tensor(tensor.name, "BYTES", (*batch, count), pack_bytes(elements))
+    return WireTensor(tensor.name, "BYTES", (*batch, count), pack_bytes(elements))
 
 
 def _class(value: float | int, index: int, labels: Sequence[str] | None) -> bytes:

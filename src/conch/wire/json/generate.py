@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from conch.errors import ConchError, invalid
 from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue, TensorSpec
-from conch.tensors import Buffer, Tensor
+from conch.tensors import Buffer, WireTensor
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
 from conch.wire.json.infer import MAX_INPUT_SIZE, as_parameter, check_json_size
@@ -78,7 +78,7 @@ class _Members:
         else:
             self.request.inputs[key] = self._tensor(spec, value)
 
-    def _tensor(self, spec: TensorSpec, value: Any) -> Tensor:
+    def _tensor(self, spec: TensorSpec, value: Any) -> WireTensor:
         values = value if type(value) is list else [value]
         dims = (-1, *spec.dims) if self.signature.max_batch_size > 0 else spec.dims
         shape = _shape(spec.name, dims, len(values))
@@ -90,7 +90,7 @@ class _Members:
                 f" the maximum allowed input size of {self.max_input_size} bytes."
                 " Use --http-max-input-size to increase the limit."
             )
-        return Tensor(spec.name, spec.datatype, shape, data)
+        return WireTensor(spec.name, spec.datatype, shape, data)
 
 
 def _shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class RequestedOutput(NamedTuple):
 
 
 @dataclass(slots=True)
-class OutputPlan:
+class JsonOutputPlan:
     """How the client wants the response.  ``outputs`` is empty when all outputs are wanted."""
 
     binary: bool = False
@@ -70,7 +70,7 @@ def decode_infer(
     on_response: Callable[[InferResponse], None],
     *,
     max_input_size: int = MAX_INPUT_SIZE,
-) -> tuple[InferRequest, OutputPlan]:
+) -> tuple[InferRequest, JsonOutputPlan]:
     """The request in ``body``, and how its response is to be written.
 
     ``header_length`` comes from :func:`parse_header_length`.  The request is not yet checked
@@ -78,7 +78,7 @@ def decode_infer(
     Triton's texts and codes for whatever is wrong with the body.
     """
     request = InferRequest(signature.name, {}, on_response, model_version=signature.version)
-    plan = OutputPlan(batched=signature.max_batch_size > 0)
+    plan = JsonOutputPlan(batched=signature.max_batch_size > 0)
     if header_length == 0 or (header_length is None and not body):
         plan.binary = True
         raw_input(body, signature, request, max_input_size)
@@ -119,7 +119,7 @@ def _split(body: Buffer, header_length: int | None) -> tuple[Buffer, Buffer]:
     return view[:header_length], view[header_length:]
 
 
-def _read_parameters(value: Any, request: InferRequest, plan: OutputPlan) -> None:
+def _read_parameters(value: Any, request: InferRequest, plan: JsonOutputPlan) -> None:
     custom: dict[str, ParameterValue] = {}
     for key, item in text.as_members(value, "failed to get request params.").items():
         if key == "sequence_id":
@@ -165,7 +165,7 @@ def _unable(key: str) -> str:
     return f"Unable to parse '{key}'"
 
 
-def _read_outputs(value: Any, request: InferRequest, plan: OutputPlan) -> None:
+def _read_outputs(value: Any, request: InferRequest, plan: JsonOutputPlan) -> None:
     wanted = plan.outputs
     for item in text.as_array(value, "Unable to parse 'outputs'"):
         name = text.as_string(text.member(item, "name", _NAME), _NAME)
@@ -195,7 +195,7 @@ def _requested(parameters: dict[str, Any]) -> RequestedOutput:
 def encode_infer(
     request: InferRequest,
     response: InferResponse,
-    plan: OutputPlan,
+    plan: JsonOutputPlan,
     labels: Callable[[str], Sequence[str] | None],
 ) -> tuple[bytes, list[Buffer]]:
     """A response as its JSON and the binary tensors that follow it.

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 from conch.errors import ConchError, invalid, unsupported
 from conch.inference import InferRequest, ModelSignature
-from conch.tensors import ELEMENT_SIZE, MAX_ELEMENTS, Buffer, Tensor, format_shape
+from conch.tensors import ELEMENT_SIZE, MAX_ELEMENTS, Buffer, WireTensor, format_shape
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
 
@@ -49,7 +49,7 @@ def read_inputs(document: dict[str, Any], binary: Buffer, request: InferRequest,
             refuse_region(parameters)
         if name in inputs:
             raise request.error(f"input '{name}' already exists in request")
-        inputs[name] = Tensor(name, datatype, shape, data)
+        inputs[name] = WireTensor(name, datatype, shape, data)
     if at != len(binary):
         raise invalid(f"unexpected additional input data for model '{request.model_name}'")
 
@@ -90,7 +90,7 @@ def raw_input(body: Buffer, signature: ModelSignature, request: InferRequest, ma
     else:
         row = prod(dim for dim in spec.dims if dim != -1) * ELEMENT_SIZE[spec.datatype]
         shape = (*batch, *(len(body) // row if dim == -1 else dim for dim in spec.dims))
-    request.inputs[spec.name] = Tensor(spec.name, spec.datatype, shape, body)
+    request.inputs[spec.name] = WireTensor(spec.name, spec.datatype, shape, body)
 
 
 def _source(item: Any, parameters: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, Final
 
 from conch.errors import internal, invalid
-from conch.tensors import ELEMENT_SIZE, NATIVE_FORMAT, Tensor, pack_bytes, split_bytes
+from conch.tensors import ELEMENT_SIZE, NATIVE_FORMAT, WireTensor, pack_bytes, split_bytes
 from conch.wire.json import text
 
 _DATA: Final = "Unable to parse 'data'"
@@ -90,7 +90,7 @@ def _numbers(datatype: str, values: list[Any]) -> bytes:
     return array(_UNSIGNED_OF_SIZE[size], [value & mask for value in values]).tobytes()
 
 
-def to_json(tensor: Tensor) -> list[Any]:
+def to_json(tensor: WireTensor) -> list[Any]:
     """The elements of an output, flat: numbers, bools, or strings for :func:`conch.wire.json.text.dumps`.
 
     Numbers that are not finite are left in.  Raises INVALID_ARG for FP16 and BF16, which JSON does not carry.

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import orjson
 
-from conch.wire.openai.replies import Piece
+from conch.wire.openai.replies import ChoiceDelta
 
 DONE = b"data: [DONE]\n\n"
 
@@ -30,7 +30,7 @@ class Usage:
         self.prompt: int | None = None
         self.completion: int | None = None
 
-    def add(self, prompt: int | None, pieces: list[Piece]) -> None:
+    def add(self, prompt: int | None, pieces: list[ChoiceDelta]) -> None:
         """``prompt`` is None where it has been counted."""
         if prompt is not None:
             self.prompt = (self.prompt or 0) + prompt
@@ -67,7 +67,7 @@ class Answer(ABC):
         #: Why each choice has ended; empty while it goes on.
         self._ends = [""] * choices
 
-    def events(self, index: int, piece: Piece, *, last: bool) -> bytes:
+    def events(self, index: int, piece: ChoiceDelta, *, last: bool) -> bytes:
         """The events of a piece of choice ``index``; ``last`` when no more comes of it."""
         chunks = self._chunks(index, piece, self._end(index, piece, last))
         return b"".join([event(self._chunk([chunk])) for chunk in chunks])
@@ -79,7 +79,7 @@ class Answer(ABC):
             return DONE
         return event(orjson.dumps({**self._chunk_head, "choices": [], "usage": usage})) + DONE
 
-    def add(self, index: int, piece: Piece, *, last: bool) -> None:
+    def add(self, index: int, piece: ChoiceDelta, *, last: bool) -> None:
         """Keep a piece for the object."""
         self._keep(index, piece, self._end(index, piece, last))
 
@@ -94,11 +94,11 @@ class Answer(ABC):
         return bool(self._ends[index])
 
     @abstractmethod
-    def _chunks(self, index: int, piece: Piece, end: str) -> list[dict[str, Any]]:
+    def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
         """Choices of chunks; ``end`` is the reason where the choice ends with this piece."""
 
     @abstractmethod
-    def _keep(self, index: int, piece: Piece, end: str) -> None: ...
+    def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None: ...
 
     @abstractmethod
     def _choice(self, index: int) -> dict[str, Any]: ...
@@ -109,7 +109,7 @@ class Answer(ABC):
             chunk["usage"] = None
         return orjson.dumps(chunk)
 
-    def _end(self, index: int, piece: Piece, last: bool) -> str:
+    def _end(self, index: int, piece: ChoiceDelta, last: bool) -> str:
         self._counts[index] += piece.tokens or 0
         if not piece.finish and not last:
             return ""

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from conch.inference import ModelSignature
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 from conch.wire.openai.answering import Answer
 from conch.wire.openai.errors import ApiError
 from conch.wire.openai.inputs import generation_inputs
@@ -16,7 +16,7 @@ from conch.wire.openai.logprobs import chat_logprobs
 from conch.wire.openai.messages import read_messages
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import Fields, wrong
-from conch.wire.openai.replies import Piece, Token
+from conch.wire.openai.replies import ChoiceDelta, Token
 from conch.wire.openai.sampling import MAX_LOGPROBS, PASSED_OVER, Decoding, read_sampling, read_stream
 from conch.wire.openai.tool_calls import Delta, Parser, parser_for
 from conch.wire.openai.tools import Tools, read_tools
@@ -34,7 +34,7 @@ class ChatRequest(Decoding):
     tools: Tools
     template: bytes | None
 
-    def inputs(self, signature: ModelSignature) -> list[dict[str, Tensor]]:
+    def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
         """Those of the one request that the model gets."""
         given = {MESSAGES: self.messages}
         for name, value in (("tools", self.tools.offered), (TEMPLATE_VALUES, self.template)):
@@ -99,7 +99,7 @@ class _Message:
     #: Tokens whose text has not been passed on yet, or all of them.
     tokens: list[Token] = field(default_factory=list)
 
-    def deltas(self, piece: Piece, end: str) -> list[Delta]:
+    def deltas(self, piece: ChoiceDelta, end: str) -> list[Delta]:
         if piece.logprobs:
             self.tokens += piece.logprobs
         if self.parser is None:
@@ -123,7 +123,7 @@ class ChatAnswer(Answer):
         self._logprobs = request.logprobs is not None
         self._messages = [_Message(parser_for(request.tools)) for _ in range(request.choices)]
 
-    def _chunks(self, index: int, piece: Piece, end: str) -> list[dict[str, Any]]:
+    def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
         message = self._messages[index]
         deltas = message.deltas(piece, end)
         if not message.begun:
@@ -141,7 +141,7 @@ class ChatAnswer(Answer):
             chunks[-1]["finish_reason"] = message.reason(end)
         return chunks
 
-    def _keep(self, index: int, piece: Piece, end: str) -> None:
+    def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None:
         message = self._messages[index]
         for delta in message.deltas(piece, end):
             if "content" in delta:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from conch.inference import ModelSignature
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 from conch.wire.openai.answering import Answer
 from conch.wire.openai.errors import ApiError
 from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.logprobs import completion_logprobs
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import Fields, wrong
-from conch.wire.openai.replies import Piece, Token
+from conch.wire.openai.replies import ChoiceDelta, Token
 from conch.wire.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, PASSED_OVER, Decoding, read_sampling, read_stream
 
 #: Prompts of one request; each becomes a request to the model.
@@ -27,7 +27,7 @@ class CompletionRequest(Decoding):
     prompts: list[str]
     echo: bool
 
-    def inputs(self, signature: ModelSignature) -> list[dict[str, Tensor]]:
+    def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
         """Those of a request to the model for each prompt."""
         return [
             generation_inputs(
@@ -97,14 +97,14 @@ class CompletionAnswer(Answer):
         self._texts: list[list[str]] = [[] for _ in range(count)]
         self._tokens: list[list[Token]] = [[] for _ in range(count)]
 
-    def _chunks(self, index: int, piece: Piece, end: str) -> list[dict[str, Any]]:
+    def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
         text = self._text(index, piece)
         if not text and not piece.logprobs and not end:
             return []
         logprobs = self._logprobs(index, piece.logprobs) if piece.logprobs else None
         return [{"index": index, "text": text, "logprobs": logprobs, "finish_reason": end or None}]
 
-    def _keep(self, index: int, piece: Piece, end: str) -> None:
+    def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None:
         self._texts[index].append(self._text(index, piece))
         self._tokens[index] += piece.logprobs or ()
 
@@ -116,7 +116,7 @@ class CompletionAnswer(Answer):
             "finish_reason": self._ends[index],
         }
 
-    def _text(self, index: int, piece: Piece) -> str:
+    def _text(self, index: int, piece: ChoiceDelta) -> str:
         echo, self._echoes[index] = self._echoes[index], ""
         return echo + piece.text
 

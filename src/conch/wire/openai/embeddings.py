@@ -12,7 +12,7 @@ import orjson
 
 from conch.errors import internal
 from conch.inference import InferResponse, ModelSignature
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 from conch.wire.json.tensor import to_json
 from conch.wire.openai.completions import read_texts
 from conch.wire.openai.errors import ApiError
@@ -33,7 +33,7 @@ class EmbeddingRequest:
     base64: bool
     dimensions: int
 
-    def inputs(self, signature: ModelSignature) -> list[dict[str, Tensor]]:
+    def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
         """Those of the requests to the model: as many texts in each as the model takes at a time."""
         spec = signature.inputs[PROMPT]
         output = signature.outputs[embedding_output(signature) or ""]
@@ -96,7 +96,7 @@ class EmbeddingAnswer:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return orjson.dumps({"object": "list", "data": data, "model": self._model, "usage": usage})
 
-    def _vectors(self, tensor: Tensor, rows: int) -> list[memoryview]:
+    def _vectors(self, tensor: WireTensor, rows: int) -> list[memoryview]:
         data = memoryview(bytes(tensor.data))
         size, rest = divmod(len(data), 4 * rows)
         if rest or not size:

@@ -13,7 +13,7 @@ import orjson
 
 from conch.errors import ConchError
 from conch.inference import ModelSignature
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 from conch.wire.json.tensor import from_json
 from conch.wire.openai.errors import ApiError
 
@@ -46,7 +46,7 @@ def generation_inputs(
     *,
     stream: bool,
     logprobs: int | None = None,
-) -> dict[str, Tensor]:
+) -> dict[str, WireTensor]:
     """All inputs of a request: ``given`` texts by input, and the rest from what the client asks."""
     declared = signature.inputs
     values: dict[str, list[Any]] = {}
@@ -75,10 +75,10 @@ def generation_inputs(
     return tensors
 
 
-def text_tensor(signature: ModelSignature, name: str, texts: list[bytes]) -> Tensor:
+def text_tensor(signature: ModelSignature, name: str, texts: list[bytes]) -> WireTensor:
     """Texts as a tensor, rows of a batch where the model batches."""
     data = b"".join([b"%b%b" % (len(text).to_bytes(4, "little"), text) for text in texts])
-    return Tensor(name, "BYTES", _shape(signature, name, len(texts), rows=True), data)
+    return WireTensor(name, "BYTES", _shape(signature, name, len(texts), rows=True), data)
 
 
 def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dict[str, list[Any]]) -> None:
@@ -111,13 +111,13 @@ def _cannot(signature: ModelSignature, member: str) -> ApiError:
     return ApiError(f"model '{signature.name}' has no input for '{member}'", member)
 
 
-def _tensor(signature: ModelSignature, name: str, values: list[Any]) -> Tensor:
+def _tensor(signature: ModelSignature, name: str, values: list[Any]) -> WireTensor:
     spec = signature.inputs[name]
     try:
         data = from_json(name, spec.datatype, len(values), values)
     except ConchError as error:
         raise ApiError(f"'{name}' does not fit the model's input, {spec.datatype}: {error.message}", name) from None
-    return Tensor(name, spec.datatype, _shape(signature, name, len(values)), data)
+    return WireTensor(name, spec.datatype, _shape(signature, name, len(values)), data)
 
 
 def _shape(signature: ModelSignature, name: str, count: int, *, rows: bool = False) -> tuple[int, ...]:

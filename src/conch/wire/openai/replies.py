@@ -10,7 +10,7 @@ import orjson
 
 from conch.errors import ConchError, internal
 from conch.inference import InferResponse
-from conch.tensors import Tensor, split_bytes
+from conch.tensors import WireTensor, split_bytes
 from conch.wire.json.tensor import to_json
 
 #: Log-probabilities below this (minus infinity) are shown as this.
@@ -29,7 +29,7 @@ class Token:
 
 
 @dataclass(slots=True)
-class Piece:
+class ChoiceDelta:
     """What is new of a choice; ``finish`` is empty while it goes on."""
 
     text: str = ""
@@ -39,14 +39,14 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Reply:
+class ModelResponse:
     """One response: a piece for each choice, and the length of the prompt where the model tells it."""
 
-    pieces: list[Piece]
+    pieces: list[ChoiceDelta]
     prompt_tokens: int | None = None
 
 
-def read_reply(response: InferResponse, top: int = 0) -> Reply:
+def read_reply(response: InferResponse, top: int = 0) -> ModelResponse:
     """``top`` is the number of alternatives that the client wants.  Raises INTERNAL for outputs that make no sense."""
     try:
         return _read(response, top)
@@ -54,8 +54,8 @@ def read_reply(response: InferResponse, top: int = 0) -> Reply:
         raise internal(f"the model's response cannot be read: {error}") from None
 
 
-def _read(response: InferResponse, top: int) -> Reply:
-    reply = Reply([])
+def _read(response: InferResponse, top: int) -> ModelResponse:
+    reply = ModelResponse([])
     pieces = reply.pieces
     for tensor in response.outputs:
         match tensor.name:
@@ -77,13 +77,13 @@ def _read(response: InferResponse, top: int) -> Reply:
     return reply
 
 
-def _first(pieces: list[Piece], tensor: Tensor) -> list[Piece]:
+def _first(pieces: list[ChoiceDelta], tensor: WireTensor) -> list[ChoiceDelta]:
     """The pieces that the elements of ``tensor`` are about; there are as many as the longest output has elements."""
     count = 1
     for dim in tensor.shape:
         count *= dim
     while len(pieces) < count:
-        pieces.append(Piece())
+        pieces.append(ChoiceDelta())
     return pieces[:count]
 
 

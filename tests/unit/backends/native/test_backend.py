@@ -13,9 +13,9 @@ import pytest
 from conch.backends.native.arrays import Array, Request, Result, Strings, array_of
 from conch.backends.native.backend import BatchBackend, TensorBackend
 from conch.errors import ConchError, invalid
-from conch.tensors import Tensor, pack_bytes, split_bytes
-from conch.workers.memory import RegionMap
-from conch.workers.packing import Packer, Unpacker
+from conch.tensors import WireTensor, pack_bytes, split_bytes
+from conch.workers.child.memory import RegionMap
+from conch.workers.child.packing import Packer, Unpacker
 
 CONFIG = {
     "name": "m",
@@ -54,7 +54,7 @@ def start(kind: type[BatchBackend], config: Mapping[str, Any] = CONFIG, count: i
     return backend, channel
 
 
-def execute(backend: BatchBackend, *requests: Sequence[Tensor], outputs: Sequence[str] = ("y", "s")) -> None:
+def execute(backend: BatchBackend, *requests: Sequence[WireTensor], outputs: Sequence[str] = ("y", "s")) -> None:
     packer = Packer()
     described = [
         {"serial": serial, "id": "", "parameters": {}, "outputs": outputs, "inputs": packer.pack(tensors)}
@@ -64,8 +64,8 @@ def execute(backend: BatchBackend, *requests: Sequence[Tensor], outputs: Sequenc
     backend.execute({"op": "execute", "batch": 1, "requests": described}, payload)
 
 
-def numbers(*values: float) -> list[Tensor]:
-    return [Tensor("x", "FP32", (len(values), 1), np.array(values, np.float32).tobytes())]
+def numbers(*values: float) -> list[WireTensor]:
+    return [WireTensor("x", "FP32", (len(values), 1), np.array(values, np.float32).tobytes())]
 
 
 class Doubling(TensorBackend):
@@ -96,7 +96,7 @@ def test_requests_are_joined_and_their_results_split() -> None:
 
 def test_strings_are_joined_and_split_as_well() -> None:
     backend, channel = start(Doubling)
-    texts = [Tensor("x", "BYTES", (rows, 1), pack_bytes([b"t"] * rows)) for rows in (2, 1)]
+    texts = [WireTensor("x", "BYTES", (rows, 1), pack_bytes([b"t"] * rows)) for rows in (2, 1)]
     execute(backend, [texts[0]], [texts[1]])
     assert [response["outputs"]["s"].shape for response in channel.done()] == [(2, 1), (1, 1)]
 
@@ -171,21 +171,25 @@ def test_stop_waits_for_what_runs() -> None:
 
 def test_invalid_utf8_is_refused_with_its_position() -> None:
     request = Request(
-        {"text_input": Tensor("text_input", "BYTES", (2, 1), pack_bytes([b"fine", b"a\xff"]))}, frozenset()
+        {"text_input": WireTensor("text_input", "BYTES", (2, 1), pack_bytes([b"fine", b"a\xff"]))}, frozenset()
     )
     with pytest.raises(ConchError, match="input 'text_input' is not valid UTF-8: element 1, byte 1"):
         request.texts("text_input")
 
 
 def test_an_option_must_be_the_same_in_all_rows() -> None:
-    request = Request({"top_k": Tensor("top_k", "INT32", (2, 1), np.array([1, 2], np.int32).tobytes())}, frozenset())
+    request = Request(
+        {"top_k": WireTensor("top_k", "INT32", (2, 1), np.array([1, 2], np.int32).tobytes())}, frozenset()
+    )
     with pytest.raises(ConchError, match="'top_k' must be the same in all rows"):
         request.option("top_k")
     assert request.option("other", 5) == 5
 
 
 def test_an_option_that_is_not_a_number_agrees_with_itself() -> None:
-    request = Request({"top_p": Tensor("top_p", "FP32", (1, 1), np.array([np.nan], np.float32).tobytes())}, frozenset())
+    request = Request(
+        {"top_p": WireTensor("top_p", "FP32", (1, 1), np.array([np.nan], np.float32).tobytes())}, frozenset()
+    )
     assert np.isnan(request.option("top_p"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conch.workers.packing import Packer
+from conch.workers.child.packing import Packer
 from tests.unit.backends.python.worker import Header, Launch, Worker, first, string
 
 CALLER = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conch.tensors import Tensor, pack_bytes, split_bytes
+from conch.tensors import WireTensor, pack_bytes, split_bytes
 from tests.unit.backends.python.worker import Launch, array, first, string
 
 ECHO = """
@@ -40,10 +40,10 @@ def test_every_datatype_comes_back_as_it_went(launch: Launch) -> None:
             "INT32": "i4", "INT64": "i8", "FP16": "f2", "FP32": "f4", "FP64": "f8",
         }.items()
     ]  # fmt: skip
-    sent.append(Tensor("BYTES", "BYTES", (3, 1), pack_bytes([b"a", b"", "ü\0".encode()])))
-    sent.append(Tensor("EMPTY", "FP32", (0, 3), b""))
-    sent.append(Tensor("NONE", "BYTES", (0,), b""))
-    sent.append(Tensor("SCALAR", "INT32", (), b"\1\0\0\0"))
+    sent.append(WireTensor("BYTES", "BYTES", (3, 1), pack_bytes([b"a", b"", "ü\0".encode()])))
+    sent.append(WireTensor("EMPTY", "FP32", (0, 3), b""))
+    sent.append(WireTensor("NONE", "BYTES", (0,), b""))
+    sent.append(WireTensor("SCALAR", "INT32", (), b"\1\0\0\0"))
     outputs = worker.infer(sent, outputs=tuple(t.name for t in sent))["responses"][0]["outputs"]
     assert [(t.name, t.datatype, t.shape, bytes(t.data)) for t in outputs.values()] == [
         (t.name, t.datatype, t.shape, bytes(t.data)) for t in sent
@@ -100,7 +100,7 @@ def test_input_arrays_are_writable_and_the_same_at_every_call(launch: Launch) ->
 
 def test_input_that_is_not_aligned_in_the_frame_is_aligned_for_the_model(launch: Launch) -> None:
     worker = launch(EVAL)
-    odd = Tensor("ODD", "UINT8", (3,), b"abc")
+    odd = WireTensor("ODD", "UINT8", (3,), b"abc")
     values = array("X", "FP64", np.arange(3.0))
     expression = "(lambda a: (a.flags.aligned, a.tolist()))(request.inputs()[1].as_numpy())"
     assert worker.text([odd, values, string(expression)]) == "(True, [0.0, 1.0, 2.0])"
@@ -108,7 +108,7 @@ def test_input_that_is_not_aligned_in_the_frame_is_aligned_for_the_model(launch:
 
 def test_strings_reach_the_model_as_bytes_objects(launch: Launch) -> None:
     worker = launch(EVAL)
-    words = Tensor("WORDS", "BYTES", (2, 2), pack_bytes([b"a", b"", "ü".encode(), b"\xff"]))
+    words = WireTensor("WORDS", "BYTES", (2, 2), pack_bytes([b"a", b"", "ü".encode(), b"\xff"]))
     expression = (
         "(lambda a: (a.dtype.name, a.tolist()))(pb_utils.get_input_tensor_by_name(request, 'WORDS').as_numpy())"
     )

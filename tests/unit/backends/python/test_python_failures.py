@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 from tests.unit.backends.python.worker import PREAMBLE, Launch, Worker
 
 LINES = PREAMBLE.count("\n")
@@ -131,7 +131,7 @@ def test_strings_that_do_not_fit_their_shape_fail_in_as_numpy(launch: Launch) ->
     """)
 
     for data in (b"\5\0\0\0ab", b"\1\0", b"\1\0\0\0a" * 2, b""):
-        (message,) = [worker.infer([Tensor("IN", "BYTES", (1,), data)])["error"][1]]
+        (message,) = [worker.infer([WireTensor("IN", "BYTES", (1,), data)])["error"][1]]
         assert "TritonModelException: " in message
 
 

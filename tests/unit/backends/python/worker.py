@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from conch.tensors import Tensor, pack_bytes
-from conch.workers import child
-from conch.workers.channel import Endpoint, Frame, Header, write
-from conch.workers.packing import Packer, Unpacker
+from conch.tensors import WireTensor, pack_bytes
+from conch.workers.child import worker as program
+from conch.workers.child.channel import Endpoint, Frame, Header, write
+from conch.workers.child.packing import Packer, Unpacker
 
 PREAMBLE = """\
 import triton_python_backend_utils as pb_utils, numpy as np, asyncio, os, sys, threading, time
@@ -45,7 +45,7 @@ class Worker:
         self.socket.settimeout(30)
         with theirs:
             self.process = subprocess.Popen(
-                [python, child.__file__, str(theirs.fileno())],
+                [python, program.__file__, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -147,8 +147,8 @@ class Worker:
         return out.decode(), err.decode()
 
 
-def string(text: str, name: str = "IN") -> Tensor:
-    return Tensor(name, "BYTES", (1,), pack_bytes([text.encode()]))
+def string(text: str, name: str = "IN") -> WireTensor:
+    return WireTensor(name, "BYTES", (1,), pack_bytes([text.encode()]))
 
 
 def first(response: Header) -> str:
@@ -156,8 +156,8 @@ def first(response: Header) -> str:
     return bytes(response["outputs"]["OUT"].data)[4:].decode()
 
 
-def array(name: str, datatype: str, values: np.ndarray[Any, Any]) -> Tensor:
-    return Tensor(name, datatype, values.shape, values.tobytes())
+def array(name: str, datatype: str, values: np.ndarray[Any, Any]) -> WireTensor:
+    return WireTensor(name, datatype, values.shape, values.tobytes())
 
 
 #: The fixture ``launch``: a model's source, then ``start``, ``decoupled``, ``python`` and fields of the configuration.

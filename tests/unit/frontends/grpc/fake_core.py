@@ -12,7 +12,7 @@ from conch import logs
 from conch.errors import ConchError, cancelled, invalid, not_found
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.settings import Settings
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 from conch.validation import validate_request
 
 Behaviour = Callable[[InferRequest], None]
@@ -82,9 +82,9 @@ def hold(request: InferRequest) -> None:
     """No response until the request is cancelled, or the test answers it."""
 
 
-def output(request: InferRequest, tensor: Tensor, *, final: bool = True, **parameters: Any) -> InferResponse:
+def output(request: InferRequest, tensor: WireTensor, *, final: bool = True, **parameters: Any) -> InferResponse:
     return InferResponse(
-        [Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)], final=final, parameters=parameters
+        [WireTensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)], final=final, parameters=parameters
     )
 
 

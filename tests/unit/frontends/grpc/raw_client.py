@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import hpack
 
-from conch.frontends.grpc import frames
+from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.messages import PREFIX
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

@@ -14,8 +14,9 @@ import tritonclient.grpc.aio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from conch.frontends.grpc import frames, messages
-from conch.frontends.grpc.frames import ErrorCode, frame
+from conch.frontends.grpc import messages
+from conch.frontends.grpc.http2 import frames
+from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
 from conch.frontends.grpc.status import Status
 from tests.unit.frontends.grpc.conftest import UNLIMITED, array_request, models, text_of, text_request
 from tests.unit.frontends.grpc.harness import Frontend
@@ -80,7 +81,7 @@ def test_message_of_an_unfinished_request_is_enough(frontend):
         answer = client.answer(1)
         assert answer.messages() == [LIVE_ANSWER]
         client.ping()
-        assert answer.reset == ErrorCode.NO_ERROR
+        assert answer.reset == Http2ErrorCode.NO_ERROR
 
 
 UNREADABLE = {

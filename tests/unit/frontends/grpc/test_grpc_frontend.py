@@ -14,8 +14,8 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from conch.errors import Code, ConchError
-from conch.frontends.grpc import frames
-from conch.frontends.grpc.frames import ErrorCode
+from conch.frontends.grpc.http2 import frames
+from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from tests.unit.frontends.grpc.conftest import models, text_of, text_request
 from tests.unit.frontends.grpc.fake_core import echo
 from tests.unit.frontends.grpc.harness import Frontend
@@ -73,7 +73,7 @@ def test_draining_connection_refuses_new_streams_only_once_the_client_knows(fron
         client.send(frames.frame(frames.PING, frames.ACK, 0, b"conch-go"))
         last = client.new_stream()
         client.send(client.head(last, headers()))
-        assert client.answer(last).reset == ErrorCode.REFUSED_STREAM
+        assert client.answer(last).reset == Http2ErrorCode.REFUSED_STREAM
         assert client.goaways[1] == held + 2
         finish_held(frontend)
         assert client.answer(held).status == 0
@@ -108,7 +108,7 @@ def test_silent_client_with_a_call_is_pinged_and_hung_up_on():
             client.answer_pings = False
             client.request(INFER, HELD)
             client.until_closed()
-            assert client.goaway == (ErrorCode.NO_ERROR, "keepalive_timeout")
+            assert client.goaway == (Http2ErrorCode.NO_ERROR, "keepalive_timeout")
         model = frontend.server.models["hold"]
         assert model.cancelled == model.received != []
 
@@ -137,7 +137,7 @@ def test_old_connection_is_drained_and_then_cut_off():
             held = client.request(INFER, HELD)
             client.until_closed()
             assert client.goaways == [frames.MAX_WINDOW, held, held]
-            assert client.goaway == (ErrorCode.NO_ERROR, "max_age")
+            assert client.goaway == (Http2ErrorCode.NO_ERROR, "max_age")
 
 
 def test_old_connection_of_a_real_client_is_replaced_unnoticed():

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conch.frontends.grpc import frames
 from conch.frontends.grpc.calls import Call
-from conch.frontends.grpc.http2 import Connection
-from conch.frontends.grpc.service import Service
-from conch.frontends.grpc.streams import Stream
+from conch.frontends.grpc.http2 import frames
+from conch.frontends.grpc.http2.connection import Connection
+from conch.frontends.grpc.http2.streams import Stream
+from conch.frontends.grpc.service import GrpcService
 from conch.inference import InferRequest
 from conch.settings import Settings
 from tests.unit.frontends.grpc.conftest import models, text_request
@@ -57,7 +57,7 @@ class Wire:
         self.server = FakeServer(Settings(), *models())
         self.lost: list[Connection] = []
         self.transport = MemoryTransport()
-        self.connection = Connection(Service(self.server, loop), loop, self)  # type: ignore[arg-type]
+        self.connection = Connection(GrpcService(self.server, loop), loop, self)  # type: ignore[arg-type]
         self.connection.connection_made(self.transport)
 
     def opened(self, connection: Connection) -> None:
@@ -118,7 +118,7 @@ def a_frame() -> st.SearchStrategy[bytes]:
         st.builds(frames.frame, st.integers(0, 12), flags, streams, small),
         st.builds(frames.window_update, streams, st.integers(0, 2**31 - 1)),
         st.builds(lambda key, value: frames.settings({key: value}), st.integers(0, 8), st.integers(0, 2**32 - 1)),
-        st.builds(frames.rst_stream, streams, st.sampled_from(list(frames.ErrorCode))),
+        st.builds(frames.rst_stream, streams, st.sampled_from(list(frames.Http2ErrorCode))),
     )
 
 

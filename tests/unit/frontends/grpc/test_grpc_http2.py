@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from conch.frontends.grpc import frames, limits
-from conch.frontends.grpc.frames import ErrorCode, frame
+from conch.frontends.grpc.http2 import frames, limits
+from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
 from tests.unit.frontends.grpc.fake_core import FakeModel, echo, hold
 from tests.unit.frontends.grpc.harness import Frontend
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, RawClient, headers, message
@@ -72,14 +72,14 @@ def test_what_is_not_http2_is_hung_up_on(frontend, greeting):
     with frontend.client(greet=False) as client:
         client.send(greeting)
         client.until_closed()
-        assert client.goaway == (ErrorCode.PROTOCOL_ERROR, "not an HTTP/2 client")
+        assert client.goaway == (Http2ErrorCode.PROTOCOL_ERROR, "not an HTTP/2 client")
 
 
 def test_first_frame_must_be_settings(frontend):
     with frontend.client(greet=False) as client:
         client.send(frames.PREFACE + frame(frames.PING, 0, 0, bytes(8)))
         client.until_closed()
-        assert client.goaway[0] == ErrorCode.PROTOCOL_ERROR
+        assert client.goaway[0] == Http2ErrorCode.PROTOCOL_ERROR
 
 
 def test_header_block_may_be_padded_prioritised_and_continued(client):
@@ -140,7 +140,7 @@ def test_equal_blocks_mean_different_things_after_the_table_changed(client):
     client.send(frame(frames.HEADERS, frames.END_HEADERS, 13, b"\x20\x83\x86\x44\x01/" + content_type))
     client.send(frame(frames.HEADERS, frames.END_HEADERS, 15, repeated + content_type))
     client.until_closed()
-    assert client.goaway[0] == ErrorCode.COMPRESSION_ERROR
+    assert client.goaway[0] == Http2ErrorCode.COMPRESSION_ERROR
 
 
 def test_smaller_header_table_of_the_client_is_acknowledged(frontend):
@@ -165,53 +165,62 @@ def test_ping_is_answered(client):
 def test_stream_beyond_the_limit_is_refused(client, monkeypatch):
     monkeypatch.setattr(limits, "MAX_STREAMS", 2)
     held = [client.request(INFER, infer_request(1, "hold")) for _ in range(2)]
-    assert client.answer(client.request(LIVE, b"")).reset == ErrorCode.REFUSED_STREAM
-    client.send(frames.rst_stream(held[0], ErrorCode.CANCEL))
+    assert client.answer(client.request(LIVE, b"")).reset == Http2ErrorCode.REFUSED_STREAM
+    client.send(frames.rst_stream(held[0], Http2ErrorCode.CANCEL))
     assert is_live(client)
 
 
 BROKEN_RULES = {
-    "data on stream 0": (frame(frames.DATA, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "data on an idle stream": (frame(frames.DATA, 0, 9, b"x"), ErrorCode.PROTOCOL_ERROR),
-    "headers on stream 0": (frame(frames.HEADERS, frames.END_HEADERS, 0, b"\x83"), ErrorCode.PROTOCOL_ERROR),
-    "headers on an even stream": (frame(frames.HEADERS, frames.END_HEADERS, 2, b"\x83"), ErrorCode.PROTOCOL_ERROR),
-    "padding longer than data": (frame(frames.DATA, frames.PADDED, 1, b"\x09ab"), ErrorCode.PROTOCOL_ERROR),
-    "padded data without padding": (frame(frames.DATA, frames.PADDED, 1), ErrorCode.FRAME_SIZE_ERROR),
-    "padding longer than headers": (frame(frames.HEADERS, frames.PADDED, 1, b"\x09ab"), ErrorCode.PROTOCOL_ERROR),
-    "padded headers without padding": (frame(frames.HEADERS, frames.PADDED, 1), ErrorCode.FRAME_SIZE_ERROR),
-    "frame too large": (frames.FRAME.pack((limits.RECEIVE_FRAME_SIZE + 1) << 8, 0, 1), ErrorCode.FRAME_SIZE_ERROR),
-    "garbage block": (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff\xff"), ErrorCode.COMPRESSION_ERROR),
-    "index 0": (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x80"), ErrorCode.COMPRESSION_ERROR),
-    "table too large": (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x3f\xff\xff\x03"), ErrorCode.COMPRESSION_ERROR),
-    "continuation of nothing": (frame(frames.CONTINUATION, 0, 1, b"\x83"), ErrorCode.PROTOCOL_ERROR),
+    "data on stream 0": (frame(frames.DATA, 0, 0, b"x"), Http2ErrorCode.PROTOCOL_ERROR),
+    "data on an idle stream": (frame(frames.DATA, 0, 9, b"x"), Http2ErrorCode.PROTOCOL_ERROR),
+    "headers on stream 0": (frame(frames.HEADERS, frames.END_HEADERS, 0, b"\x83"), Http2ErrorCode.PROTOCOL_ERROR),
+    "headers on an even stream": (frame(frames.HEADERS, frames.END_HEADERS, 2, b"\x83"), Http2ErrorCode.PROTOCOL_ERROR),
+    "padding longer than data": (frame(frames.DATA, frames.PADDED, 1, b"\x09ab"), Http2ErrorCode.PROTOCOL_ERROR),
+    "padded data without padding": (frame(frames.DATA, frames.PADDED, 1), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "padding longer than headers": (frame(frames.HEADERS, frames.PADDED, 1, b"\x09ab"), Http2ErrorCode.PROTOCOL_ERROR),
+    "padded headers without padding": (frame(frames.HEADERS, frames.PADDED, 1), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "frame too large": (frames.FRAME.pack((limits.RECEIVE_FRAME_SIZE + 1) << 8, 0, 1), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "garbage block": (
+        frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff\xff"),
+        Http2ErrorCode.COMPRESSION_ERROR,
+    ),
+    "index 0": (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x80"), Http2ErrorCode.COMPRESSION_ERROR),
+    "table too large": (
+        frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x3f\xff\xff\x03"),
+        Http2ErrorCode.COMPRESSION_ERROR,
+    ),
+    "continuation of nothing": (frame(frames.CONTINUATION, 0, 1, b"\x83"), Http2ErrorCode.PROTOCOL_ERROR),
     "interrupted block": (
         frame(frames.HEADERS, 0, 1, b"\x83") + frame(frames.PING, 0, 0, bytes(8)),
-        ErrorCode.PROTOCOL_ERROR,
+        Http2ErrorCode.PROTOCOL_ERROR,
     ),
     "block interrupted by data": (
         frame(frames.HEADERS, 0, 1, b"\x83") + frame(frames.DATA, 0, 1, b"x"),
-        ErrorCode.PROTOCOL_ERROR,
+        Http2ErrorCode.PROTOCOL_ERROR,
     ),
-    "push promise": (frame(frames.PUSH_PROMISE, 0, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "priority of the connection": (frame(frames.PRIORITY, 0, 0, bytes(5)), ErrorCode.PROTOCOL_ERROR),
-    "priority of the wrong size": (frame(frames.PRIORITY, 0, 1, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
-    "reset of an idle stream": (frames.rst_stream(1, ErrorCode.CANCEL), ErrorCode.PROTOCOL_ERROR),
-    "reset of the wrong size": (frame(frames.RST_STREAM, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-    "settings of a stream": (frame(frames.SETTINGS, 0, 1), ErrorCode.PROTOCOL_ERROR),
-    "settings of the wrong size": (frame(frames.SETTINGS, 0, 0, bytes(5)), ErrorCode.FRAME_SIZE_ERROR),
-    "settings ack with settings": (frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
-    "initial window too large": (frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}), ErrorCode.FLOW_CONTROL_ERROR),
-    "frame size too small": (frames.settings({frames.MAX_FRAME_SIZE: 16383}), ErrorCode.PROTOCOL_ERROR),
-    "frame size too large": (frames.settings({frames.MAX_FRAME_SIZE: 1 << 24}), ErrorCode.PROTOCOL_ERROR),
-    "push neither on nor off": (frames.settings({frames.ENABLE_PUSH: 2}), ErrorCode.PROTOCOL_ERROR),
-    "ping of a stream": (frame(frames.PING, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-    "ping of the wrong size": (frame(frames.PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-    "goaway of a stream": (frame(frames.GOAWAY, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
-    "goaway of the wrong size": (frame(frames.GOAWAY, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-    "window update of the wrong size": (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
-    "window update by nothing": (frames.window_update(0, 0), ErrorCode.FLOW_CONTROL_ERROR),
-    "window overflow": (frames.window_update(0, frames.MAX_WINDOW), ErrorCode.FLOW_CONTROL_ERROR),
-    "window update of an idle stream": (frames.window_update(5, 1), ErrorCode.PROTOCOL_ERROR),
+    "push promise": (frame(frames.PUSH_PROMISE, 0, 1, bytes(4)), Http2ErrorCode.PROTOCOL_ERROR),
+    "priority of the connection": (frame(frames.PRIORITY, 0, 0, bytes(5)), Http2ErrorCode.PROTOCOL_ERROR),
+    "priority of the wrong size": (frame(frames.PRIORITY, 0, 1, bytes(4)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "reset of an idle stream": (frames.rst_stream(1, Http2ErrorCode.CANCEL), Http2ErrorCode.PROTOCOL_ERROR),
+    "reset of the wrong size": (frame(frames.RST_STREAM, 0, 1, bytes(3)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "settings of a stream": (frame(frames.SETTINGS, 0, 1), Http2ErrorCode.PROTOCOL_ERROR),
+    "settings of the wrong size": (frame(frames.SETTINGS, 0, 0, bytes(5)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "settings ack with settings": (frame(frames.SETTINGS, frames.ACK, 0, bytes(6)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "initial window too large": (
+        frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31}),
+        Http2ErrorCode.FLOW_CONTROL_ERROR,
+    ),
+    "frame size too small": (frames.settings({frames.MAX_FRAME_SIZE: 16383}), Http2ErrorCode.PROTOCOL_ERROR),
+    "frame size too large": (frames.settings({frames.MAX_FRAME_SIZE: 1 << 24}), Http2ErrorCode.PROTOCOL_ERROR),
+    "push neither on nor off": (frames.settings({frames.ENABLE_PUSH: 2}), Http2ErrorCode.PROTOCOL_ERROR),
+    "ping of a stream": (frame(frames.PING, 0, 1, bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+    "ping of the wrong size": (frame(frames.PING, 0, 0, bytes(7)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "goaway of a stream": (frame(frames.GOAWAY, 0, 1, bytes(8)), Http2ErrorCode.PROTOCOL_ERROR),
+    "goaway of the wrong size": (frame(frames.GOAWAY, 0, 0, bytes(7)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "window update of the wrong size": (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), Http2ErrorCode.FRAME_SIZE_ERROR),
+    "window update by nothing": (frames.window_update(0, 0), Http2ErrorCode.FLOW_CONTROL_ERROR),
+    "window overflow": (frames.window_update(0, frames.MAX_WINDOW), Http2ErrorCode.FLOW_CONTROL_ERROR),
+    "window update of an idle stream": (frames.window_update(5, 1), Http2ErrorCode.PROTOCOL_ERROR),
 }
 
 
@@ -226,7 +235,7 @@ def test_stream_that_was_used_cannot_be_opened_again(client):
     assert is_live(client)
     client.send(client.head(1, headers()))
     client.until_closed()
-    assert client.goaway[0] == ErrorCode.PROTOCOL_ERROR
+    assert client.goaway[0] == Http2ErrorCode.PROTOCOL_ERROR
 
 
 MALFORMED_HEADS = {
@@ -250,28 +259,28 @@ MALFORMED_HEADS = {
 def test_malformed_head_resets_the_stream_only(client, fields):
     stream = client.new_stream()
     client.send(client.head(stream, fields) + frame(frames.DATA, frames.END_STREAM, stream, message(b"")))
-    assert client.answer(stream).reset == ErrorCode.PROTOCOL_ERROR
+    assert client.answer(stream).reset == Http2ErrorCode.PROTOCOL_ERROR
     assert is_live(client)
 
 
 def test_data_after_the_end_resets_the_stream(client):
     stream = client.request(INFER, infer_request(1, "hold"))
     client.send(frame(frames.DATA, 0, stream, b"more"))
-    assert client.answer(stream).reset == ErrorCode.STREAM_CLOSED
+    assert client.answer(stream).reset == Http2ErrorCode.STREAM_CLOSED
     assert is_live(client)
 
 
 def test_headers_after_the_end_reset_the_stream(client):
     stream = client.request(INFER, infer_request(1, "hold"))
     client.send(client.head(stream, [("x", "y")], end=True))
-    assert client.answer(stream).reset == ErrorCode.STREAM_CLOSED
+    assert client.answer(stream).reset == Http2ErrorCode.STREAM_CLOSED
     assert is_live(client)
 
 
 def test_trailers_that_end_nothing_reset_the_stream(client):
     stream = client.new_stream()
     client.send(client.head(stream, headers()) + client.head(stream, [("x", "y")]))
-    assert client.answer(stream).reset == ErrorCode.PROTOCOL_ERROR
+    assert client.answer(stream).reset == Http2ErrorCode.PROTOCOL_ERROR
 
 
 def test_late_frames_of_a_refused_request_are_no_fault(client):
@@ -283,7 +292,7 @@ def test_late_frames_of_a_refused_request_are_no_fault(client):
     client.send(frame(frames.DATA, 0, stream, b"late") + frames.window_update(stream, 5))
     client.send(client.head(stream, [("x-late", "1")], end=True))
     assert is_live(client)
-    assert answer.reset == ErrorCode.NO_ERROR
+    assert answer.reset == Http2ErrorCode.NO_ERROR
 
 
 # Flow control
@@ -357,7 +366,7 @@ def test_client_that_exceeds_its_window_loses_the_stream(client):
     client.send(client.head(stream, headers(INFER)))
     size = limits.STREAM_WINDOW + 1
     client.send(frame(frames.DATA, 0, stream, message(bytes(size))[:size]))
-    assert client.answer(stream).reset == ErrorCode.FLOW_CONTROL_ERROR
+    assert client.answer(stream).reset == Http2ErrorCode.FLOW_CONTROL_ERROR
     assert is_live(client)
 
 
@@ -386,7 +395,7 @@ def test_large_messages_share_a_budget(frontend, monkeypatch):
         client.ping()
         assert [target for target, _ in client.window_updates if target] == [streams[0]]
         # A stream that is given up makes room for the next one, and so does a message that is complete.
-        client.send(frames.rst_stream(streams[0], ErrorCode.CANCEL))
+        client.send(frames.rst_stream(streams[0], Http2ErrorCode.CANCEL))
         client.ping(b"second  ")
         assert [target for target, _ in client.window_updates if target] == streams[:2]
         client.send(frame(frames.DATA, frames.END_STREAM, streams[1], data[1000:]))
@@ -432,7 +441,7 @@ def flood(client: RawClient, data: bytes, times: int) -> None:
 )
 def test_flood_is_stopped(client, what, data):
     flood(client, data, 200_000)
-    assert client.goaway in [(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}"), None]
+    assert client.goaway in [(Http2ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}"), None]
     assert client.closed
 
 
@@ -454,7 +463,7 @@ def test_rapid_resets_are_stopped_and_leave_no_request_behind(frontend, client):
             for _ in range(500):
                 stream = client.new_stream()
                 batch += client.head(stream, block) + frame(frames.DATA, frames.END_STREAM, stream, body)
-                batch += frames.rst_stream(stream, ErrorCode.CANCEL)
+                batch += frames.rst_stream(stream, Http2ErrorCode.CANCEL)
             client.send(batch)
     except ConnectionError:
         pass
@@ -467,7 +476,7 @@ def test_rapid_resets_are_stopped_and_leave_no_request_behind(frontend, client):
 def test_continuation_bomb_is_stopped(client):
     client.send(frame(frames.HEADERS, 0, 1, b"\x83") + frame(frames.CONTINUATION, 0, 1) * limits.MAX_CONTINUATIONS)
     client.until_closed()
-    assert client.goaway == (ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+    assert client.goaway == (Http2ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
 
 
 def test_header_list_bomb_is_stopped(client):
@@ -475,7 +484,7 @@ def test_header_list_bomb_is_stopped(client):
     entry = b"\x40\x01x\x7f\x81\x1e" + b"y" * 4000
     client.send(frame(frames.HEADERS, frames.END_HEADERS, 1, entry + b"\xbe" * 1000))
     client.until_closed()
-    assert client.goaway == (ErrorCode.ENHANCE_YOUR_CALM, "header list too large")
+    assert client.goaway == (Http2ErrorCode.ENHANCE_YOUR_CALM, "header list too large")
 
 
 def test_pings_of_real_clients_are_no_flood(client):

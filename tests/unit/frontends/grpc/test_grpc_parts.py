@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from conch.errors import Code, ConchError
 from conch.frontends.grpc import messages
-from conch.frontends.grpc.frames import ConnectionFault, ErrorCode
-from conch.frontends.grpc.headers import HeaderDecoder, encode_headers
-from conch.frontends.grpc.limits import Allowance, MessageBudget
+from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
+from conch.frontends.grpc.http2.headers import HeaderDecoder, encode_headers
+from conch.frontends.grpc.http2.limits import Allowance, MessageBudget
 from conch.frontends.grpc.messages import MessageReader, encode
 from conch.frontends.grpc.requests import parse_timeout
 from conch.frontends.grpc.status import STATUS, Status, encode_message
@@ -63,7 +63,7 @@ def test_trailers_may_change_the_table_too():
 def test_undecodable_block_is_a_fault_of_the_connection(block):
     with pytest.raises(ConnectionFault) as caught:
         HeaderDecoder(tuple).head(block)
-    assert caught.value.code is ErrorCode.COMPRESSION_ERROR
+    assert caught.value.code is Http2ErrorCode.COMPRESSION_ERROR
 
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=300), st.binary(max_size=300)), max_size=5))

@@ -11,8 +11,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from conch.errors import internal
-from conch.frontends.grpc import frames, stream_infer
-from conch.frontends.grpc.frames import ErrorCode, frame
+from conch.frontends.grpc import stream_infer
+from conch.frontends.grpc.http2 import frames
+from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
 from conch.inference import InferResponse
 from tests.unit.frontends.grpc.conftest import array_request, text_of, text_request
 from tests.unit.frontends.grpc.fake_core import echo, output
@@ -262,7 +263,7 @@ def test_client_that_never_reads_is_given_up(frontend, monkeypatch):
                 request.respond(output(request, request.inputs["INPUT0"], final=False))
 
         frontend.call(generate)
-        assert client.answer(1).reset == ErrorCode.ENHANCE_YOUR_CALM
+        assert client.answer(1).reset == Http2ErrorCode.ENHANCE_YOUR_CALM
         assert model.cancelled == model.received
 
 

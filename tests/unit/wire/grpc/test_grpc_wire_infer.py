@@ -10,9 +10,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from conch.errors import Code, ConchError
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
-from conch.tensors import Tensor
+from conch.tensors import WireTensor
 from conch.wire.grpc.infer import (
-    OutputPlan,
+    GrpcOutputPlan,
     decode_infer,
     encode_empty_final,
     encode_execution_error,
@@ -276,7 +276,7 @@ def test_wrong_classification_is_refused(parameters, text):
 
 def encoded(response: InferResponse, request: InferRequest | None = None, **plan) -> pb.ModelInferResponse:
     request = request or InferRequest("m", {}, ignore, model_version=3, id="7")
-    parts = encode_infer(request, response, OutputPlan("", **plan), lambda output: ["a", "b"], batched=True)
+    parts = encode_infer(request, response, GrpcOutputPlan("", **plan), lambda output: ["a", "b"], batched=True)
     return pb.ModelInferResponse.FromString(b"".join(parts))
 
 
@@ -284,8 +284,8 @@ def test_response_holds_outputs_in_order_with_their_bytes():
     large = bytes(range(256)) * 1000
     response = encoded(
         InferResponse(
-            [Tensor("SMALL", "FP32", (1,), b"abcd"), Tensor("EMPTY", "BYTES", (0, 2), b""),
-             Tensor("LARGE", "UINT8", [256000], memoryview(large))],
+            [WireTensor("SMALL", "FP32", (1,), b"abcd"), WireTensor("EMPTY", "BYTES", (0, 2), b""),
+             WireTensor("LARGE", "UINT8", [256000], memoryview(large))],
             parameters={"text": "ü", "truth": True, "number": 2**62, "real": 0.5},
         )
     )  # fmt: skip
@@ -302,14 +302,14 @@ def test_response_holds_outputs_in_order_with_their_bytes():
 
 def test_large_buffers_are_not_copied():
     data = bytes(1 << 20)
-    response = InferResponse([Tensor("O", "UINT8", (1 << 20,), data)])
+    response = InferResponse([WireTensor("O", "UINT8", (1 << 20,), data)])
     request = InferRequest("m", {}, ignore, model_version=1)
-    assert any(part is data for part in encode_infer(request, response, OutputPlan(""), lambda _: None, False))
+    assert any(part is data for part in encode_infer(request, response, GrpcOutputPlan(""), lambda _: None, False))
 
 
 def test_only_requested_outputs_are_sent():
     request = InferRequest("m", {}, ignore, model_version=1, outputs=("B",))
-    tensors = [Tensor(name, "FP32", (1,), name.encode() * 4) for name in "ABC"]
+    tensors = [WireTensor(name, "FP32", (1,), name.encode() * 4) for name in "ABC"]
     response = encoded(InferResponse(tensors), request)
     assert [one.name for one in response.outputs] == ["B"]
     assert list(response.raw_output_contents) == [b"BBBB"]
@@ -322,16 +322,15 @@ def test_response_says_who_answered():
 
 def test_classification_is_by_row_of_the_batch():
     values = np.array([[1, 3], [5, 4]], np.int32)
-    response = encoded(InferResponse([Tensor("O", "INT32", (2, 2), values.tobytes())]), classification={"O": 1})
+    response = encoded(InferResponse([WireTensor("O", "INT32", (2, 2), values.tobytes())]), classification={"O": 1})
     assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BYTES", [2, 1])
     assert response.raw_output_contents[0] == b"\5\0\0\x003:1:b\5\0\0\x005:0:a"
 
 
 def test_stream_response_is_marked():
     request = InferRequest("m", {}, ignore, model_version=1)
-    body = encode_infer(
-        request, InferResponse([Tensor("O", "UINT8", (300,), bytes(300))]), OutputPlan(""), lambda _: None, False
-    )  # fmt: skip
+    response = InferResponse([WireTensor("O", "UINT8", (300,), bytes(300))])
+    body = encode_infer(request, response, GrpcOutputPlan(""), lambda _: None, False)
     for final in (True, False):
         message = pb.ModelStreamInferResponse.FromString(b"".join(encode_stream_response(body, final)))
         assert not message.error_message
@@ -344,10 +343,10 @@ def test_stream_messages_without_outputs():
     refused = pb.ModelStreamInferResponse.FromString(b"".join(encode_stream_error("no \udc80", "7")))
     assert refused == pb.ModelStreamInferResponse(error_message="no ?", infer_response={"id": "7"})
     failed = pb.ModelStreamInferResponse.FromString(
-        b"".join(encode_execution_error("bad", request, OutputPlan("1"), final=False))
+        b"".join(encode_execution_error("bad", request, GrpcOutputPlan("1"), final=False))
     )
     assert (failed.error_message, failed.infer_response.model_version) == ("bad", "1")
     assert failed.infer_response.parameters["triton_final_response"].bool_param is False
-    last = pb.ModelStreamInferResponse.FromString(b"".join(encode_empty_final(request, OutputPlan(""))))
+    last = pb.ModelStreamInferResponse.FromString(b"".join(encode_empty_final(request, GrpcOutputPlan(""))))
     assert (last.infer_response.model_name, last.infer_response.model_version) == ("m", "")
     assert last.infer_response.parameters["triton_final_response"].bool_param is True

@@ -10,19 +10,19 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.inference import InferResponse, ModelSignature, TensorSpec
-from conch.tensors import Tensor, pack_bytes
+from conch.tensors import WireTensor, pack_bytes
 from conch.wire.openai.chat import ChatAnswer, read_chat
 from conch.wire.openai.embeddings import EmbeddingAnswer, read_embedding
 from conch.wire.openai.reading import Fields
-from conch.wire.openai.replies import Piece, Token, read_reply
+from conch.wire.openai.replies import ChoiceDelta, Token, read_reply
 
 
-def texts(name: str, *values: bytes) -> Tensor:
-    return Tensor(name, "BYTES", (len(values),), pack_bytes(values))
+def texts(name: str, *values: bytes) -> WireTensor:
+    return WireTensor(name, "BYTES", (len(values),), pack_bytes(values))
 
 
-def counts(name: str, *values: int) -> Tensor:
-    return Tensor(name, "UINT32", (len(values),), struct.pack(f"<{len(values)}I", *values))
+def counts(name: str, *values: int) -> WireTensor:
+    return WireTensor(name, "UINT32", (len(values),), struct.pack(f"<{len(values)}I", *values))
 
 
 def answer(**members: Any) -> ChatAnswer:
@@ -61,7 +61,7 @@ def test_response_without_sense_is_the_models_failure(text: bytes) -> None:
 
 def test_choice_ends_with_its_reason() -> None:
     chat = answer()
-    found = chunks(chat.events(0, Piece("hi", "stop"), last=False))
+    found = chunks(chat.events(0, ChoiceDelta("hi", "stop"), last=False))
     assert [(one["delta"], one["finish_reason"]) for one in found] == [
         ({"role": "assistant", "content": ""}, None), ({"content": "hi"}, "stop"),
     ]  # fmt: skip
@@ -70,8 +70,8 @@ def test_choice_ends_with_its_reason() -> None:
 
 def test_model_that_gives_no_reason_stopped_or_reached_the_limit() -> None:
     chat = answer(max_tokens=2, n=2)
-    chat.add(0, Piece("a", tokens=1), last=True)
-    chat.add(1, Piece("ab", tokens=2), last=True)
+    chat.add(0, ChoiceDelta("a", tokens=1), last=True)
+    chat.add(1, ChoiceDelta("ab", tokens=2), last=True)
     assert [one["finish_reason"] for one in json.loads(chat.body())["choices"]] == ["stop", "length"]
 
 
@@ -79,16 +79,16 @@ def test_log_probabilities_wait_for_the_text_that_they_are_about() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     chat = answer(tools=tools, logprobs=True)
     assert [
-        one["logprobs"] for one in chunks(chat.events(0, Piece("{", logprobs=[Token("{", -1, [])]), last=False))
+        one["logprobs"] for one in chunks(chat.events(0, ChoiceDelta("{", logprobs=[Token("{", -1, [])]), last=False))
     ] == [None]
-    found = chunks(chat.events(0, Piece("}", logprobs=[Token("}", -2, [])]), last=True))
+    found = chunks(chat.events(0, ChoiceDelta("}", logprobs=[Token("}", -2, [])]), last=True))
     assert [token["token"] for token in found[-1]["logprobs"]["content"]] == ["{", "}"]
     assert found[-1]["delta"] == {"content": "{}"}
 
 
 def test_bytes_of_half_a_character_are_not_known() -> None:
     chat = answer(logprobs=True)
-    chat.add(0, Piece("ä", logprobs=[Token("\ufffd", -1, []), Token("ä", -1, [])]), last=True)
+    chat.add(0, ChoiceDelta("ä", logprobs=[Token("\ufffd", -1, []), Token("ä", -1, [])]), last=True)
     content = json.loads(chat.body())["choices"][0]["logprobs"]["content"]
     assert [token["bytes"] for token in content] == [None, [195, 164]]
 
@@ -102,7 +102,7 @@ def embedding(**members: Any) -> EmbeddingAnswer:
 def test_vectors_of_wrong_size_are_the_models_failure() -> None:
     for values in (b"", b"\0" * 12):
         with pytest.raises(ConchError) as caught:
-            embedding().add(0, 2, InferResponse([Tensor("embedding", "FP32", (2, 2), values)]))
+            embedding().add(0, 2, InferResponse([WireTensor("embedding", "FP32", (2, 2), values)]))
         assert caught.value.code is Code.INTERNAL
     with pytest.raises(ConchError):
         embedding().body()
@@ -111,7 +111,7 @@ def test_vectors_of_wrong_size_are_the_models_failure() -> None:
 def test_tokens_of_texts_are_counted_where_the_model_tells() -> None:
     given = embedding(dimensions=1)
     data = struct.pack("<4f", 2, 1, 0, 1)
-    given.add(0, 2, InferResponse([Tensor("embedding", "FP32", (2, 2), data), counts("num_input_tokens", 3, 4)]))
+    given.add(0, 2, InferResponse([WireTensor("embedding", "FP32", (2, 2), data), counts("num_input_tokens", 3, 4)]))
     body = json.loads(given.body())
     assert [one["embedding"] for one in body["data"]] == [[1.0], [0.0]]
     assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7}

@@ -1,0 +1,225 @@
+"""Token ids in, token ids out: what the tensors of a request for backend ``tensorrtllm`` mean.
+
+Used by the thread that reads the server's frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.contracts.tensorrtllm.responses import (
+    RequestRow,
+    StopResponseBuilder,
+    StopWords,
+    TokenOutputOptions,
+    TokenResponseBuilder,
+)
+from conch.backends.contracts.tensorrtllm.tensors import VALUES, refuse_unsupported
+from conch.backends.generation.job import ResponseBuilder
+from conch.backends.generation.limits import Limits
+from conch.backends.generation.parameters import MAX_BAD_WORDS, MAX_STOPS, RequestedSampling
+from conch.backends.generation.sampling import Sampling, Structure
+from conch.backends.generation.structures import structure_of
+from conch.backends.native.arrays import Request
+from conch.errors import ConchError, invalid
+
+#: Kinds of guides, by the name that the in-flight batcher gives them.
+_GUIDES: Final = {"json": "json", "json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+
+
+class _Rows:
+    """The rows of a request, which has a value of an input for each of them, or one for all."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        ids = request.array("input_ids")
+        self.count = int(np.prod(ids.shape[:-1])) if ids.ndim else 0
+        if not self.count:
+            raise invalid("input 'input_ids' has no rows")
+        self._ids = ids.reshape(self.count, -1)
+        self._values: dict[str, list[Any]] = {}
+        self._lengths = self.values("input_lengths") or [self._ids.shape[1]] * self.count
+
+    def values(self, name: str) -> list[Any]:
+        """One value for each row; empty without the input."""
+        if name not in self._values:
+            self._values[name] = self._read(name) if self.request.has(name) else []
+        return self._values[name]
+
+    def value(self, name: str, row: int) -> Any:
+        values = self.values(name)
+        return values[row] if values else None
+
+    def _read(self, name: str) -> list[Any]:
+        values: list[Any] = self.request.array(name).ravel().tolist()
+        if len(values) == 1:
+            return values * self.count
+        if len(values) % self.count:
+            raise invalid(f"input '{name}' has {len(values)} values for the {self.count} rows of the request")
+        return values[:: len(values) // self.count] if values else []
+
+    def prompt(self, row: int) -> list[int]:
+        """The ids of a row without what fills it up."""
+        length, width = int(self._lengths[row]), self._ids.shape[1]
+        if not 1 <= length <= width:
+            raise invalid(f"input 'input_lengths' is {length} in row {row}, where 'input_ids' has {width} tokens")
+        prompt: list[int] = self._ids[row, :length].tolist()
+        return prompt
+
+    def words(self, name: str, row: int, most: int) -> list[list[int]]:
+        """Token sequences: all ids, and under them where each sequence ends; the rest is -1."""
+        if not self.request.has(name) or not len(self.request.inputs[name].data):
+            return []
+        lists = self.request.array(name)
+        if lists.ndim < 2 or lists.shape[-2] != 2:
+            raise invalid(f"input '{name}' must have a row of token ids and one of the ends of words, shape [2, -1]")
+        lists = lists.reshape(-1, *lists.shape[-2:])
+        ids, ends = (line.tolist() for line in lists[row if len(lists) > 1 else 0])
+        words, start = [], 0
+        for end in ends:
+            if end < 0:
+                break
+            if not start <= end <= len(ids):
+                raise invalid(f"input '{name}' ends a word at {end} of {len(ids)} token ids, after one at {start}")
+            if end > start:
+                words.append(ids[start:end])
+            start = end
+        if len(words) > most:
+            raise invalid(f"input '{name}' has {len(words)} words; at most {most} are allowed")
+        return words
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInterface:
+    """Reads requests.  ``padded`` are the outputs that every response has, see :class:`TokenOutputOptions`."""
+
+    limits: Limits
+    decoupled: bool
+    batched: bool = True
+    max_beam_width: int = 1
+    exclude_input: bool = False
+    normalize: bool = True
+    padded: frozenset[str] = frozenset()
+
+    def reply(self, request: Request) -> ResponseBuilder:
+        """What a request wants.  Raises INVALID_ARG or UNSUPPORTED with one sentence for what it cannot have."""
+        if request.option("stop", False):
+            if not request.id:
+                raise invalid("A request id must be provided for request cancellation")
+            return StopResponseBuilder(request.id)
+        stream = bool(request.option("streaming", False))
+        if stream and not self.decoupled:
+            raise invalid("Streaming is only supported if model is deployed using decoupled mode.")
+        refuse_unsupported(request)
+        rows = _Rows(request)
+        wishes = TokenOutputOptions(
+            stream=stream,
+            together=not self.decoupled,
+            batched=self.batched or request.array("input_ids").ndim > 1,
+            prompt=not request.option("exclude_input_in_output", self.exclude_input),
+            log_probs=bool(request.option("return_log_probs", False) or request.option("output_log_probs", False)),
+            normalize=self.normalize,
+            padded=self.padded,
+        )
+        read = [self._row(rows, row, wishes) for row in range(rows.count)]
+        if wishes.together and len({row.samples * row.sampling.returned for row in read}) > 1:
+            raise invalid("the rows of a request must have as many sequences each, unless the model is decoupled")
+        return TokenResponseBuilder(read, wishes)
+
+    def _row(self, rows: _Rows, number: int, wishes: TokenOutputOptions) -> RequestRow:
+        asked = RequestedSampling()
+        for name, parameter in VALUES.items():
+            _take(asked, parameter, name, rows.value(name, number))
+        if asked.max_tokens is None:
+            raise invalid("input 'request_output_len' is missing")
+        _take(asked, "top_k", "runtime_top_k", rows.value("runtime_top_k", number) or None)
+        _take(asked, "top_p", "runtime_top_p", rows.value("runtime_top_p", number) or None)
+        beams = asked.beam_width or 1
+        if beams > self.max_beam_width:
+            raise invalid(f"input 'beam_width' is {beams}, but parameter 'max_beam_width' is {self.max_beam_width}")
+        if 1 < beams < (asked.n or 1):
+            raise invalid(f"input 'num_return_sequences' is {asked.n}, which is more than 'beam_width', {beams}")
+        prompt = rows.prompt(number)
+        sampling = _sampling(asked, beams)
+        end, pad = rows.value("end_id", number), rows.value("pad_id", number)
+        sampling.end_id, sampling.ignore_eos = (None, True) if end is not None and end < 0 else (end, False)
+        sampling.bad_words = tuple(tuple(word) for word in rows.words("bad_words_list", number, MAX_BAD_WORDS))
+        sampling.logit_bias = self._bias(rows, number)
+        sampling.logprobs = 0 if wishes.log_probs else None
+        sampling.structure = _structure(rows.request)
+        adapter = rows.value("lora_task_id", number)
+        sampling.adapter = "" if adapter is None else str(adapter)
+        self.limits.check(prompt, sampling)
+        stops = rows.words("stop_words_list", number, MAX_STOPS)
+        self._check_ids("bad_words_list", [token for word in sampling.bad_words for token in word])
+        self._check_ids("end_id", [sampling.end_id or 0])
+        pad = pad if pad is not None else sampling.end_id or 0
+        return RequestRow(prompt, sampling, 1 if beams > 1 else asked.n or 1, StopWords(stops), pad)
+
+    def _bias(self, rows: _Rows, row: int) -> dict[int, float]:
+        request = rows.request
+        if not request.has("embedding_bias") or not len(request.inputs["embedding_bias"].data):
+            return {}
+        lines = request.array("embedding_bias")
+        lines = lines.reshape(-1, lines.shape[-1])
+        line = lines[row if len(lines) > 1 else 0]
+        if len(line) > self.limits.engine.vocabulary:
+            raise invalid(
+                f"input 'embedding_bias' has {len(line)} values; the vocabulary of the model has "
+                f"{self.limits.engine.vocabulary} tokens"
+            )
+        biases = {int(token): float(line[token]) for token in np.flatnonzero(line)}
+        if not all(isfinite(bias) for bias in biases.values()):
+            raise invalid("input 'embedding_bias' has a value that is not finite")
+        return biases
+
+    def _check_ids(self, name: str, ids: list[int]) -> None:
+        vocabulary = self.limits.engine.vocabulary
+        unknown = next((token for token in ids if not 0 <= token < vocabulary), None)
+        if unknown is not None:
+            raise invalid(f"input '{name}' has token id {unknown}; the vocabulary of the model has {vocabulary} tokens")
+
+
+def _take(asked: RequestedSampling, parameter: str, name: str, value: Any) -> None:
+    """Note the value of an input, which an error names."""
+    try:
+        asked.take(parameter, value, f"input '{name}'")
+    except ConchError as error:
+        raise ConchError(error.message.replace(f"sampling parameter '{parameter}'", f"input '{name}'"), error.code)  # noqa: B904
+
+
+def _sampling(asked: RequestedSampling, beams: int) -> Sampling:
+    """What TensorRT-LLM makes of the values: without top-k and top-p, decoding is greedy."""
+    sampled = beams == 1 and asked.temperature != 0 and asked.top_k != 1 and bool(asked.top_k or asked.top_p)
+    max_tokens = asked.max_tokens or 1
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=min(asked.min_tokens or 0, max_tokens),
+        temperature=(1.0 if asked.temperature is None else asked.temperature) if sampled else 0.0,
+        top_k=(asked.top_k or 0) if sampled else 0,
+        top_p=(asked.top_p or 1.0) if sampled else 1.0,
+        repetition_penalty=asked.repetition_penalty or 1.0,
+        presence_penalty=asked.presence_penalty or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        seed=asked.seed if sampled else None,
+        beam_width=beams,
+        returned=(asked.n or beams) if beams > 1 else 1,
+        length_penalty=1.0 if asked.length_penalty is None else asked.length_penalty,
+        early_stopping=bool(asked.early_stopping),
+    )
+
+
+def _structure(request: Request) -> Structure | None:
+    kind = request.option("guided_decoding_guide_type")
+    if not kind:
+        return None
+    if kind not in _GUIDES:
+        raise invalid(f"input 'guided_decoding_guide_type' is '{kind}'; it must be one of {', '.join(_GUIDES)}")
+    guide = request.option("guided_decoding_guide")
+    if kind == "json":
+        return structure_of("json", guide or {"type": "object"}, "guided_decoding_guide")
+    return structure_of(_GUIDES[kind], guide, "guided_decoding_guide")

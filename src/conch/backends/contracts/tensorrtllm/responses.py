@@ -1,0 +1,202 @@
+"""Tokens become the tensors of backend ``tensorrtllm``.  Used by the thread that runs the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from conch.backends.generation.engine import Progress
+from conch.backends.generation.job import ResponseBuilder
+from conch.backends.generation.sampling import Sampling
+from conch.backends.native.arrays import Array, Result
+
+#: Outputs that came with every response in the releases before ``batch_index`` did, as zeros unless asked for; and how
+#: many dims they have.
+ALWAYS: Final = {"cum_log_probs": 1, "output_log_probs": 2, "context_logits": 2, "generation_logits": 3}
+
+
+class StopWords:
+    """Token sequences that end a text, of which they stay a part."""
+
+    def __init__(self, words: Sequence[Sequence[int]] = ()) -> None:
+        self._by_last: dict[int, list[list[int]]] = {}
+        for word in words:
+            self._by_last.setdefault(word[-1], []).append(list(word))
+
+    def end(self, tokens: list[int]) -> bool:
+        """Whether ``tokens``, of which there is at least one, end with one of the words."""
+        return any(tokens[-len(word) :] == word for word in self._by_last.get(tokens[-1], ()))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutputOptions:
+    """What the responses of a request are to be.
+
+    ``together`` is one response for all rows and sequences, as a model that is not decoupled must give.
+    ``padded`` are those of ``ALWAYS`` that every response has.
+    """
+
+    stream: bool = False
+    together: bool = False
+    batched: bool = True
+    prompt: bool = False
+    log_probs: bool = False
+    normalize: bool = True
+    padded: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class RequestRow:
+    """A row of a request; ``pad`` fills its shorter sequences up."""
+
+    prompt: list[int]
+    sampling: Sampling
+    samples: int = 1
+    stops: StopWords = field(default_factory=StopWords)
+    pad: int = 0
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A continuation of a row; of its tokens, ``sent`` have gone out."""
+
+    row: RequestRow
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    score: float = 0.0
+    ended: str = ""
+    sent: int = 0
+
+
+@dataclass(slots=True)
+class _Item:
+    """What has responses of its own: a sample, or all beams, of a row."""
+
+    row: int
+    index: int
+    sequences: list[_Sequence]
+    done: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return all(sequence.ended for sequence in self.sequences)
+
+    @property
+    def fresh(self) -> bool:
+        return any(len(sequence.tokens) > sequence.sent for sequence in self.sequences)
+
+
+class TokenResponseBuilder(ResponseBuilder):
+    """The responses of a request that wants tokens."""
+
+    def __init__(self, rows: Sequence[RequestRow], wishes: TokenOutputOptions) -> None:
+        self.prompts = []
+        self._wishes = wishes
+        self._items: list[_Item] = []
+        for number, row in enumerate(rows):
+            for index in range(row.samples):
+                sampling = row.sampling.again(index) if row.samples > 1 else row.sampling
+                self.prompts.append((row.prompt, sampling))
+                self._items.append(_Item(number, index, [_Sequence(row) for _ in range(sampling.returned)]))
+        self._sequences = [sequence for item in self._items for sequence in item.sequences]
+
+    def take(self, index: int, progress: Progress) -> str:
+        sequence = self._sequences[index]
+        # What ends a text is not part of it.
+        tokens = progress.tokens[:-1] if progress.finish == "stop" else progress.tokens
+        if progress.cumulative_logprob is not None:
+            sequence.score = progress.cumulative_logprob
+        for position, token in enumerate(tokens):
+            sequence.tokens.append(token)
+            if progress.logprobs is not None:
+                sequence.logprobs.append(progress.logprobs[position].logprob)
+                if progress.cumulative_logprob is None:
+                    sequence.score += sequence.logprobs[-1]
+            if sequence.row.stops.end(sequence.tokens):
+                sequence.ended = "stop"
+                return sequence.ended
+        sequence.ended = progress.finish
+        return sequence.ended
+
+    def responses(self, final: bool) -> list[Result]:
+        """What goes out after this step; nothing comes after it if it is ``final``, also for what has not ended."""
+        if self._wishes.together:
+            return [self._result(self._items)] if final else []
+        results = []
+        for item in self._items:
+            ended = final or item.ended
+            if not item.done and (ended or (self._wishes.stream and item.fresh)):
+                item.done = ended
+                results.append(self._result([item]))
+        return results
+
+    def _result(self, items: Sequence[_Item]) -> Result:
+        rows: dict[int, list[_Sequence]] = {}
+        for item in items:
+            rows.setdefault(item.row, []).extend(item.sequences)
+        grid = list(rows.values())
+        outputs = self._tensors(grid)
+        outputs["batch_index"] = np.array([[row] for row in rows], np.int32)
+        outputs["sequence_index"] = np.full((len(rows), 1), items[0].index, np.int32)
+        for line in grid:
+            for sequence in line:
+                sequence.sent = len(sequence.tokens) if self._wishes.stream else 0
+        return Result({name: array if self._wishes.batched else array[0] for name, array in outputs.items()})
+
+    def _tensors(self, grid: list[list[_Sequence]]) -> dict[str, Array]:
+        wishes = self._wishes
+        prompts = wishes.prompt and not wishes.stream
+        tokens = [[(one.row.prompt if prompts else []) + one.tokens[one.sent :] for one in line] for line in grid]
+        outputs: dict[str, Array] = {
+            "output_ids": _filled(tokens, [line[0].row.pad for line in grid], np.int32),
+            "sequence_length": np.array([[len(one) for one in line] for line in tokens], np.int32),
+        }
+        if wishes.log_probs or wishes.padded:
+            outputs["cum_log_probs"] = np.array([[self._score(one) for one in line] for line in grid], np.float32)
+            outputs |= self._log_probs(grid)
+        for name in wishes.padded:
+            outputs.setdefault(name, np.zeros((len(grid), *[1] * ALWAYS[name]), np.float32))
+        return outputs
+
+    def _log_probs(self, grid: list[list[_Sequence]]) -> dict[str, Array]:
+        """Those of each token that goes out, by the names that the output has had; none from an engine without."""
+        fresh = [[one.tokens[one.sent :] for one in line] for line in grid]
+        if self._wishes.log_probs and any(one.tokens and not one.logprobs for line in grid for one in line):
+            return {}
+        known = [
+            [one.logprobs[one.sent :] or [0.0] * len(tokens) for one, tokens in zip(line, among, strict=True)]
+            for line, among in zip(grid, fresh, strict=True)
+        ]
+        log_probs = _filled(known, [0.0] * len(grid), np.float32)
+        return {"output_log_probs": log_probs, "log_probs": log_probs}
+
+    def _score(self, sequence: _Sequence) -> float:
+        sampling = sequence.row.sampling
+        if sampling.beam_width == 1 or not self._wishes.normalize:
+            return sequence.score
+        return float(sequence.score / max(len(sequence.tokens), 1) ** sampling.length_penalty)
+
+
+class StopResponseBuilder(ResponseBuilder):
+    """A request that ends all others with its id: it has no tokens, and its one response is empty."""
+
+    prompts = ()
+
+    def __init__(self, id: str) -> None:
+        self.stops = id
+
+    def take(self, index: int, progress: Progress) -> str:
+        raise NotImplementedError
+
+    def responses(self, final: bool) -> list[Result]:
+        return [Result({})]
+
+
+def _filled(grid: Sequence[Sequence[Sequence[float]]], pads: Sequence[float], dtype: type) -> Array:
+    """Lists of different lengths as an array [rows, sequences, longest], each row filled up with its pad."""
+    width = max(len(one) for line in grid for one in line)
+    filled = [[[*one, *[pad] * (width - len(one))] for one in line] for line, pad in zip(grid, pads, strict=True)]
+    return np.array(filled, dtype).reshape(len(grid), len(grid[0]), width)

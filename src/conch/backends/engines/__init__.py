@@ -1,0 +1,1 @@
+"""The engines that generate text, each behind ``generation.engine.GenerationEngine``."""

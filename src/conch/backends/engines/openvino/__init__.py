@@ -1,0 +1,42 @@
+"""The engine ``openvino``: OpenVINO exports and GGUF files on the CPU, by OpenVINO GenAI.
+
+Nothing heavy is imported before ``open`` is called, in the worker.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Final
+
+from conch.backends.generation.engine import GenerationEngine
+from conch.backends.generation.engine_table import EngineSpec
+from conch.errors import invalid, unsupported
+
+#: What OpenVINO GenAI reads GGUF files of, as ``model_type`` says it.
+GGUF_MODELS: Final = ("llama", "qwen2", "qwen3")
+
+
+def open(spec: EngineSpec) -> GenerationEngine:
+    """Load a model.  Raises INVALID_ARG for what cannot be loaded, UNSUPPORTED without openvino-genai."""
+    if spec.device != "cpu":
+        raise invalid("engine 'openvino' runs on the CPU only")
+    if spec.draft is not None:
+        # With 2026.4 steps may not return after requests were cancelled, and a prompt that is computed in parts gets
+        # a wrong first token.
+        raise invalid("speculative decoding is not supported by engine 'openvino'")
+    if spec.gguf is not None:
+        if spec.adapters:
+            # GenAI finds no layer of theirs in what it makes of such a file, and goes on without.
+            raise invalid("engine 'openvino' does not support LoRA adapters with a GGUF file")
+        kind = str(spec.config.get("model_type", ""))
+        if kind not in GGUF_MODELS:
+            raise invalid(
+                f"engine 'openvino' reads GGUF files of {', '.join(GGUF_MODELS)}, but {spec.gguf.name} is of '{kind}'"
+            )
+    elif not (spec.directory / "openvino_model.xml").is_file():
+        raise invalid(f"engine 'openvino' needs an exported model: {spec.directory} has no openvino_model.xml")
+    if find_spec("openvino_genai") is None:
+        raise unsupported("engine 'openvino' needs openvino-genai: pip install 'conch[openvino]'")
+    from conch.backends.engines.openvino.engine import OpenVinoGenAIEngine
+
+    return OpenVinoGenAIEngine(spec)

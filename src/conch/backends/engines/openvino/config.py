@@ -1,0 +1,96 @@
+"""From ``Sampling`` to OpenVINO GenAI's ``GenerationConfig``."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from conch.backends.generation.sampling import Sampling, Structure
+from conch.errors import invalid
+
+#: A token that no model has: GenAI wants one that ends sequences, also where none is to.
+NO_TOKEN: Final = 2**31 - 1
+_PLACE: Final = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
+#: GenAI's generator of random numbers takes 32 bits; this is the largest prime of so many.
+MOST_SEEDS: Final = 2**32 - 5
+
+
+def stop_tokens(sampling: Sampling, eos_ids: Sequence[int]) -> frozenset[int]:
+    """The tokens that end a sequence; output that must fit a grammar ends with one in any case."""
+    if sampling.ignore_eos and sampling.structure is None:
+        return frozenset(sampling.stop_token_ids)
+    return frozenset(sampling.stop_token_ids) | (frozenset(eos_ids) if sampling.end_id is None else {sampling.end_id})
+
+
+def generation_config(sampling: Sampling, eos_ids: Sequence[int], tokens: int = 0) -> Any:
+    """For a sequence that has ``tokens`` of its tokens already.  Raises INVALID_ARG."""
+    import openvino_genai
+
+    stops = stop_tokens(sampling, eos_ids)
+    most = sampling.max_tokens - tokens
+    wanted: dict[str, Any] = {
+        "max_new_tokens": most,
+        "min_new_tokens": min(max(0, sampling.min_tokens - tokens), most) if stops else 0,
+        "eos_token_id": min(stops, default=NO_TOKEN),
+        "stop_token_ids": set(stops) or {NO_TOKEN},
+        "repetition_penalty": sampling.repetition_penalty,
+        "logprobs": 0 if sampling.logprobs is None else 1,
+    }
+    if sampling.beam_width > 1:
+        criteria = openvino_genai.StopCriteria
+        wanted["num_beams"] = sampling.beam_width
+        wanted["num_return_sequences"] = sampling.returned
+        wanted["length_penalty"] = sampling.length_penalty
+        wanted["stop_criteria"] = criteria.EARLY if sampling.early_stopping else criteria.HEURISTIC
+    elif sampling.temperature > 0:
+        wanted["do_sample"] = True
+        wanted["temperature"] = sampling.temperature
+        wanted["top_p"] = sampling.top_p
+        wanted["min_p"] = sampling.min_p
+        if sampling.top_k > 0:
+            wanted["top_k"] = sampling.top_k
+        wanted["rng_seed"] = _seed(sampling.seed)
+    if sampling.structure is not None:
+        wanted["structured_output_config"] = structured_output(sampling.structure)
+    config: Any = openvino_genai.GenerationConfig(**wanted)
+    try:
+        config.validate()
+    except RuntimeError as error:
+        raise invalid(f"OpenVINO GenAI: {reason(error)}") from None
+    return config
+
+
+#: Characters that mean something in a regular expression.
+_MEANING: Final = re.compile(r"[\\.*+?^${}()|\[\]/-]")
+
+
+def structured_output(structure: Structure) -> Any:
+    """The grammar in GenAI's terms; it is compiled later."""
+    import openvino_genai
+
+    made: Any = openvino_genai.StructuredOutputConfig
+    if structure.kind == "json":
+        return made(json_schema=structure.text)
+    if structure.kind == "regex":
+        return made(regex=structure.text)
+    if structure.kind == "grammar":
+        return made(grammar=structure.text)
+    # Not as constant strings, in which GenAI spells U+0080 to U+00FF before a hexadecimal digit wrong.
+    return made(regex="|".join(_MEANING.sub(r"\\\g<0>", text) for text in json.loads(structure.text)))
+
+
+def reason(error: Exception) -> str:
+    """What GenAI says, in one line and without the places in its sources."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
+    return _PLACE.sub("", " ".join(said)) or type(error).__name__
+
+
+def _seed(seed: int | None) -> int:
+    """Without one GenAI takes the same for every request."""
+    if seed is None:
+        return random.randrange(MOST_SEEDS)
+    return seed % MOST_SEEDS

@@ -1,0 +1,108 @@
+"""Makes the pipelines of the engine ``openvino``, one for the model and one for each of its LoRA adapters, and the
+tokenizer that they have for grammars."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from conch.backends.engines.openvino.config import reason
+from conch.backends.engines.openvino.lora import lora
+from conch.backends.engines.openvino.precision import Precision
+from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit, spell
+from conch.backends.generation.engine_table import EngineSpec
+from conch.errors import invalid
+
+_logger = logging.getLogger(__name__)
+
+
+def capabilities() -> tuple[str, ...]:
+    """What the CPU computes in, in OpenVINO's names."""
+    import openvino
+
+    core: Any = openvino.Core()
+    return tuple(map(str, core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")))
+
+
+def pipeline(
+    spec: EngineSpec, tokenizer: Any, precision: Precision, blocks: int, batched: int, adapter: Path | None = None
+) -> Any:
+    """A pipeline with a cache of so many blocks, that computes ``batched`` tokens at a time.  Raises INVALID_ARG."""
+    import openvino_genai
+
+    scheduler: Any = openvino_genai.SchedulerConfig()
+    scheduler.num_kv_blocks = blocks
+    scheduler.max_num_batched_tokens = batched
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = spec.prefix_caching
+    properties = precision.properties(spec.threads)
+    if adapter is not None:
+        properties["adapters"] = lora(adapter, spec.directory / "openvino_model.xml")
+    source = spec.gguf or spec.directory
+    try:
+        return openvino_genai.ContinuousBatchingPipeline(source, tokenizer, scheduler, "CPU", **properties)
+    except RuntimeError as error:
+        raise invalid(f"engine 'openvino' cannot load {source}: {reason(error)}") from None
+
+
+def tokenizer(spec: EngineSpec) -> tuple[Any, bool]:
+    """GenAI's tokenizer, and whether it knows the vocabulary, which it needs only for grammars.
+
+    Without OpenVINO's tokenizer in the folder it is made from the one of transformers, if that is installed.
+    """
+    import openvino_genai
+
+    with TemporaryDirectory(prefix="conch-") as scratch:
+        source = spec.gguf or _fitting(spec, Path(scratch))
+        try:
+            made: Any = openvino_genai.Tokenizer(source or _empty(Path(scratch)))
+        except RuntimeError:
+            # The model is served without grammars.
+            source, made = None, openvino_genai.Tokenizer(_empty(Path(scratch)))
+        return made, source is not None
+
+
+def write_tokenizer(checkpoint: Path, folder: Path, *, trust_remote_code: bool = False) -> None:
+    """Write the tokenizer of a checkpoint in OpenVINO's form.  Raises whatever transformers and OpenVINO raise."""
+    import openvino
+    import openvino_tokenizers
+    from transformers import AutoTokenizer
+
+    fast: Any = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=trust_remote_code, local_files_only=True)
+    made: Any = openvino_tokenizers.convert_tokenizer(fast, with_detokenizer=True)
+    spell(made[1])
+    for model, name in zip(made, TOKENIZER, strict=True):
+        openvino.save_model(model, folder / name)
+
+
+def _fitting(spec: EngineSpec, scratch: Path) -> Path | None:
+    """The folder of a tokenizer that fits the model; None without one."""
+    given = all((spec.directory / file).is_file() for file in TOKENIZER)
+    folder = spec.directory if given else _converted(spec, scratch)
+    if folder is None:
+        return None
+    problem = misfit(folder, int(spec.config["vocab_size"]))
+    if problem:
+        _logger.warning("no structured output for %s: %s", spec.directory, problem)
+    return None if problem else folder
+
+
+def _converted(spec: EngineSpec, scratch: Path) -> Path | None:
+    """The folder of a tokenizer made from tokenizer.json beside the model or above it; None without one."""
+    found = [one for one in (spec.directory, spec.directory.parent) if (one / "tokenizer.json").is_file()]
+    if not found:
+        return None
+    try:
+        write_tokenizer(found[0], scratch, trust_remote_code=spec.trust_remote_code)
+    except Exception:
+        # Not installed, or of a kind that cannot be converted.
+        return None
+    return scratch
+
+
+def _empty(scratch: Path) -> Path:
+    folder = scratch / "none"
+    folder.mkdir(exist_ok=True)
+    return folder

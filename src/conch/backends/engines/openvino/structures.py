@@ -1,0 +1,117 @@
+"""Which structures OpenVINO GenAI's compiler of grammars is given: not those that it ignores in part, or compiles for
+ever while every other sequence waits for the next step."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from conch.backends.generation.sampling import Structure
+from conch.errors import invalid, unsupported
+
+#: Characters that a structure may spell out with all of its repetitions: 1 ms each, more for large classes.
+MOST_STATES: Final = 2000
+#: The same for lengths of strings in JSON, which take a third of that.
+MOST_LENGTH: Final = 8000
+_LARGE: Final = 10
+
+#: Keywords of JSON schemas that the compiler passes over (of ``allOf`` all but one).
+_IGNORED: Final = (
+    "not", "if", "dependentRequired", "dependentSchemas", "multipleOf", "uniqueItems", "contains", "minContains",
+    "maxContains",
+)  # fmt: skip
+#: Where schemas have other schemas: by name, in lists, and one alone or a list.
+_BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
+_WITHIN: Final = (
+    "allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalProperties", "unevaluatedProperties",
+    "unevaluatedItems", "propertyNames",
+)  # fmt: skip
+#: What the compiler takes for one character, as of 2026.4: it writes the first one as an escape of any length.
+_MISSPELT: Final = re.compile(r"(?:[\u0080-\u00ff]|\\u00[89a-fA-F][0-9a-fA-F])[0-9a-fA-F]")
+_PIECES: Final = re.compile(
+    r"""(?P<open>\()|(?P<close>\))|\{(?P<least>\d*),?(?P<most>\d*)\}|(?P<large>\\[wWDSpP])|\\.|"(?:\\.|[^"\\])*"|"""
+    r"""\[(?:\\.|[^\]\\])*\]|.""",
+    re.DOTALL,
+)
+
+
+def check_structure(structure: Structure) -> None:
+    """Raises UNSUPPORTED for what the compiler ignores, INVALID_ARG for what is too large for it."""
+    if structure.kind in ("json", "grammar") and _MISSPELT.search(structure.text):
+        raise unsupported(
+            "engine 'openvino' does not have structures with a character of U+0080 to U+00FF before a hexadecimal digit"
+        )
+    if structure.kind == "json":
+        try:
+            schema = json.loads(structure.text)
+        except ValueError:
+            return  # for the compiler to say
+        _check_schema(schema)
+    elif structure.kind != "choice":
+        _check_states(structure.kind, structure.text)
+
+
+def _check_schema(schema: Any) -> None:
+    length = 0
+    for node in _schemas(schema):
+        for keyword in _IGNORED:
+            if node.get(keyword) not in (None, False):
+                raise unsupported(f"engine 'openvino' does not have JSON schemas with '{keyword}'")
+        if isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1:
+            raise unsupported("engine 'openvino' does not have JSON schemas with 'allOf' of more than one")
+        if isinstance(reference := node.get("$ref"), str) and not reference.startswith("#"):
+            raise unsupported("engine 'openvino' does not have JSON schemas with a '$ref' to another document")
+        if isinstance(pattern := node.get("pattern"), str):
+            _check_states("pattern", pattern)
+        lengths = (node.get("minLength"), node.get("maxLength"))
+        length += max(one if isinstance(one, int) else 0 for one in lengths)
+    if length > MOST_LENGTH:
+        raise invalid(
+            f"the lengths of strings in the JSON schema sum up to {length}; engine 'openvino' compiles at most "
+            f"{MOST_LENGTH}"
+        )
+
+
+def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """A schema and all schemas in it."""
+    left = [schema]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            yield node
+            for keyword in _BY_NAME:
+                if isinstance(named := node.get(keyword), dict):
+                    left += named.values()
+            for keyword in _WITHIN:
+                inner = node.get(keyword)
+                left += inner if isinstance(inner, list) else [inner]
+
+
+def _check_states(kind: str, text: str) -> None:
+    states = _states(text)
+    if states > MOST_STATES:
+        raise invalid(
+            f"the {kind} has {states} characters with its repetitions; engine 'openvino' compiles at most {MOST_STATES}"
+        )
+
+
+def _states(text: str) -> int:
+    """How many characters a regular expression or a grammar has once each repetition is spelt out."""
+    sums, last = [0], 0
+    for piece in _PIECES.finditer(text):
+        if piece["open"]:
+            sums.append(0)
+        elif piece["close"]:
+            if len(sums) > 1:
+                last = sums.pop()
+                sums[-1] += last
+        elif piece["least"] or piece["most"]:
+            repeated = last * int(min(max(float(piece["most"] or 0), float(piece["least"] or 0), 1), 1e9))
+            sums[-1] += repeated - last
+            last = repeated
+        else:
+            last = _LARGE if piece["large"] else 1
+            sums[-1] += last
+    return sum(sums)

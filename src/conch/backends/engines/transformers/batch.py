@@ -1,0 +1,135 @@
+"""Sequences under way in the engine ``transformers``, and the batches in which they take their steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from conch.backends.engines.transformers.beams import BeamSearch
+from conch.backends.engines.transformers.network import DecoderNetwork
+from conch.backends.engines.transformers.rows import OwnRows, PaddedRows, Rows
+from conch.backends.generation.sampling import Sampling
+
+Tensor = Any
+
+#: Columns of padding that a batch may always have; beyond them at most as many as tokens.
+_PADDING: Final = 4096
+
+
+@dataclass(slots=True, eq=False)
+class BatchRow:
+    """A sequence: what has been asked, its tokens so far and where it is.
+
+    ``longest`` is the most tokens that it may have with its prompt.  ``batch`` is None while it waits.
+    """
+
+    id: int
+    rank: tuple[int, int]
+    sampling: Sampling
+    tokens: list[int]
+    prompted: int
+    ends: frozenset[int]
+    longest: int
+    generator: Any = None
+    matcher: Any = None
+    search: BeamSearch | None = None
+    batch: RunningBatch | None = None
+
+    @property
+    def width(self) -> int:
+        """Rows of a batch that it takes."""
+        return max(1, self.sampling.beam_width)
+
+    @property
+    def size(self) -> int:
+        """Tokens of the KV cache that it takes once it has been read."""
+        made = self.search.length if self.search is not None else len(self.tokens) - self.prompted
+        return self.width * (self.prompted + made)
+
+
+class RunningBatch:
+    """Rows that step together under one adapter.  Beams of a request, and rows of a model whose state cannot be
+    padded, have a batch of their own."""
+
+    def __init__(self, network: DecoderNetwork, members: list[BatchRow], *, padded: bool) -> None:
+        self.members = members
+        self.adapter = members[0].sampling.adapter
+        self.padded = PaddedRows(network) if padded else None
+        self._rows: Rows = self.padded or OwnRows(network)
+        self._network = network
+        for row in members:
+            row.batch = self
+
+    def read(self, tokens: list[list[int]], *, last: bool) -> Tensor:
+        """Read (the next part of) the prompts.  ``last`` makes beams of them; logits then for each."""
+        [first, *_] = self.members
+        self._network.use(self.adapter)
+        if first.search is None:
+            return self._rows.feed(tokens)
+        if self.padded is None:
+            return self._rows.feed(tokens * first.width)
+        logits = self._rows.feed(tokens)
+        if last:
+            self._rows.select([0] * first.width)
+        return logits.expand(first.width, -1)
+
+    def step(self) -> Tensor:
+        """Read the last token of every row; the logits for the next ones."""
+        self._network.use(self.adapter)
+        search = self.members[0].search
+        if search is not None:
+            return self._rows.feed([[beam.tokens[-1]] for beam in search.running])
+        return self._rows.feed([[row.tokens[-1]] for row in self.members])
+
+    def select(self, rows: list[int]) -> None:
+        """Continue other beams."""
+        if rows != list(range(len(rows))):
+            self._rows.select(rows)
+
+    def remove(self, row: BatchRow) -> None:
+        index = self.members.index(row)
+        row.batch = None
+        last = self.members.pop()
+        if last is not row:
+            self.members[index] = last
+        if self.padded is not None and row.search is None:
+            self.padded.cache.remove(index)
+
+    def takes(self, other: RunningBatch) -> bool:
+        """Whether both may be one, without padding out of proportion."""
+        if self is other or self.adapter != other.adapter or self.padded is None or other.padded is None:
+            return False
+        if self.members[0].search is not None or other.members[0].search is not None:
+            return False
+        mine, theirs = self.padded.cache, other.padded.cache
+        tokens = sum(mine.lengths()) + sum(theirs.lengths())
+        columns = max(mine.width, theirs.width) * (len(mine.starts) + len(theirs.starts))
+        return columns - tokens <= max(_PADDING, tokens)
+
+    def adopt(self, other: RunningBatch) -> None:
+        assert self.padded is not None and other.padded is not None
+        self.padded.cache.adopt(other.padded.cache)
+        for row in other.members:
+            row.batch = self
+        self.members += other.members
+
+
+class Reading:
+    """Prompts that are read into a batch of their own, a chunk of ``columns`` at a time."""
+
+    def __init__(self, batch: RunningBatch, known: int = 0) -> None:
+        self.batch = batch
+        self._left = [row.tokens[known:] for row in batch.members]
+
+    @property
+    def columns(self) -> int:
+        return max(map(len, self._left))
+
+    def advance(self, columns: int) -> Tensor | None:
+        """Read at most so many columns; the logits once all is read.  Several prompts are read in one go, and so is
+        one whose state cannot be padded."""
+        whole = len(self._left) > 1 or self.batch.padded is None or self.columns <= columns
+        chunks = self._left if whole else [one[:columns] for one in self._left]
+        self._left = [one[len(chunk) :] for one, chunk in zip(self._left, chunks, strict=True)]
+        logits = self.batch.read(chunks, last=whole)
+        return logits if whole else None

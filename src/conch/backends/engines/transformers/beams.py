@@ -1,0 +1,101 @@
+"""Beam search over the rows of one request, step for step as ``transformers.generate(num_beams=…)`` does it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from conch.backends.engines.transformers.sampling import adjust
+from conch.backends.generation.sampling import Sampling
+
+Tensor = Any
+
+#: The score of what must not be chosen; added, so that the order among such is kept.
+_NEVER: Final = -1e9
+
+
+@dataclass(slots=True)
+class Beam:
+    """A hypothesis: its tokens after the prompt, their log-probabilities' sum, and whether it ended by a token."""
+
+    tokens: list[int]
+    total: float
+    stopped: bool = False
+    #: ``total`` under the length penalty, of a finished one.
+    score: float = _NEVER
+
+
+@dataclass(slots=True)
+class _History:
+    sampling: Sampling
+    tokens: list[int]
+    prompted: int
+    ends: frozenset[int]
+
+
+class BeamSearch:
+    """``longest`` is the most tokens that are generated, ``ends`` the ids that end a beam."""
+
+    def __init__(self, prompt: list[int], sampling: Sampling, ends: frozenset[int], longest: int) -> None:
+        self._prompt, self._sampling, self._ends, self._longest = prompt, sampling, ends, longest
+        self.width = sampling.beam_width
+        # All begin alike; only the first may be continued at first.
+        self.running = [Beam([], 0.0 if index == 0 else _NEVER) for index in range(self.width)]
+        self._finished: list[Beam] = []
+        self.done = False
+
+    @property
+    def length(self) -> int:
+        """Tokens of each running beam."""
+        return len(self.running[0].tokens)
+
+    def advance(self, logits: Tensor) -> list[int]:
+        """Take the logits ``[width, vocabulary]`` after the running beams; says which of them the new ones continue."""
+        values = logits.log_softmax(dim=-1)
+        adjust(
+            values,
+            [
+                _History(self._sampling, [*self._prompt, *beam.tokens], len(self._prompt), self._ends)
+                for beam in self.running
+            ],
+        )
+        totals = values + torch.tensor([beam.total for beam in self.running], device=values.device)[:, None]
+        kept = min(max(2, 1 + len(self._ends)) * self.width, totals.numel())
+        best, indices = (one.tolist() for one in totals.flatten().topk(kept))
+        vocabulary = values.shape[1]
+        candidates: list[tuple[Beam, int]] = []
+        for total, index in zip(best, indices, strict=True):
+            parent, token = divmod(index, vocabulary)
+            tokens = [*self.running[parent].tokens, token]
+            candidates.append((Beam(tokens, total, stopped=token in self._ends), parent))
+        last = self.length + 1 >= self._longest
+        ended = [beam.stopped or last for beam, _ in candidates]
+        self._finish([beam for (beam, _), end in zip(candidates[: self.width], ended, strict=False) if end])
+        going = [candidate for candidate, end in zip(candidates, ended, strict=True) if not end][: self.width]
+        if len(going) < self.width:
+            self.done = True
+            return []
+        self.running = [beam for beam, _ in going]
+        self.done = not self._improvable()
+        return [parent for _, parent in going]
+
+    def results(self) -> list[Beam]:
+        """The best beams, once ``done``."""
+        return self._finished[: max(1, self._sampling.returned)]
+
+    def _finish(self, ended: list[Beam]) -> None:
+        if len(self._finished) == self.width and self._sampling.early_stopping:
+            return
+        for beam in ended:
+            beam.score = beam.total / len(beam.tokens) ** self._sampling.length_penalty
+        self._finished = sorted([*self._finished, *ended], key=lambda beam: -beam.score)[: self.width]
+
+    def _improvable(self) -> bool:
+        if len(self._finished) < self.width:
+            return True
+        if self._sampling.early_stopping:
+            return False
+        possible: float = self.running[0].total / self.length**self._sampling.length_penalty
+        return possible > self._finished[-1].score

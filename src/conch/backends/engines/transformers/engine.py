@@ -1,0 +1,298 @@
+"""In-flight batching over a model of transformers: sequences join and leave the batch at every step.
+
+A step reads one token for every running row, then at most one chunk of prompts.  ``cache_tokens`` limits the tokens of
+sequences; the padding of batches (``batch.py``) and prefixes that are kept come on top.
+
+The same code runs on the CPU and on a GPU.  transformers' own continuous batching has paged attention, but neither
+beams nor per-request seeds and penalties, structured output or exact results for every architecture, which is what
+this engine is for.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import insort
+from typing import Any, Final
+
+import torch
+
+from conch.backends.engines.transformers import structure
+from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
+from conch.backends.engines.transformers.beams import BeamSearch
+from conch.backends.engines.transformers.deciding import decide, decide_beams
+from conch.backends.engines.transformers.loading import context, load
+from conch.backends.engines.transformers.prefixes import BLOCK, Prefixes
+from conch.backends.engines.transformers.probe import probe
+from conch.backends.engines.transformers.sampling import generator
+from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress
+from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.sampling import Feature
+from conch.backends.native.threads import usable_cores
+from conch.errors import invalid
+
+Tensor = Any
+
+_ALWAYS: Final = frozenset(Feature) - structure.FEATURES - {Feature.LORA}
+#: Bytes of prefixes that are kept at most.
+_PREFIXES: Final = 1 << 30
+
+
+class TransformersEngine(GenerationEngine):
+    name = "transformers"
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._threads = 0
+        self._use_threads(spec.threads or usable_cores())
+        self._network = load(spec)
+        config = self._network.model.config.get_text_config(decoder=True)
+        self.context = context(spec, config)
+        self.vocabulary = int(config.vocab_size)
+        self.cache_tokens = spec.cache_tokens
+        self.max_sequences = spec.max_sequences or (32 if spec.device == "cpu" else 64)
+        self.adapters = tuple(spec.adapters)
+        self.features = _ALWAYS | ({Feature.LORA} if self.adapters else frozenset())
+        self._grammars: structure.GrammarCompiler | None = None
+        if structure.available(spec.directory):
+            self.features |= structure.FEATURES
+            self._grammars = structure.GrammarCompiler(
+                spec.directory, self.vocabulary, spec.eos_ids, spec.trust_remote_code
+            )
+        self._eos_ids = frozenset(spec.eos_ids)
+        self._chunk = spec.max_batched_tokens or (256 if spec.device == "cpu" else 2048)
+        suits = probe(self._network, self.context)
+        #: Whether rows of different lengths share a batch; else each runs with a cache of its own.
+        self.padded = suits.padded
+        if not suits.several:
+            # The model itself holds the state of the one sequence that it is at.
+            self.max_sequences = 1
+        if not suits.beams or not suits.several:
+            self.features -= {Feature.BEAMS}
+        keeps = spec.prefix_caching and self.padded
+        self._prefixes = Prefixes(_PREFIXES) if keeps else None
+        self._rows: dict[int, BatchRow] = {}
+        self._waiting: list[BatchRow] = []
+        self._batches: list[RunningBatch] = []
+        self._reading: Reading | None = None
+        self._came = self._preemptions = 0
+
+    def add(self, sequence: EngineRequest) -> None:
+        asked = sequence.sampling
+        if not 0 < len(sequence.prompt) < self.context:
+            raise invalid(
+                f"a prompt of {len(sequence.prompt)} tokens does not fit the context of {self.context} tokens"
+            )
+        if not 0 <= min(sequence.prompt) <= max(sequence.prompt) < self.vocabulary:
+            raise invalid(f"the prompt has token ids that are not among the {self.vocabulary} of the model")
+        longest = min(len(sequence.prompt) + asked.max_tokens, self.context)
+        if asked.beam_width > self.max_sequences:
+            raise invalid(f"beam_width {asked.beam_width} is more than the {self.max_sequences} sequences of a batch")
+        if self.cache_tokens and asked.beam_width > 1 and asked.beam_width * longest > self.cache_tokens:
+            raise invalid(
+                f"beam_width {asked.beam_width}: the beams do not fit into the KV cache of {self.cache_tokens} tokens"
+            )
+        if asked.beam_width > 1 and asked.structure is not None:
+            raise invalid("beam search with structured output is not supported by engine 'transformers'")
+        ends = frozenset() if asked.ignore_eos else self._eos_ids if asked.end_id is None else {asked.end_id}
+        matcher = None
+        if asked.structure is not None and self._grammars is not None:
+            matcher = self._grammars.matcher(asked.structure)
+            # After the last token of a structure nothing but an end is allowed.
+            ends |= self._eos_ids
+        ends = frozenset(end for end in {*ends, *asked.stop_token_ids} if 0 <= end < self.vocabulary)
+        row = BatchRow(
+            id=sequence.id,
+            rank=(sequence.priority, self._came),
+            sampling=asked,
+            tokens=list(sequence.prompt),
+            prompted=len(sequence.prompt),
+            ends=ends,
+            longest=longest,
+            generator=generator(asked.seed, self._network.device),
+            matcher=matcher,
+        )
+        self._came += 1
+        self._rows[row.id] = row
+        self._wait(row)
+
+    def step(self) -> list[Progress]:
+        self._use_threads(self._threads)
+        with torch.inference_mode():
+            self._make_room()
+            progress: list[Progress] = []
+            for batch in list(self._batches):
+                progress += self._settle(batch, batch.step())
+            progress += self._read()
+            self._join()
+        return progress
+
+    def cancel(self, id: int) -> None:
+        row = self._rows.pop(id, None)
+        if row is not None:
+            with torch.inference_mode():
+                self._leave(row)
+
+    def load(self) -> EngineUsage:
+        kept = self._prefixes
+        return EngineUsage(
+            running=len(self._rows) - len(self._waiting),
+            waiting=len(self._waiting),
+            used_tokens=self._used(),
+            prefix_queries=kept.queries if kept is not None else 0,
+            prefix_hits=kept.hits if kept is not None else 0,
+            preemptions=self._preemptions,
+        )
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._rows)
+
+    def close(self) -> None:
+        self._rows.clear()
+        self._waiting.clear()
+        self._batches.clear()
+        self._reading = self._prefixes = self._grammars = None
+        on_gpu = self._network.device.type == "cuda"
+        del self._network
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
+
+    def _use_threads(self, threads: int) -> None:
+        # PyTorch keeps the size of a pool with the thread that calls it.
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        self._threads = threads
+
+    def _used(self) -> int:
+        return sum(row.size for row in self._rows.values() if row.batch is not None)
+
+    def _wait(self, row: BatchRow) -> None:
+        row.batch = row.search = None
+        insort(self._waiting, row, key=lambda one: one.rank)
+
+    def _make_room(self) -> None:
+        """Before a step: so much that every running row can grow, by putting the least important ones back."""
+        if not self.cache_tokens:
+            return
+        running = [row for row in self._rows.values() if row.batch is not None]
+        need = sum(row.size + row.width for row in running)
+        while need > self.cache_tokens and len(running) > 1:
+            victim = max(running, key=lambda row: row.rank)
+            running.remove(victim)
+            need -= victim.size + victim.width
+            self._leave(victim)
+            self._wait(victim)
+            self._preemptions += 1
+        if self._prefixes is not None:
+            self._prefixes.shrink(max(0, self.cache_tokens - need))
+
+    def _leave(self, row: BatchRow) -> None:
+        """Take a row out of wherever it is."""
+        if row.batch is None:
+            self._waiting.remove(row)
+            return
+        batch = row.batch
+        if self._reading is not None and self._reading.batch is batch:
+            # Whatever is not read in one go is a single row.
+            row.batch = self._reading = None
+            return
+        batch.remove(row)
+        if not batch.members:
+            self._batches.remove(batch)
+
+    def _read(self) -> list[Progress]:
+        """Read prompts that wait, one chunk at most."""
+        progress: list[Progress] = []
+        left = self._chunk
+        while left > 0:
+            reading = self._reading or self._start(left)
+            if reading is None:
+                break
+            spent = reading.columns * len(reading.batch.members)
+            logits = reading.advance(left)
+            left -= spent
+            if logits is None:
+                self._reading = reading
+                break
+            self._reading = None
+            self._batches.append(reading.batch)
+            for row in reading.batch.members:
+                self._keep(reading.batch, row)
+            progress += self._settle(reading.batch, logits)
+        return progress
+
+    def _start(self, columns: int) -> Reading | None:
+        """Take the first of those that wait into a batch, and with it others whose prompts fit into ``columns``."""
+        members: list[BatchRow] = []
+        known: list[Any] = []
+        width = sum(row.width for row in self._rows.values() if row.batch is not None)
+        used = self._used()
+        longest = 0
+        while self._waiting:
+            row = self._waiting[0]
+            width += row.width
+            used += row.width * (len(row.tokens) + 1)
+            if width > self.max_sequences or (self.cache_tokens and used > self.cache_tokens):
+                break
+            alone = row.width > 1 or not self.padded
+            longest = max(longest, len(row.tokens))
+            if members:
+                if alone or row.sampling.adapter != members[0].sampling.adapter:
+                    break
+                if longest * (len(members) + 1) > columns:
+                    break
+            elif columns < min(longest, self._chunk // 2):
+                # Too little is left of this step's chunk to be worth a run of its own.
+                break
+            if self._prefixes is not None:
+                known = self._prefixes.find(row.sampling.adapter, row.tokens)
+                if members and known:
+                    known = []
+                    break
+                self._prefixes.count(len(row.tokens), BLOCK * len(known))
+            members.append(self._waiting.pop(0))
+            if alone or known or longest > columns:
+                break
+        return self._reading_of(members, known) if members else None
+
+    def _reading_of(self, members: list[BatchRow], known: list[Any]) -> Reading:
+        for row in members:
+            if row.width > 1:
+                row.search = BeamSearch(row.tokens, row.sampling, row.ends, row.longest - row.prompted)
+        batch = RunningBatch(self._network, members, padded=self.padded)
+        if batch.padded is None or not known:
+            return Reading(batch)
+        batch.padded.cache.restore(known, BLOCK * len(known))
+        return Reading(batch, BLOCK * len(known))
+
+    def _settle(self, batch: RunningBatch, logits: Tensor) -> list[Progress]:
+        """Choose the next tokens, and let those go that have ended."""
+        [first, *_] = batch.members
+        if first.search is not None:
+            going, progress = decide_beams(first, logits)
+            if going:
+                batch.select(going)
+        else:
+            progress = decide(list(batch.members), logits)
+        for one in progress:
+            if (one.finish or one.error is not None) and (row := self._rows.pop(one.id, None)) is not None:
+                self._keep(batch, row)
+                self._leave(row)
+        return progress
+
+    def _keep(self, batch: RunningBatch, row: BatchRow) -> None:
+        """Remember what a row has in the cache, for others that begin like it."""
+        if self._prefixes is not None and batch.padded is not None and row.search is None:
+            cache, index = batch.padded.cache, batch.members.index(row)
+            self._prefixes.keep(batch.adapter, row.tokens[: cache.lengths()[index]], cache, index)
+
+    def _join(self) -> None:
+        """Make one batch of those that may be one."""
+        for batch in self._batches[1:]:
+            for other in self._batches:
+                if other is batch:
+                    break
+                if other.takes(batch):
+                    other.adopt(batch)
+                    self._batches.remove(batch)
+                    break

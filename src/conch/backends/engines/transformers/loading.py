@@ -1,0 +1,94 @@
+"""Loading a causal language model with transformers, for the engine of that name."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+
+from conch.backends.engines.transformers.network import DecoderNetwork
+from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.native.messages import one_line
+from conch.errors import ConchError, invalid, unsupported
+
+_logger = logging.getLogger(__name__)
+
+#: CPUs that multiply bfloat16 in hardware; others are several times slower with it than with float32.
+_NATIVE: Final = frozenset({"amx_bf16", "avx512_bf16"})
+#: The context of a model without positions.
+_ENDLESS: Final = 2**31 - 1
+
+
+def load(spec: EngineSpec) -> DecoderNetwork:
+    """The model of a checkpoint on its device.  Raises INVALID_ARG for one that cannot be loaded."""
+    transformers.utils.logging.disable_progress_bar()
+    device = torch.device("cpu" if spec.device == "cpu" else f"{spec.device}:{spec.device_id}")
+    if spec.adapters and find_spec("peft") is None:
+        raise unsupported("LoRA adapters need the package peft: pip install 'conch[lora]'")
+    try:
+        model = _model(spec).eval().to(device)
+    except ConchError:
+        raise
+    except Exception as error:
+        raise invalid(
+            f"engine 'transformers' cannot load '{spec.gguf or spec.directory}': {one_line(error)}"
+        ) from error
+    for name, path in spec.adapters.items():
+        if not (path / "adapter_config.json").is_file():
+            raise invalid(f"LoRA adapter '{name}' cannot be loaded from '{path}': it has no adapter_config.json")
+        try:
+            model.load_adapter(str(path), adapter_name=name)
+        except Exception as error:
+            raise invalid(f"LoRA adapter '{name}' cannot be loaded from '{path}': {one_line(error)}") from error
+    return DecoderNetwork(model.eval(), device, spec.adapters)
+
+
+def _model(spec: EngineSpec) -> Any:
+    arguments: dict[str, Any] = dict(spec.arguments)
+    if spec.gguf is not None:
+        arguments["gguf_file"] = str(spec.gguf.relative_to(spec.directory))
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        spec.directory,
+        dtype=_dtype(spec),
+        trust_remote_code=spec.trust_remote_code,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
+        **arguments,
+    )
+    if mismatched := sorted(found["mismatched_keys"]):
+        name, held, wanted = mismatched[0]
+        raise invalid(f"the weights have {name} as {list(held)}, config.json makes it {list(wanted)}")
+    if missing := sorted(found["missing_keys"]):
+        raise invalid(f"the weights lack {len(missing)} of the model's tensors, such as {missing[0]}")
+    return model
+
+
+def _dtype(spec: EngineSpec) -> Any:
+    if spec.dtype != "auto":
+        return getattr(torch, spec.dtype)
+    if spec.device != "cpu":
+        return torch.float16 if spec.gguf is not None else "auto"
+    stored = spec.config.get("dtype") or spec.config.get("torch_dtype")
+    return torch.bfloat16 if stored == "bfloat16" and _native_bfloat16() else torch.float32
+
+
+def _native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    try:
+        flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return False
+    return not _NATIVE.isdisjoint(flags.split())
+
+
+def context(spec: EngineSpec, config: Any) -> int:
+    """The most tokens of a sequence.  Raises INVALID_ARG where more are asked for than the model has positions."""
+    known = getattr(config, "max_position_embeddings", None)
+    if known and spec.context > known:
+        raise invalid(f"max_model_len {spec.context} is more than the {known} positions of the model")
+    most = int(spec.context or known or _ENDLESS)
+    return min(most, spec.cache_tokens) if spec.cache_tokens else most

@@ -1,0 +1,54 @@
+"""A causal language model of transformers as the engine sees it: token ids and a cache in, the next logits out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from conch.backends.engines.transformers.cache import PaddedCache
+
+Tensor = Any
+
+
+class DecoderNetwork:
+    """The model on its device, and its LoRA adapters by name; used from one thread."""
+
+    def __init__(self, model: Any, device: Any, adapters: Iterable[str] = ()) -> None:
+        self.model = model
+        self.device = device
+        self.adapters = tuple(adapters)
+        self._adapter: str | None = None
+        taken = inspect.signature(model.forward).parameters
+        self.cached = "past_key_values" in taken and "attention_mask" in taken
+        self._positions = "position_ids" in taken
+        #: Only the last position's logits are wanted.
+        self.last = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+
+    def use(self, adapter: str) -> None:
+        """Run under a LoRA adapter, or under none (``""``)."""
+        if adapter == self._adapter or not self.adapters:
+            return
+        if adapter:
+            self.model.enable_adapters()
+            self.model.set_adapter(adapter)
+        else:
+            self.model.disable_adapters()
+        self._adapter = adapter
+
+    def run(self, ids: Tensor, cache: PaddedCache) -> Tensor:
+        """Read ``ids`` ``[rows, new]`` into a cache; the logits ``[rows, vocabulary]`` (FP32) after the last ones."""
+        new = ids.shape[1]
+        mask, positions = cache.mask(new, self.device)
+        arguments = {"position_ids": positions} if self._positions else {}
+        given = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+            **arguments,
+            **self.last,
+        )
+        cache.advance(new)
+        return given.logits[:, -1].float()

@@ -1,0 +1,83 @@
+"""Prefix caching: keys and values of what sequences began with, in blocks, for others that begin alike."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Final
+
+from conch.backends.engines.transformers.cache import PaddedCache
+
+#: Tokens of a block.
+BLOCK: Final = 32
+
+_Piece = list[list[Any]]
+
+
+class Prefixes:
+    """Blocks that were used last, up to ``limit`` bytes; a block is known by all tokens up to its end."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._blocks: OrderedDict[bytes, _Piece] = OrderedDict()
+        self._bytes = 0
+        self.queries = self.hits = 0
+
+    @property
+    def tokens(self) -> int:
+        return BLOCK * len(self._blocks)
+
+    def find(self, adapter: str, tokens: list[int]) -> list[_Piece]:
+        """The blocks that ``tokens`` begin with; at least one token is left to be read."""
+        found = []
+        for key, stop in _keys(adapter, tokens):
+            if stop >= len(tokens) or key not in self._blocks:
+                break
+            found.append(key)
+        self._touch(found)
+        return [self._blocks[key] for key in found]
+
+    def count(self, tokens: int, hits: int) -> None:
+        """For the statistics: a sequence of so many tokens is read, all but ``hits`` of them."""
+        self.queries += tokens
+        self.hits += hits
+
+    def keep(self, adapter: str, tokens: list[int], cache: PaddedCache, row: int) -> None:
+        """Copy the whole blocks of ``tokens``, which a row of a cache begins with."""
+        keys = []
+        for key, stop in _keys(adapter, tokens):
+            keys.append(key)
+            if key not in self._blocks:
+                piece = cache.piece(row, stop - BLOCK, stop)
+                self._blocks[key] = piece
+                self._bytes += _size(piece)
+        self._touch(keys)
+        while self._bytes > self._limit:
+            self._drop()
+
+    def shrink(self, tokens: int) -> None:
+        """Give up what was used least recently until so many tokens are left."""
+        while self._blocks and self.tokens > tokens:
+            self._drop()
+
+    def _touch(self, keys: list[bytes]) -> None:
+        # A block is of no use without those before it, which therefore go later.
+        for key in reversed(keys):
+            self._blocks.move_to_end(key)
+
+    def _drop(self) -> None:
+        _, piece = self._blocks.popitem(last=False)
+        self._bytes -= _size(piece)
+
+
+def _keys(adapter: str, tokens: list[int]) -> Iterator[tuple[bytes, int]]:
+    key = adapter.encode()
+    for stop in range(BLOCK, len(tokens) + 1, BLOCK):
+        key = hashlib.blake2b(key + array("q", tokens[stop - BLOCK : stop]).tobytes(), digest_size=16).digest()
+        yield key, stop
+
+
+def _size(piece: _Piece) -> int:
+    return sum(int(one.nbytes) for layer in piece for one in layer)

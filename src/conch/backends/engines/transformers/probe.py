@@ -1,0 +1,128 @@
+"""What a network lets an engine do with its rows: known reasons against it, then a trial at load time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from transformers import DynamicCache
+
+from conch.backends.engines.transformers.network import DecoderNetwork
+from conch.backends.engines.transformers.rows import OwnRows, PaddedRows
+
+Tensor = Any
+
+_logger = logging.getLogger(__name__)
+
+#: Rotary frequencies of these kinds depend on the longest row of a batch once it has outgrown the original context.
+_SHARED: Final = frozenset({"dynamic", "longrope"})
+#: Layers of a cache that a padded one can stand for: sliding windows are left to the mask.
+_LAYERS: Final = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
+_LENGTHS: Final = (2, 7, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSupport:
+    """``padded``: rows of different lengths may share a batch.  ``several``: at least they may take turns, each with a
+    state of its own.  ``beams``: a row's state can be copied."""
+
+    padded: bool
+    several: bool
+    beams: bool
+
+
+def probe(network: DecoderNetwork, context: int) -> BatchSupport:
+    """What gives a row the logits that it gets alone.  ``context`` is the most tokens of a row."""
+    with torch.inference_mode():
+        trial = _Trial(network)
+        if _may_be_padded(network, context) and trial.holds(trial.together):
+            return BatchSupport(padded=True, several=True, beams=True)
+        return BatchSupport(padded=False, several=trial.holds(trial.in_turns), beams=trial.holds(trial.copied))
+
+
+def _may_be_padded(network: DecoderNetwork, context: int) -> bool:
+    config = network.model.config.get_text_config(decoder=True)
+    if not network.cached or _stretched(config, context):
+        return False
+    try:
+        return {type(layer).__name__ for layer in DynamicCache(config=config).layers} <= _LAYERS
+    except Exception:
+        return False
+
+
+def _stretched(config: Any, context: int) -> bool:
+    """Whether rotary frequencies may change with the length of a row."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    scalings = [found, *(one for one in found.values() if isinstance(one, dict))]
+    for scaling in scalings:
+        if scaling.get("rope_type", scaling.get("type")) in _SHARED:
+            original = scaling.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            if context > (original or config.max_position_embeddings):
+                return True
+    return False
+
+
+class _Trial:
+    """A few random texts, their logits alone, and other ways to come to the same."""
+
+    def __init__(self, network: DecoderNetwork) -> None:
+        self._network = network
+        vocabulary = int(network.model.config.get_text_config(decoder=True).vocab_size)
+        made = torch.Generator().manual_seed(0)
+        self._texts: list[list[int]] = [
+            torch.randint(0, vocabulary, (length + 2,), generator=made).tolist() for length in _LENGTHS
+        ]
+        self._alone = [self._steps(text, length) for text, length in self._prompts()]
+
+    def holds(self, way: Callable[[], list[tuple[int, int, Tensor]]]) -> bool:
+        """Whether a way gives the logits of (text, step) that the text has alone."""
+        tolerance = 1e-3 if self._network.model.dtype == torch.float32 else 0.05
+        try:
+            for text, step, logits in way():
+                wanted = self._alone[text][step][0]
+                bound = tolerance * max(float(wanted.abs().max()), 1e-6)
+                if not float((wanted - logits).abs().max()) <= bound:
+                    return False
+        except Exception:
+            _logger.debug("%s: %s", type(self._network.model).__name__, way.__name__, exc_info=True)
+            return False
+        return True
+
+    def together(self) -> list[tuple[int, int, Tensor]]:
+        """Two prompts in one go, a third in two pieces which joins them."""
+        early, late = PaddedRows(self._network), PaddedRows(self._network)
+        first = early.feed([text[:length] for text, length in self._prompts()[:2]])
+        late.feed([self._texts[2][:3]])
+        steps = [torch.cat([first, late.feed([self._texts[2][3 : _LENGTHS[2]]])])]
+        early.cache.adopt(late.cache)
+        steps += [early.feed([[text[length + more]] for text, length in self._prompts()]) for more in (0, 1)]
+        return [(text, step, logits[text]) for step, logits in enumerate(steps) for text in range(3)]
+
+    def in_turns(self) -> list[tuple[int, int, Tensor]]:
+        rows = [OwnRows(self._network) for _ in self._texts]
+        found = []
+        for step in range(3):
+            for index, (text, length) in enumerate(self._prompts()):
+                new = text[:length] if step == 0 else [text[length + step - 1]]
+                found.append((index, step, rows[index].feed([new])[0]))
+        return found
+
+    def copied(self) -> list[tuple[int, int, Tensor]]:
+        """Of two rows the second goes on twice."""
+        [_, (text, length), *_] = self._prompts()
+        rows = OwnRows(self._network)
+        rows.feed([text[1 : length + 1], text[:length]])
+        rows.select([1, 1])
+        logits = rows.feed([[text[length]], [text[length]]])
+        return [(1, 1, logits[0]), (1, 1, logits[1])]
+
+    def _prompts(self) -> list[tuple[list[int], int]]:
+        return list(zip(self._texts, _LENGTHS, strict=True))
+
+    def _steps(self, text: list[int], length: int) -> list[Tensor]:
+        rows = OwnRows(self._network)
+        return [rows.feed([text[:length]]), rows.feed([[text[length]]]), rows.feed([[text[length + 1]]])]

@@ -1,0 +1,85 @@
+"""Rows of a batch with their KV cache: padded ones, which come and go, and ones whose state transformers alone knows.
+
+All rows of an object take every step together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from conch.backends.engines.transformers.cache import PaddedCache
+from conch.backends.engines.transformers.network import DecoderNetwork
+from conch.errors import unsupported
+
+Tensor = Any
+
+#: Under which names the models of transformers carry their state from step to step.
+_STATES: Final = ("past_key_values", "cache_params", "state")
+
+
+class Rows(ABC):
+    """``feed`` reads tokens, as many for each row, and gives the logits ``[rows, vocabulary]`` after the last ones."""
+
+    @abstractmethod
+    def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor: ...
+
+    @abstractmethod
+    def select(self, rows: Sequence[int]) -> None:
+        """Put rows in another order; one may be there several times, or not any more."""
+
+
+class PaddedRows(Rows):
+    """Rows over a :class:`PaddedCache`.  The first tokens may be of different number."""
+
+    def __init__(self, network: DecoderNetwork) -> None:
+        self._network = network
+        self.cache = PaddedCache()
+
+    def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        longest = max(map(len, tokens))
+        if not self.cache.starts:
+            self.cache.starts = [longest - len(one) for one in tokens]
+        ids = torch.tensor([[0] * (longest - len(one)) + list(one) for one in tokens], device=self._network.device)
+        return self._network.run(ids, self.cache)
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.cache.select(rows)
+
+
+class OwnRows(Rows):
+    """Rows of one length, run as ``generate`` runs them, with whatever state the model keeps (any architecture)."""
+
+    def __init__(self, network: DecoderNetwork) -> None:
+        self._network = network
+        self._ids: Tensor = None
+        self._carried: dict[str, Any] = {"use_cache": True, **network.last}
+
+    def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        model = self._network.model
+        new = torch.tensor([list(one) for one in tokens], device=self._network.device)
+        first = self._ids is None
+        self._ids = new if first else torch.cat([self._ids, new], dim=1)
+        if first:
+            self._carried["attention_mask"] = torch.ones_like(new)
+        keeps = any(self._carried.get(name) is not None for name in _STATES)
+        inputs = model.prepare_inputs_for_generation(
+            self._ids, next_sequence_length=new.shape[1] if keeps else None, is_first_iteration=first, **self._carried
+        )
+        given = model(**inputs, return_dict=True)
+        self._carried = model._update_model_kwargs_for_generation(given, self._carried)
+        return given.logits[:, -1].float()
+
+    def select(self, rows: Sequence[int]) -> None:
+        chosen = torch.tensor(list(rows), device=self._network.device)
+        self._ids = self._ids[chosen]
+        self._carried["attention_mask"] = self._carried["attention_mask"][chosen]
+        for name in _STATES:
+            state = self._carried.get(name)
+            if state is not None:
+                if not hasattr(state, "reorder_cache"):
+                    raise unsupported("beam search is not supported by the state of this model")
+                state.reorder_cache(chosen)

@@ -1,0 +1,143 @@
+"""Choosing tokens from logits, for all rows of a batch at once; the semantics are those of vLLM.
+
+The order: structure, ``logit_bias``, bad words, ``min_tokens``, penalties; then temperature, ``min_p``, ``top_k``,
+``top_p``.  Log-probabilities are those of the raw logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import torch
+
+from conch.backends.generation.engine import TokenLogprobs
+from conch.backends.generation.sampling import Sampling
+
+Tensor = Any
+
+#: Up to here ``top_k`` finds its candidates without sorting the vocabulary.
+_NARROW: Final = 1024
+
+
+class History(Protocol):
+    """What adjusting logits must know of a row."""
+
+    sampling: Sampling
+    #: The prompt and what has been generated, and how many of these are the prompt.
+    tokens: list[int]
+    prompted: int
+    #: Ids that end the row.
+    ends: frozenset[int]
+
+
+class Drawn(History, Protocol):
+    """What drawing a token must know of a row besides: its own source of randomness, if it has one."""
+
+    generator: Any
+
+
+def generator(seed: int | None, device: Any) -> Any:
+    """A row's own source of randomness; None for the common one."""
+    if seed is None:
+        return None
+    # Seeds are unsigned, of 64 bits.
+    return torch.Generator(device=device).manual_seed(seed & 0xFFFF_FFFF_FFFF_FFFF)
+
+
+def adjust(logits: Tensor, rows: Sequence[History]) -> None:
+    """Everything that changes which token is the likeliest, in place."""
+    for index, row in enumerate(rows):
+        asked, one = row.sampling, logits[index]
+        if asked.logit_bias:
+            biased = [token for token in asked.logit_bias if 0 <= token < one.shape[0]]
+            one[biased] += one.new_tensor([asked.logit_bias[token] for token in biased])
+        if asked.bad_words:
+            longest = max(map(len, asked.bad_words))
+            made = tuple(row.tokens[max(row.prompted, len(row.tokens) - longest) :])
+            banned = [word[-1] for word in asked.bad_words if word[:-1] == made[len(made) - len(word) + 1 :]]
+            one[[token for token in banned if token < one.shape[0]]] = -torch.inf
+        if row.ends and len(row.tokens) - row.prompted < asked.min_tokens:
+            longer = one.clone()
+            longer[list(row.ends)] = -torch.inf
+            # A structure may have come to its end before that.
+            if not bool(longer.isneginf().all()):
+                one.copy_(longer)
+        if asked.repetition_penalty != 1:
+            seen = torch.tensor(sorted(set(row.tokens)), device=logits.device)
+            values = one[seen]
+            one[seen] = torch.where(values > 0, values / asked.repetition_penalty, values * asked.repetition_penalty)
+        if (asked.presence_penalty or asked.frequency_penalty) and len(row.tokens) > row.prompted:
+            made, counts = torch.tensor(row.tokens[row.prompted :], device=logits.device).unique(return_counts=True)
+            one[made] -= asked.frequency_penalty * counts + asked.presence_penalty
+
+
+def choose(logits: Tensor, rows: Sequence[Drawn]) -> list[int]:
+    """A token for each row, of adjusted logits."""
+    chosen: list[int] = logits.argmax(dim=-1).tolist()
+    random = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
+    narrow = [index for index in random if 0 < rows[index].sampling.top_k <= _NARROW]
+    wide = [index for index in random if not 0 < rows[index].sampling.top_k <= _NARROW]
+    sized = [index for index in wide if rows[index].sampling.top_k > 0 or rows[index].sampling.top_p < 1]
+    plain = [index for index in wide if rows[index].sampling.top_k <= 0 and rows[index].sampling.top_p >= 1]
+    for indices in (narrow, sized, plain):
+        if indices:
+            drawn = _draw(logits[indices], [rows[index] for index in indices], ordered=indices is not plain)
+            for index, token in zip(indices, drawn, strict=True):
+                chosen[index] = token
+    return chosen
+
+
+def _draw(logits: Tensor, rows: Sequence[Drawn], *, ordered: bool) -> list[int]:
+    vocabulary = logits.shape[1]
+
+    def column(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, device=logits.device, dtype=torch.float32)[:, None]
+
+    logits = logits / column([max(row.sampling.temperature, 1e-5) for row in rows])
+    # Of the likeliest token's probability, so that it needs no more than the logits' differences.
+    if any(row.sampling.min_p > 0 for row in rows):
+        least = column([row.sampling.min_p for row in rows]).log()
+        logits = logits.masked_fill(logits - logits.amax(dim=-1, keepdim=True) < least, -torch.inf)
+    ids = None
+    sizes = [min(row.sampling.top_k, vocabulary) if row.sampling.top_k > 0 else vocabulary for row in rows]
+    if ordered:
+        logits, ids = logits.topk(max(sizes), dim=-1)
+        ranks = torch.arange(logits.shape[1], device=logits.device)[None]
+        logits = logits.masked_fill(ranks >= column(sizes), -torch.inf)
+        probabilities = logits.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        cut = (before >= column([row.sampling.top_p for row in rows])) & (ranks > 0)
+        logits = logits.masked_fill(cut, -torch.inf)
+    probabilities = logits.softmax(dim=-1)
+    # The largest of p / e with e exponential is a draw from p.
+    noise = torch.empty_like(probabilities).exponential_()
+    for index, row in enumerate(rows):
+        if row.generator is not None:
+            # As many numbers as the row alone would take, whatever the others in the batch do.
+            size = sizes[index] if ordered else vocabulary
+            noise[index, :size] = torch.empty(size, device=logits.device).exponential_(generator=row.generator)
+    best = (probabilities / noise.clamp(min=1e-30)).argmax(dim=-1, keepdim=True)
+    drawn: list[int] = (best if ids is None else ids.gather(1, best))[:, 0].tolist()
+    return drawn
+
+
+def logprobs(logits: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]) -> list[TokenLogprobs | None]:
+    """Of raw logits: for each row that wants them, those of the chosen token and of the likeliest ``wanted``."""
+    found: list[TokenLogprobs | None] = [None] * len(chosen)
+    indices = [index for index, count in enumerate(wanted) if count is not None]
+    if not indices:
+        return found
+    values = logits[indices].log_softmax(dim=-1)
+    of_chosen = values.gather(1, torch.tensor([[chosen[index]] for index in indices], device=logits.device))
+    ranks = (values > of_chosen).sum(dim=-1) + 1
+    most = min(max(wanted[index] or 0 for index in indices), values.shape[1])
+    top, ids = (one.tolist() for one in values.topk(most, dim=-1))
+    for place, index in enumerate(indices):
+        count = wanted[index] or 0
+        found[index] = TokenLogprobs(
+            float(of_chosen[place, 0]),
+            int(ranks[place]),
+            list(zip(ids[place][:count], top[place][:count], strict=True)),
+        )
+    return found

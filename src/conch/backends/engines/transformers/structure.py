@@ -1,0 +1,100 @@
+"""Structured output: which tokens a grammar allows next, by llguidance (an optional package)."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from conch.backends.generation.sampling import Feature, Structure
+from conch.errors import ConchError, invalid
+
+Tensor = Any
+
+FEATURES: Final = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE})
+
+
+def available(directory: Path) -> bool:
+    """Whether the package is there, and a tokenizer that it can read."""
+    return find_spec("llguidance") is not None and (directory / "tokenizer.json").is_file()
+
+
+class GrammarCompiler:
+    """Compiles structures for the tokenizer in ``directory``, which is read when the first one comes."""
+
+    def __init__(self, directory: Path, vocabulary: int, eos_ids: tuple[int, ...], trust_remote_code: bool) -> None:
+        self._directory, self._vocabulary, self._eos_ids = directory, vocabulary, eos_ids
+        self._trust = trust_remote_code
+        self._tokenizer: Any = None
+
+    def matcher(self, structure: Structure) -> Any:
+        """The state of one sequence.  Raises INVALID_ARG for what does not compile."""
+        import llguidance
+
+        matchers = llguidance.LLMatcher
+        try:
+            grammar = _grammar(matchers, structure)
+        except Exception as error:  # a grammar's conversion raises several kinds, and none of its own
+            raise _refusal(structure, str(error)) from None
+        made = matchers(self._known(), grammar, log_level=0)
+        if made.is_error():
+            raise _refusal(structure, made.get_error())
+        return made
+
+    def _known(self) -> Any:
+        if self._tokenizer is None:
+            from llguidance.hf import from_tokenizer
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(
+                self._directory, local_files_only=True, trust_remote_code=self._trust
+            )
+            eos = list(self._eos_ids) or None
+            self._tokenizer = from_tokenizer(tokenizer, n_vocab=self._vocabulary, eos_token=eos)
+        return self._tokenizer
+
+
+def restrict(logits: Tensor, matchers: list[Any]) -> None:
+    """Rule out, in place, what the matcher of a row (None: it has none) does not allow next."""
+    for index, matcher in enumerate(matchers):
+        if matcher is not None:
+            allowed = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)
+            size = min(len(allowed), logits.shape[1])
+            logits[index, :size].masked_fill_((allowed[:size] == 0).to(logits.device), -torch.inf)
+            logits[index, size:] = -torch.inf
+
+
+def accept(matcher: Any, token: int) -> ConchError | None:
+    """Tell a matcher what was chosen; says what is wrong when it does not fit, or when nothing does."""
+    # One that has failed allows the end of the text, as if it were complete.
+    if not matcher.is_error() and matcher.consume_token(token):
+        return None
+    return invalid(f"the structured output cannot be continued: {_line(matcher.get_error())}")
+
+
+def _grammar(matchers: Any, structure: Structure) -> str:
+    grammar: str
+    match structure.kind:
+        case "json":
+            grammar = matchers.grammar_from_json_schema(structure.text)
+        case "regex":
+            grammar = matchers.grammar_from_regex(structure.text)
+        case "choice":
+            rule = " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(structure.text))
+            grammar = matchers.grammar_from_lark(f"start: {rule}")
+        case _:
+            from llguidance.gbnf_to_lark import any_to_lark
+
+            grammar = matchers.grammar_from_lark(any_to_lark(structure.text))
+    return grammar
+
+
+def _refusal(structure: Structure, reason: str) -> ConchError:
+    return invalid(f"structured_outputs: this {structure.kind} does not compile: {_line(reason)}")
+
+
+def _line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

@@ -1,0 +1,276 @@
+"""The engine ``vllm``: vLLM's own ``LLMEngine``, driven step by step in the worker.  Needs the package vllm (0.11 or
+later), which is imported when a model is opened.
+
+vLLM has the batch, the KV cache, preemption and prefix caching; this module translates.  Beam search is not among what
+its engine does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress, TokenLogprobs
+from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.sampling import Feature, Sampling
+from conch.backends.native.messages import one_line
+from conch.errors import internal, invalid, unsupported
+
+_FEATURES: Final = frozenset(Feature) - {Feature.BEAMS, Feature.LORA}
+#: The values that vLLM knows for ``max_lora_rank``.
+_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+_BLOCK: Final = 16
+#: Of vLLM's asynchronous engine alone, and in many a model.json; there is nothing here to log.
+_WITHOUT_EFFECT: Final = frozenset({"disable_log_requests", "enable_log_requests"})
+
+
+def open(spec: EngineSpec) -> GenerationEngine:
+    """Load a model.  Raises INVALID_ARG for what vLLM refuses, UNSUPPORTED without vLLM."""
+    _choose_device(spec)
+    # In a process of its own vLLM's core would outlive a worker that is killed, with all the GPU's memory.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    try:
+        import vllm
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise unsupported("engine 'vllm' needs the package vllm: pip install 'conch[vllm]'") from None
+    statistics = _Statistics()
+    try:
+        arguments = vllm.EngineArgs(**_arguments(spec, {field.name for field in dataclasses.fields(vllm.EngineArgs)}))
+        engine = vllm.LLMEngine.from_engine_args(arguments, stat_loggers=[statistics.logger])
+    except (ValueError, OSError) as error:
+        raise invalid(f"engine 'vllm' cannot load '{spec.gguf or spec.directory}': {one_line(error)}") from error
+    except RuntimeError as error:
+        raise internal(f"engine 'vllm' failed to load '{spec.gguf or spec.directory}': {one_line(error)}") from error
+    return VllmEngine(vllm, engine, spec, statistics)
+
+
+class VllmEngine(GenerationEngine):
+    name = "vllm"
+
+    def __init__(self, vllm: Any, engine: Any, spec: EngineSpec, statistics: _Statistics) -> None:
+        self._vllm, self._engine, self._statistics = vllm, engine, statistics
+        config = engine.vllm_config
+        self.context = int(config.model_config.max_model_len)
+        self.max_sequences = int(config.scheduler_config.max_num_seqs)
+        self.vocabulary = int(config.model_config.get_vocab_size())
+        self.block_tokens = int(config.cache_config.block_size or _BLOCK)
+        self.cache_tokens = self.block_tokens * int(config.cache_config.num_gpu_blocks or 0)
+        self.adapters = tuple(spec.adapters)
+        self.features = _FEATURES | ({Feature.LORA} if self.adapters else frozenset())
+        self._adapters = {
+            name: _lora_request(name, number, path) for number, (name, path) in enumerate(spec.adapters.items(), 1)
+        }
+        self._eos_ids = spec.eos_ids
+        #: Sequences that have not ended, with the number of log-probabilities that each wants.
+        self._under_way: dict[int, int] = {}
+
+    def add(self, sequence: EngineRequest) -> None:
+        asked = sequence.sampling
+        try:
+            self._engine.add_request(
+                str(sequence.id),
+                {"prompt_token_ids": sequence.prompt},
+                _parameters(self._vllm, asked, self._eos_ids),
+                lora_request=self._adapters[asked.adapter] if asked.adapter else None,
+                priority=sequence.priority,
+            )
+        except ValueError as error:
+            raise invalid(one_line(error)) from error
+        self._under_way[sequence.id] = asked.logprobs or 0
+
+    def step(self) -> list[Progress]:
+        if not self._under_way:
+            return []
+        progress = [self._progress(output) for output in self._engine.step()]
+        return [one for one in progress if one is not None]
+
+    def cancel(self, id: int) -> None:
+        if self._under_way.pop(id, None) is not None:
+            self._engine.abort_request([str(id)])
+
+    def load(self) -> EngineUsage:
+        seen = self._statistics
+        running = min(seen.running, len(self._under_way)) if seen.known else len(self._under_way)
+        return EngineUsage(
+            running=running,
+            waiting=len(self._under_way) - running,
+            used_tokens=round(seen.usage * self.cache_tokens) if self._under_way else 0,
+            prefix_queries=seen.queries,
+            prefix_hits=seen.hits,
+            preemptions=seen.preemptions,
+        )
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._under_way)
+
+    def close(self) -> None:
+        self._under_way.clear()
+        self._engine.engine_core.shutdown()
+        del self._engine
+
+    def _progress(self, output: Any) -> Progress | None:
+        id = int(output.request_id)
+        wanted = self._under_way.get(id)
+        if wanted is None:
+            return None
+        [made] = output.outputs
+        if output.finished:
+            del self._under_way[id]
+        if output.finished and made.finish_reason not in ("stop", "length"):
+            return Progress(id, error=internal(f"vLLM ended the request: {made.finish_reason}"))
+        tokens = list(made.token_ids)
+        logprobs = None
+        if made.logprobs is not None:
+            logprobs = [_logprobs(token, found, wanted) for token, found in zip(tokens, made.logprobs, strict=True)]
+        return Progress(id, tokens, made.finish_reason or "", logprobs=logprobs)
+
+
+class _Statistics:
+    """What vLLM's scheduler last said; itself what vLLM calls a stat logger."""
+
+    def __init__(self) -> None:
+        self.known = False
+        self.running = 0
+        self.usage = 0.0
+        self.queries = self.hits = self.preemptions = 0
+
+    @property
+    def logger(self) -> Callable[..., _Statistics]:
+        """What makes the logger of an engine."""
+        return lambda *_, **__: self
+
+    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
+        if scheduler_stats is not None:
+            self.known = True
+            self.running = int(scheduler_stats.num_running_reqs)
+            self.usage = float(scheduler_stats.kv_cache_usage)
+            prefixes = scheduler_stats.prefix_cache_stats
+            if prefixes is not None:
+                self.queries += int(prefixes.queries)
+                self.hits += int(prefixes.hits)
+        if iteration_stats is not None:
+            self.preemptions += int(iteration_stats.num_preempted_reqs)
+
+    def log(self) -> None:
+        pass
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    def record_sleep_state(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def _choose_device(spec: EngineSpec) -> None:
+    """Show vLLM the one GPU that it is to use; several are shown by whoever asks for tensor parallelism."""
+    several = any(int(spec.arguments.get(f"{kind}_parallel_size", 1)) > 1 for kind in ("tensor", "pipeline"))
+    if spec.device != "cuda" or several:
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else None
+    if devices is not None and spec.device_id >= len(devices):
+        raise invalid(f"there is no GPU {spec.device_id}: CUDA_VISIBLE_DEVICES is '{visible}'")
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(spec.device_id) if devices is None else devices[spec.device_id]
+
+
+def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
+    """vLLM's engine arguments; those of the configuration go before what follows from the rest of it."""
+    for name in spec.arguments:
+        if name not in known | _WITHOUT_EFFECT:
+            raise invalid(f"'{name}' is not an engine argument of vLLM")
+    arguments: dict[str, Any] = {
+        "model": str(spec.gguf or spec.directory),
+        "tokenizer": str(spec.directory),
+        "dtype": spec.dtype,
+        "trust_remote_code": spec.trust_remote_code,
+        "enable_prefix_caching": spec.prefix_caching,
+        "scheduling_policy": "priority",
+    }
+    if spec.gguf is not None and (spec.directory / "config.json").is_file():
+        arguments["hf_config_path"] = str(spec.directory)
+    chosen = {
+        "max_model_len": spec.context,
+        "max_num_seqs": spec.max_sequences,
+        "max_num_batched_tokens": spec.max_batched_tokens,
+        "num_gpu_blocks_override": -(-spec.cache_tokens // int(spec.arguments.get("block_size") or _BLOCK)),
+    }
+    arguments |= {name: value for name, value in chosen.items() if value}
+    if spec.adapters:
+        rank = max(map(_rank, spec.adapters.values()))
+        arguments |= {"enable_lora": True, "max_loras": len(spec.adapters), "max_lora_rank": rank}
+    if spec.draft is not None:
+        arguments["speculative_config"] = {
+            "model": str(spec.draft),
+            "num_speculative_tokens": spec.draft_tokens or 5,
+        }
+    return arguments | {name: value for name, value in spec.arguments.items() if name not in _WITHOUT_EFFECT}
+
+
+def _rank(adapter: Path) -> int:
+    try:
+        rank = int(json.loads((adapter / "adapter_config.json").read_bytes())["r"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise invalid(f"'{adapter}' is no LoRA adapter: {one_line(error)}") from None
+    for size in _RANKS:
+        if rank <= size:
+            return size
+    raise invalid(f"the LoRA adapter '{adapter}' has rank {rank}, vLLM takes at most {_RANKS[-1]}")
+
+
+def _lora_request(name: str, number: int, path: Path) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    request: Any = LoRARequest(name, number, str(path))
+    return request
+
+
+def _parameters(vllm: Any, asked: Sampling, eos_ids: tuple[int, ...]) -> Any:
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    ends = list(asked.stop_token_ids)
+    if not asked.ignore_eos:
+        ends += eos_ids if asked.end_id is None else [asked.end_id]
+    structure = asked.structure
+    parameters: Any = vllm.SamplingParams(
+        max_tokens=asked.max_tokens,
+        min_tokens=asked.min_tokens,
+        temperature=asked.temperature,
+        top_k=asked.top_k or -1,
+        top_p=asked.top_p,
+        min_p=asked.min_p,
+        repetition_penalty=asked.repetition_penalty,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        seed=asked.seed,
+        stop_token_ids=ends,
+        # What vLLM takes for the model's end of sequence is replaced by a request's own.
+        ignore_eos=asked.ignore_eos or asked.end_id is not None,
+        logit_bias=dict(asked.logit_bias) or None,
+        logprobs=asked.logprobs,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        structured_outputs=None
+        if structure is None
+        else StructuredOutputsParams(
+            **{structure.kind: json.loads(structure.text) if structure.kind == "choice" else structure.text}
+        ),
+    )
+    if asked.bad_words:
+        # vLLM would make these ids of texts itself; there is no public way to give it ids.
+        parameters._bad_words_token_ids = [list(word) for word in asked.bad_words]
+    return parameters
+
+
+def _logprobs(token: int, found: Any, wanted: int) -> TokenLogprobs:
+    """Of vLLM's dict of a position, which has the likeliest tokens and the chosen one."""
+    chosen = found[token]
+    ranked = sorted((one.rank, id, one.logprob) for id, one in found.items() if one.rank is not None)
+    top = [(int(id), float(value)) for _, id, value in ranked]
+    return TokenLogprobs(float(chosen.logprob), int(chosen.rank or 0), top[:wanted])

@@ -1,0 +1,134 @@
+"""Which engine runs a checkpoint, and what it is told: parameters and files become an ``EngineSpec``.
+
+Runs in workers, when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.native.threads import usable_cores
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.errors import invalid
+
+#: What ``batch_scheduler_policy`` may be, as in the in-flight batcher.
+POLICIES: Final = ("max_utilization", "guaranteed_no_evict")
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """How a model serves, apart from its engine.
+
+    ``max_tokens`` is what a request gets that does not say (0: what the checkpoint says).
+    """
+
+    max_tokens: int = 0
+    truncate: bool = False
+    reserve: bool = False
+    chat_template: Path | None = None
+
+    @classmethod
+    def from_options(cls, options: Options, directory: Path, *, policy: str = POLICIES[0]) -> ServingOptions:
+        """Raises INVALID_ARG, naming the parameter."""
+        policy = _choice(options, "batch_scheduler_policy", POLICIES, policy)
+        truncation = options.truncation if "truncation" in options.given else "refuse"
+        template = options.text("chat_template")
+        return cls(
+            max_tokens=options.integer("max_tokens"),
+            truncate=truncation == "truncate",
+            reserve=policy == "guaranteed_no_evict",
+            chat_template=_path(template, "chat_template", directory) if template else None,
+        )
+
+
+def choose_engine(checkpoint: Checkpoint, options: Options, on_gpu: bool) -> str:
+    """The engine that is asked for (``Checkpoint.open`` has put its name right), or the best for files and device."""
+    if options.engine != "auto":
+        return options.engine
+    if checkpoint.variant is not None and checkpoint.variant.engine == "openvino":
+        return "openvino"
+    if on_gpu:
+        return "vllm" if find_spec("vllm") is not None else "transformers"
+    if checkpoint.gguf is not None or checkpoint.graph_file("openvino") is not None:
+        return "openvino"
+    return "transformers"
+
+
+def engine_spec(
+    checkpoint: Checkpoint,
+    options: Options,
+    instance: Mapping[str, Any],
+    eos_ids: tuple[int, ...],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+) -> EngineSpec:
+    """What the engine of a checkpoint is told.  Raises INVALID_ARG, naming the parameter."""
+    graph = checkpoint.graph_file("openvino")
+    context = options.integer("max_model_len")
+    if checkpoint.positions and context > checkpoint.positions:
+        raise invalid(
+            f"parameter 'max_model_len' is {context}, but checkpoint {checkpoint.source} has only "
+            f"{checkpoint.positions} positions"
+        )
+    draft = options.text("speculative_model")
+    return EngineSpec(
+        directory=graph.parent if graph is not None else checkpoint.directory,
+        config=checkpoint.config,
+        eos_ids=eos_ids,
+        gguf=checkpoint.gguf,
+        device="cuda" if instance["kind"] == "GPU" else "cpu",
+        device_id=int(instance["device_id"]),
+        threads=options.threads or usable_cores(),
+        dtype=_dtype(checkpoint, options),
+        trust_remote_code=options.trust_remote_code,
+        context=context or checkpoint.positions,
+        max_sequences=options.integer("max_num_seqs"),
+        max_batched_tokens=options.integer("max_num_batched_tokens"),
+        cache_tokens=options.integer("kv_cache_tokens"),
+        prefix_caching=options.flag("enable_prefix_caching", True),
+        adapters=_adapters(options, checkpoint.directory),
+        draft=_path(draft, "speculative_model", checkpoint.directory) if draft else None,
+        draft_tokens=options.integer("num_speculative_tokens"),
+        arguments=arguments or {},
+    )
+
+
+def _dtype(checkpoint: Checkpoint, options: Options) -> str:
+    """What is asked for; a graph that was judged in float32 is computed so."""
+    variant = checkpoint.variant
+    exact = options.dtype == "auto" and variant is not None and variant.precision == "fp32"
+    return "float32" if exact else options.dtype
+
+
+def _choice(options: Options, name: str, choices: tuple[str, ...], default: str) -> str:
+    text = options.text(name) or default
+    if text not in choices:
+        raise invalid(f"parameter '{name}' is '{text}'; it must be one of {', '.join(choices)}")
+    return text
+
+
+def _adapters(options: Options, directory: Path) -> dict[str, Path]:
+    text = options.text("lora_modules")
+    if not text:
+        return {}
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise invalid(f"parameter 'lora_modules' is not valid JSON: {error}") from None
+    if not isinstance(document, dict) or not all(isinstance(path, str) for path in document.values()):
+        raise invalid("parameter 'lora_modules' must be a JSON object of folders by the adapter's name")
+    return {name: _path(path, "lora_modules", directory) for name, path in document.items()}
+
+
+def _path(text: str, parameter: str, directory: Path) -> Path:
+    path = directory / text  # an absolute path stays what it is
+    if not path.exists():
+        raise invalid(f"parameter '{parameter}' names {text}, which does not exist")
+    return path

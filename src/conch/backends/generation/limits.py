@@ -1,0 +1,81 @@
+"""What an engine can do for a request: refused at once, with one sentence, where it cannot.
+
+Used by the threads that read the server's frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conch.backends.generation.engine import GenerationEngine
+from conch.backends.generation.sampling import Sampling
+from conch.errors import Code, ConchError, invalid, unsupported
+
+
+class UnknownAdapter(ConchError):
+    """INVALID_ARG for an adapter that the model does not have."""
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(
+            f"LoRA {name[:100]} is not supported, the model has: {', '.join(known) or 'none'}", Code.INVALID_ARG
+        )
+        self.name, self.known = name, known
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Checks requests against an engine, by what it says of itself."""
+
+    engine: GenerationEngine
+
+    def room(self, tokens: int) -> int:
+        """How many tokens the context has besides so many."""
+        return self.engine.context - tokens
+
+    def check(self, prompt: list[int], sampling: Sampling) -> None:
+        """Raises INVALID_ARG for what does not fit, UNSUPPORTED for what the engine does not have."""
+        engine, length = self.engine, len(prompt)
+        needed = (length + sampling.max_tokens) * sampling.beam_width
+        if engine.cache_tokens and needed > engine.cache_tokens and engine.cache_tokens <= engine.context:
+            raise invalid(
+                f"the request needs {needed} tokens of KV cache, but the model has {engine.cache_tokens} in all"
+            )
+        if length >= engine.context:
+            raise invalid(
+                f"the prompt has {length} tokens, but the context of the model is {engine.context}, "
+                "and at least one is to be generated"
+            )
+        if length + sampling.max_tokens > engine.context:
+            raise invalid(
+                f"the prompt has {length} tokens and max_tokens is {sampling.max_tokens}: together more than the "
+                f"context of the model, {engine.context}"
+            )
+        if engine.cache_tokens and needed > engine.cache_tokens:
+            raise invalid(
+                f"{sampling.beam_width} beams of up to {length + sampling.max_tokens} tokens do not fit into the KV "
+                f"cache of the model, {engine.cache_tokens} tokens"
+            )
+        if sampling.min_tokens > sampling.max_tokens:
+            raise invalid(f"min_tokens is {sampling.min_tokens}, but max_tokens is {sampling.max_tokens}")
+        self.check_ids(prompt, "input", sampling)
+        self.check_features(sampling)
+
+    def check_features(self, sampling: Sampling) -> None:
+        """Raises UNSUPPORTED for what the engine does not have, INVALID_ARG for an unknown adapter."""
+        if sampling.adapter and sampling.adapter not in self.engine.adapters:
+            raise UnknownAdapter(sampling.adapter, self.engine.adapters)
+        for feature in sampling.needs():
+            if feature not in self.engine.features:
+                raise unsupported(f"engine '{self.engine.name}' does not have {feature.value}")
+
+    def check_ids(self, prompt: list[int], name: str, sampling: Sampling) -> None:
+        """Raises INVALID_ARG for token ids that the network does not know."""
+        vocabulary = self.engine.vocabulary
+        beyond = max(prompt)
+        if beyond >= vocabulary or min(prompt) < 0:
+            wrong = beyond if beyond >= vocabulary else min(prompt)
+            raise invalid(f"{name} has token id {wrong}; the vocabulary of the model has {vocabulary} tokens")
+        for kind, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            unknown = next((token for token in ids if not 0 <= token < vocabulary), None)
+            if unknown is not None:
+                raise invalid(f"'{kind}' has token id {unknown}; the vocabulary of the model has {vocabulary} tokens")

@@ -1,0 +1,1 @@
+"""Backends for exported graphs: tensors in, tensors out."""

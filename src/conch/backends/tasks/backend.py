@@ -1,0 +1,165 @@
+"""The backend ``huggingface``: answers requests with a task over a checkpoint.
+
+Requests that have to wait are prepared meanwhile (``prepare``), by a thread that does not compute;
+the server then starts them by their serial numbers alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from time import monotonic_ns
+from typing import Any, Final
+
+from conch.backends.native.arrays import Request, Result, failure
+from conch.backends.native.backend import BatchBackend
+from conch.backends.native.threads import divided, usable_cores
+from conch.backends.tasks.base import ExecutionWork, Prepared, Task
+from conch.backends.tasks.engines.choice import NetworkEngine, open_engine
+from conch.backends.tasks.signature import complete_config
+from conch.backends.tasks.table import describe_task, make_task
+from conch.checkpoints.folder import Checkpoint
+from conch.errors import ConchError, invalid
+from conch.workers.child.borrowing import BorrowingUnpacker
+from conch.workers.child.channel import Channel, Header
+
+#: Inputs of more bytes take longer to decode than another thread to wake up.
+LONG_BYTES: Final = 8192
+
+
+class HuggingFaceBackend(BatchBackend):
+    """One checkpoint on one device; its instances share the weights."""
+
+    def __init__(self, channel: Channel, init: Header, checkpoint: Checkpoint) -> None:
+        super().__init__(channel, init)
+        # A server's log has no room for progress bars and advice to whoever writes programs.
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        self._checkpoint = checkpoint
+        self._task: Task
+        self._waiting = PreparedRequests()
+        self._prepare_ns = 0
+
+    def complete(self) -> str:
+        return json.dumps(complete_config(self.config, describe_task(self._checkpoint, self._checkpoint.options)))
+
+    def load(self, instance: Mapping[str, Any]) -> None:
+        if not self._batched:
+            raise invalid(
+                f"model '{self.model['name']}' has max_batch_size 0; backend 'huggingface' needs 1 at least, as the "
+                "tensors of its tasks have a batch dimension"
+            )
+        checkpoint = self._checkpoint
+        # What PyTorch's threads are for any code of a checkpoint; engines of ours say it themselves.
+        cores = checkpoint.options.threads or usable_cores()
+        os.environ.setdefault("OMP_NUM_THREADS", str(divided(cores, instance["count"])))
+        self._task = make_task(checkpoint, checkpoint.options, Opener(checkpoint, instance))
+
+    def prepare(self, header: Header, payload: bytearray) -> None:
+        """Decode requests that wait for an instance, and tell the server how long they are."""
+        unpacker = BorrowingUnpacker(payload, self.channel)
+        lengths = []
+        for fields in header["requests"]:
+            request = self.receive(fields, unpacker)
+            if request.size > LONG_BYTES:
+                self.before_computing()
+            prepared = self._prepared(request)
+            self._waiting.add(request, prepared)
+            if isinstance(prepared, Prepared):
+                lengths.append((request.serial, prepared.length, prepared.sequences))
+        self.channel.send({"op": "prepared", "lengths": lengths})
+
+    def receive(self, fields: Mapping[str, Any], unpacker: BorrowingUnpacker) -> Request:
+        if "inputs" not in fields:
+            return self._waiting.request(fields["serial"])
+        return super().receive(fields, unpacker)
+
+    def control(self, header: Header) -> bool:
+        if header["op"] == "drop":
+            self._waiting.drop(header["serial"])
+            return True
+        return super().control(header)
+
+    def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
+        if sum(request.size for request in requests) > LONG_BYTES:
+            self.before_computing()
+        ready = [self._waiting.take(request) or self._prepared(request) for request in requests]
+        spent, self._prepare_ns = self._prepare_ns, 0
+        usage = ExecutionWork(prepare_ns=spent)
+        batch = [one for one in ready if isinstance(one, Prepared)]
+        self.before_computing()
+        answers = iter(self._task.execute(batch, usage) if batch else ())
+        results = [one if isinstance(one, ConchError) else next(answers) for one in ready]
+        return results, asdict(usage)
+
+    def _prepared(self, request: Request) -> Prepared | ConchError:
+        begin = monotonic_ns()
+        try:
+            return self._task.prepare(request)
+        except BaseException as error:  # one request's, even if Rust panics; the others of its batch run
+            return failure(error)
+        finally:
+            self._prepare_ns += monotonic_ns() - begin
+
+
+class Opener:
+    """Loads a network with the head that a task names, for the instances of a worker.
+
+    ``device`` is what PyTorch calls it: ``cpu``, or ``cuda:0``.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> None:
+        self._checkpoint = checkpoint
+        self._instance = instance
+        self._on_gpu = instance["kind"] == "GPU"
+        self.device = f"cuda:{instance['device_id']}" if self._on_gpu else "cpu"
+
+    def __call__(self, head: str) -> NetworkEngine:
+        return open_engine(
+            self._checkpoint,
+            self._checkpoint.options,
+            head=head,
+            device="cuda" if self._on_gpu else "cpu",
+            device_id=self._instance["device_id"],
+            instances=self._instance["count"],
+        )
+
+
+class PreparedRequests:
+    """Requests that were prepared and have neither run nor been dropped.
+
+    Frames come in order but are dealt with by several threads: whoever runs or drops a request may have
+    to wait for, or come before, the thread that still prepares it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Request, Prepared | ConchError]] = {}
+        self._dropped: set[int] = set()
+        self._changed = threading.Condition()
+
+    def add(self, request: Request, prepared: Prepared | ConchError) -> None:
+        with self._changed:
+            if request.serial in self._dropped:
+                self._dropped.remove(request.serial)
+                return
+            self._known[request.serial] = request, prepared
+            self._changed.notify_all()
+
+    def drop(self, serial: int) -> None:
+        with self._changed:
+            if self._known.pop(serial, None) is None:
+                self._dropped.add(serial)
+
+    def request(self, serial: int) -> Request:
+        """The request with that number, which stays here until it is taken."""
+        with self._changed:
+            self._changed.wait_for(lambda: serial in self._known)
+            return self._known[serial][0]
+
+    def take(self, request: Request) -> Prepared | ConchError | None:
+        """What was prepared for ``request``; None if it came with its execution."""
+        known = self._known.pop(request.serial, None)
+        return known[1] if known is not None else None

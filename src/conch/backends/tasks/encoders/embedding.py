@@ -1,0 +1,101 @@
+"""Text to one vector: sentence embeddings, and ``feature-extraction`` for checkpoints without modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.tasks.encoders.base import TEXT, Encoded, EncoderTask, Run, texts_of, together
+from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.checkpoints.pooling import Pooling, PoolingPlan, masked
+from conch.errors import invalid, unsupported
+from conch.inference import TensorSpec
+
+#: Outputs of exported graphs that hold the vectors of all tokens, and the vector of the text.
+HIDDEN: Final = ("last_hidden_state", "token_embeddings")
+POOLED: Final = "sentence_embedding"
+
+#: Encoder-decoders of which sentence-transformers uses the encoder alone.
+ENCODER_DECODERS: Final = frozenset({"t5", "mt5", "umt5", "longt5"})
+
+
+class Embedding(EncoderTask):
+    """The embedding of each row; ``prompt_name`` chooses one of the checkpoint's prompts."""
+
+    head = "AutoModel"
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, options, open_engine)
+        plan = PoolingPlan.read(checkpoint, options)
+        self.pooling = Pooling(plan, checkpoint)
+        names = self.engine.outputs
+        self.hidden = next((name for name in HIDDEN if name in names), "")
+        if not self.hidden and POOLED not in names:
+            raise unsupported(
+                f"'{checkpoint.source}' gives {', '.join(names)}; an embedding needs {' or '.join((*HIDDEN, POOLED))}"
+            )
+        prompts: dict[str, Any] = checkpoint.json("config_sentence_transformers.json") or {}
+        self.prompts: dict[str, str] = dict(prompts.get("prompts") or {})
+        self.default_prompt = self.prompts.get(prompts.get("default_prompt_name") or "", "")
+        self.include_prompt = plan.include_prompt
+        # sentence-transformers strips texts, transformers does not.
+        self.strip = plan.modules
+        self.lower = bool((checkpoint.json("sentence_bert_config.json") or {}).get("do_lower_case"))
+
+    @classmethod
+    def head_of(cls, checkpoint: Checkpoint) -> str:
+        return "AutoModelForTextEncoding" if checkpoint.config.get("model_type") in ENCODER_DECODERS else cls.head
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        inputs = [TEXT]
+        if (checkpoint.json("config_sentence_transformers.json") or {}).get("prompts"):
+            inputs.append(TensorSpec("prompt_name", "BYTES", (1,), optional=True))
+        dimension = PoolingPlan.read(checkpoint, options).dimension
+        outputs = TensorSpec("embedding", "FP32", (dimension,)), TensorSpec("num_input_tokens", "UINT32", (1,))
+        return TaskDescription(tuple(inputs), outputs)
+
+    def prepare(self, request: Request) -> Encoded:
+        texts = texts_of(request, "text_input")
+        prompt = self._prompt(request) if self.prompts else ""
+        if prompt:
+            texts = [prompt + text for text in texts]
+        if self.strip:
+            texts = [text.strip() for text in texts]
+        if self.lower:
+            texts = [text.lower() for text in texts]
+        items, cut = self.encoder.encode(texts)
+        return Encoded(request, items, cut, 0 if self.include_prompt or not prompt else self._length(prompt))
+
+    def _prompt(self, request: Request) -> str:
+        name = self.option(request, "prompt_name")
+        if name is None:
+            return self.default_prompt
+        try:
+            return self.prompts[name]
+        except KeyError:
+            raise invalid(f"prompt_name is '{name}'; the checkpoint has {', '.join(self.prompts)}") from None
+
+    def _length(self, prompt: str) -> int:
+        """Tokens at the start of a sequence that are the prompt's, with the special ones before them."""
+        item = self.encoder.encode([prompt], offsets=True)[0][0]
+        return len(item.ids) - (1 if item.special and item.special[-1] else 0)
+
+    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+        if not self.hidden:
+            return outputs[POOLED]
+        mask: Array | None = run.mask if run.padded else None
+        if not self.include_prompt:
+            mask = masked(run.mask, [owner.state for owner in run.owners])
+        return self.pooling(outputs[self.hidden], mask)
+
+    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
+        outputs: dict[str, Array | Strings] = {"embedding": together(values)}
+        if "num_input_tokens" in prepared.request.outputs:
+            outputs["num_input_tokens"] = np.array([[len(item.ids)] for item in prepared.items], np.uint32)
+        return Result(outputs)

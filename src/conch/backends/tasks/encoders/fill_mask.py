@@ -1,0 +1,103 @@
+"""Text with masked tokens to what may stand there: the pipeline ``fill-mask``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.tasks.encoders.base import TEXT, Encoded, EncoderTask, Run, texts_of
+from conch.backends.tasks.scores import checked_top_k, softmax
+from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.errors import invalid
+from conch.inference import TensorSpec
+
+TOP_K: Final = 5
+
+#: Bytes that the logits of one run may take: a whole vocabulary for each token.
+LOGITS: Final = 64 << 20
+
+
+class FillMask(EncoderTask):
+    """The ``top_k`` tokens for each masked place, one place after the other, and the text with the best ones put in.
+
+    All rows of a request must have the same number of masked places, as their results share a shape.
+    """
+
+    head = "AutoModelForMaskedLM"
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, options, open_engine)
+        if self.encoder.mask_id is None:
+            raise invalid(f"fill-mask needs a tokenizer with a mask token, and that of '{checkpoint.source}' has none")
+        self.mask_id: int = self.encoder.mask_id
+        self.mask_token = self.encoder.token(self.mask_id)
+        vocabulary = int(checkpoint.config.get("vocab_size") or 32768)
+        self.vocabulary = vocabulary
+        self.budget = max(1, min(self.budget, LOGITS // (4 * vocabulary)))
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        return TaskDescription(
+            (TEXT, TensorSpec("top_k", "INT32", (1,), optional=True)),
+            (
+                TensorSpec("label", "BYTES", (-1,)),
+                TensorSpec("score", "FP32", (-1,)),
+                TensorSpec("text_output", "BYTES", (1,)),
+            ),
+        )
+
+    def prepare(self, request: Request) -> Encoded:
+        texts = texts_of(request, "text_input")
+        k = checked_top_k(self.option(request, "top_k", self.options.top_k or TOP_K), self.vocabulary)
+        items, cut = self.encoder.encode(texts)
+        masks = [int(np.count_nonzero(item.ids == self.mask_id)) for item in items]
+        for row, count in enumerate(masks):
+            if not count:
+                raise invalid(f"input 'text_input' has no {self.mask_token} in row {row}; fill-mask needs one")
+            if count != masks[0]:
+                raise invalid(
+                    f"input 'text_input' has {count} times {self.mask_token} in row {row} and {masks[0]} times in "
+                    "row 0; the rows of a request must have the same number"
+                )
+        return Encoded(request, items, cut, k)
+
+    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+        logits = outputs["logits"]
+        values = []
+        for row, (item, owner) in enumerate(zip(run.items, run.owners, strict=True)):
+            scores = softmax(logits[row, np.flatnonzero(item.ids == self.mask_id)])
+            values.append(best(scores, min(owner.state, scores.shape[1])))
+        return values
+
+    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
+        tokens: list[str] = []
+        texts: list[str] = []
+        for item, (ids, _) in zip(prepared.items, values, strict=True):
+            tokens.extend(self.encoder.decode([token]) for token in ids.ravel().tolist())
+            filled = item.ids.copy()
+            filled[filled == self.mask_id] = ids[:, 0]
+            texts.append(self.encoder.decode(filled.tolist(), skip_special=True))
+        scores = np.stack([found.ravel() for _, found in values])
+        return Result(
+            {
+                "label": Strings(scores.shape, tokens),
+                "score": scores,
+                "text_output": Strings((len(texts), 1), texts),
+            }
+        )
+
+
+def best(scores: Array, k: int) -> tuple[Array, Array]:
+    """The ``k`` best of each row of ``[n, size]``: their indices and scores, best first, both ``[n, k]``."""
+    if k < scores.shape[1]:
+        some = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+    else:
+        some = np.broadcast_to(np.arange(k), (len(scores), k))
+    found = np.take_along_axis(scores, some, 1)
+    order = np.argsort(-found, axis=1, kind="stable")
+    return np.take_along_axis(some, order, 1), np.take_along_axis(found, order, 1)

@@ -1,0 +1,76 @@
+"""A query and a document to one score: cross-encoders, the task ``text-ranking``.
+
+Source of the defaults: sentence-transformers' CrossEncoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from conch.backends.native.arrays import Array, Request, Result
+from conch.backends.tasks.encoders.base import PAIR, TEXT, Encoded, EncoderTask, Run, texts_of, together
+from conch.backends.tasks.scores import FUNCTION, apply, checked_function
+from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.errors import unsupported
+from conch.inference import TensorSpec
+
+
+class Rerank(EncoderTask):
+    """How well ``text_pair`` (a document) answers ``text_input`` (a query), for each row.
+
+    Sigmoid for one class unless the checkpoint names another function; several classes give their raw scores.
+    """
+
+    head = "AutoModelForSequenceClassification"
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, options, open_engine)
+        self.encoder.room(pair=True)
+        self.function = activation(checkpoint)
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        if FUNCTION in options.extra:
+            checked_function(options.extra[FUNCTION])
+        classes = len(checkpoint.labels or ()) or 1
+        return TaskDescription(
+            (TEXT, PAIR, TensorSpec(FUNCTION, "BYTES", (1,), optional=True)),
+            (TensorSpec("score", "FP32", (classes,)), TensorSpec("logits", "FP32", (classes,))),
+        )
+
+    def prepare(self, request: Request) -> Encoded:
+        queries = [text.strip() for text in texts_of(request, "text_input")]
+        documents = [text.strip() for text in texts_of(request, "text_pair")]
+        function = self.option(request, FUNCTION)
+        items, cut = self.encoder.encode(queries, documents)
+        return Encoded(request, items, cut, self.function if function is None else checked_function(function))
+
+    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+        return outputs["logits"]
+
+    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
+        logits = together(values)
+        outputs: dict[str, Any] = {"score": apply(prepared.state, logits)}
+        if "logits" in prepared.request.outputs:
+            outputs["logits"] = logits
+        return Result(outputs)
+
+
+def activation(checkpoint: Checkpoint) -> str:
+    """The function that a CrossEncoder applies: what config.json names, else by the number of classes."""
+    config = checkpoint.config
+    settings = config.get("sentence_transformers")
+    named = settings.get("activation_fn") if isinstance(settings, dict) else None
+    named = named or config.get("sbert_ce_default_activation_function")
+    if not named:
+        return "sigmoid" if len(checkpoint.labels or ()) <= 1 else "none"
+    name = str(named).rpartition(".")[2]
+    try:
+        return {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}[name]
+    except KeyError:
+        raise unsupported(
+            f"'{checkpoint.source}' names the activation '{named}'; supported are Sigmoid, Identity and Softmax"
+        ) from None

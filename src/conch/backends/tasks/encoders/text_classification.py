@@ -1,0 +1,90 @@
+"""Text, or a pair of texts, to labels with scores, best first: the pipeline ``text-classification``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.tasks.encoders.base import PAIR, TEXT, Encoded, EncoderTask, Run, texts_of, together
+from conch.backends.tasks.scores import (
+    FUNCTION,
+    apply,
+    checked_function,
+    checked_top_k,
+    default_function,
+    mislabelled,
+    ranked,
+)
+from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.inference import TensorSpec
+
+
+class TextClassification(EncoderTask):
+    """``top_k`` labels of each row (all by default), by softmax or sigmoid as the checkpoint says."""
+
+    head = "AutoModelForSequenceClassification"
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, options, open_engine)
+        self.labels = [label.encode() for label in checkpoint.labels or ()]
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        if FUNCTION in options.extra:
+            checked_function(options.extra[FUNCTION])
+        classes = len(checkpoint.labels or ()) or -1
+        return TaskDescription(
+            (
+                TEXT,
+                replace(PAIR, optional=True),
+                TensorSpec("top_k", "INT32", (1,), optional=True),
+                TensorSpec(FUNCTION, "BYTES", (1,), optional=True),
+            ),
+            (
+                TensorSpec("label", "BYTES", (-1,)),
+                TensorSpec("score", "FP32", (-1,)),
+                TensorSpec("logits", "FP32", (classes,)),
+            ),
+        )
+
+    def prepare(self, request: Request) -> Encoded:
+        texts = texts_of(request, "text_input")
+        pairs = texts_of(request, "text_pair") if request.has("text_pair") else None
+        k = self.option(request, "top_k", self.options.top_k or None)
+        function = self.option(request, FUNCTION)
+        state = (
+            None if k is None else checked_top_k(k, 2**31),
+            None if function is None else checked_function(function),
+        )
+        items, cut = self.encoder.encode(texts, pairs)
+        return Encoded(request, items, cut, state)
+
+    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+        """Logits, and scores best first with their classes: a run at once, since a request of its own costs more."""
+        logits = outputs["logits"]
+        classes = logits.shape[1]
+        if self.labels and len(self.labels) != classes:
+            raise mislabelled(classes, len(self.labels))
+        scores = apply(default_function(self.checkpoint.config, classes), logits)
+        return zip(logits, *ranked(scores), strict=True)
+
+    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
+        k, function = prepared.state
+        if function is not None:
+            order, scores = ranked(apply(function, together([logits for logits, _, _ in values])))
+        else:
+            order = together([order for _, order, _ in values])
+            scores = together([scores for _, _, scores in values])
+        chosen = order[:, :k]
+        labels = self.labels or [f"LABEL_{index}".encode() for index in range(order.shape[1])]
+        outputs: dict[str, Any] = {
+            "label": Strings(chosen.shape, [labels[index] for index in chosen.ravel().tolist()]),
+            "score": scores[:, :k],
+        }
+        if "logits" in prepared.request.outputs:
+            outputs["logits"] = together([logits for logits, _, _ in values])
+        return Result(outputs)

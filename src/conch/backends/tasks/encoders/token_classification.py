@@ -1,0 +1,65 @@
+"""Text to entities: the pipeline ``token-classification``, one JSON document per row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.tasks.encoders.base import TEXT, Encoded, EncoderTask, Run, texts_of
+from conch.backends.tasks.encoders.entities import STRATEGIES, Grouping
+from conch.backends.tasks.scores import mislabelled, softmax
+from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.errors import invalid, unsupported
+from conch.inference import TensorSpec
+
+
+class TokenClassification(EncoderTask):
+    """The entities of each row, with their places in the text in characters, grouped by ``aggregation_strategy``."""
+
+    head = "AutoModelForTokenClassification"
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        super().__init__(checkpoint, options, open_engine)
+        if self.encoder.fast is None:
+            raise unsupported(f"token-classification needs a tokenizer.json, and '{checkpoint.source}' has none")
+        self.labels = checkpoint.labels or []
+        self.grouping = Grouping(self.encoder, self.labels)
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        checked_strategy(options.text("aggregation_strategy", "none"))
+        return TaskDescription(
+            (TEXT, TensorSpec("aggregation_strategy", "BYTES", (1,), optional=True)),
+            (TensorSpec("entities", "BYTES", (1,)),),
+        )
+
+    def prepare(self, request: Request) -> Encoded:
+        texts = texts_of(request, "text_input")
+        strategy = checked_strategy(self.option(request, "aggregation_strategy", "none"))
+        items, cut = self.encoder.encode(texts, offsets=True)
+        return Encoded(request, items, cut, (texts, strategy))
+
+    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+        logits = outputs["logits"]
+        if logits.shape[-1] != len(self.labels):
+            raise mislabelled(logits.shape[-1], len(self.labels))
+        return run.rows(softmax(logits))
+
+    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
+        texts, strategy = prepared.state
+        documents = [
+            json.dumps(self.grouping.entities(text, item, scores, strategy), ensure_ascii=False)
+            for text, item, scores in zip(texts, prepared.items, values, strict=True)
+        ]
+        return Result({"entities": Strings((len(documents), 1), documents)})
+
+
+def checked_strategy(value: str) -> str:
+    """``aggregation_strategy`` as a client or a configuration gave it."""
+    if value not in STRATEGIES:
+        raise invalid(f"aggregation_strategy is '{value}'; it must be one of {', '.join(STRATEGIES)}")
+    return value

@@ -1,0 +1,100 @@
+"""Text and candidate labels to labels with scores, by a network that was trained on entailment.
+
+Source: the pipeline ``zero-shot-classification``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.tasks.encoders.base import TEXT, Encoded, EncoderTask, Run, texts_of, together
+from conch.backends.tasks.scores import softmax
+from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.errors import invalid
+from conch.inference import TensorSpec
+
+TEMPLATE = "This example is {}."
+
+
+class ZeroShotClassification(EncoderTask):
+    """Each row's ``candidate_labels``, best first; every label becomes one hypothesis about the text."""
+
+    head = "AutoModelForSequenceClassification"
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        entailment = [
+            index for index, label in enumerate(checkpoint.labels or ()) if label.lower().startswith("entail")
+        ]
+        if not entailment:
+            raise invalid(
+                f"zero-shot-classification needs a class named 'entailment', and '{checkpoint.source}' has "
+                f"{', '.join(checkpoint.labels or ()) or 'no classes'}: correct id2label in config.json"
+            )
+        super().__init__(checkpoint, options, open_engine)
+        self.encoder.room(pair=True)
+        self.entailment = entailment[0]
+        self.contradiction = -1 if self.entailment == 0 else 0
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        hypothesis(options.text("hypothesis_template", TEMPLATE), "")
+        options.flag("multi_label")
+        return TaskDescription(
+            (
+                TEXT,
+                TensorSpec("candidate_labels", "BYTES", (-1,)),
+                TensorSpec("hypothesis_template", "BYTES", (1,), optional=True),
+                TensorSpec("multi_label", "BOOL", (1,), optional=True),
+            ),
+            (TensorSpec("label", "BYTES", (-1,)), TensorSpec("score", "FP32", (-1,))),
+        )
+
+    def prepare(self, request: Request) -> Encoded:
+        texts = texts_of(request, "text_input")
+        labels = request.texts("candidate_labels")
+        count = len(labels) // len(texts) if texts else 0
+        if not count or count * len(texts) != len(labels):
+            raise invalid(f"input 'candidate_labels' has {len(labels)} labels for {len(texts)} rows; each needs one")
+        template = str(self.option(request, "hypothesis_template", TEMPLATE))
+        hypotheses = [hypothesis(template, label) for label in labels]
+        multiple = self.option(request, "multi_label", False)
+        if isinstance(multiple, str):
+            multiple = self.options.flag("multi_label")
+        items, cut = self.encoder.encode(
+            [text for text in texts for _ in range(count)],
+            hypotheses,
+            names=("text_input", "candidate_labels"),
+            per_row=count,
+            truncation="first",
+        )
+        return Encoded(request, items, cut, (labels, count, bool(multiple) or count == 1))
+
+    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+        return outputs["logits"][:, [self.contradiction, self.entailment]]
+
+    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
+        labels, count, multiple = prepared.state
+        logits = together(values).reshape(-1, count, 2)
+        scores = softmax(logits)[..., 1] if multiple else softmax(logits[..., 1])
+        order = np.argsort(scores, axis=1)[:, ::-1]
+        at = order + np.arange(len(order))[:, None] * count
+        return Result(
+            {
+                "label": Strings(order.shape, [labels[index] for index in at.ravel().tolist()]),
+                "score": np.take_along_axis(scores, order, 1),
+            }
+        )
+
+
+def hypothesis(template: str, label: str) -> str:
+    """The template with the label put in; INVALID_ARG for a template without its one place."""
+    # No formatting: a template may ask for what attributes hold, or for a width that fills the memory.
+    if template.count("{}") != 1:
+        raise invalid(f"hypothesis_template is '{template}'; it must have one place for the label, written {{}}")
+    return template.replace("{}", label)

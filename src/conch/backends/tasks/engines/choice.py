@@ -1,0 +1,91 @@
+"""The engines that run a checkpoint's network, and the choice among them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.checkpoints.files import engines_of
+from conch.errors import invalid, unsupported
+
+if TYPE_CHECKING:
+    from conch.checkpoints.folder import Checkpoint
+    from conch.checkpoints.options import Options
+
+__all__ = ["NetworkEngine", "open_engine"]
+
+#: PyTorch's types by the precision of a variant.
+_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def open_engine(
+    checkpoint: Checkpoint,
+    options: Options,
+    *,
+    head: str,
+    device: str = "cpu",
+    device_id: int = 0,
+    instances: int = 1,
+) -> NetworkEngine:
+    """The engine for ``checkpoint`` on ``device`` (``cpu``, ``cuda``), for ``instances`` threads at once.
+
+    ``head`` is the class of transformers that gives the network, which only torch needs.  What runs is the variant or
+    the engine that the options name, else the verdict of ``conch convert``, else what the folder holds.  A verdict was
+    found on a CPU: on a GPU the checkpoint's own weights run where they are there.  Raises INVALID_ARG where what is
+    asked for is not there, UNSUPPORTED where a library is missing.
+    """
+    engine, precision, graph = choose(checkpoint, options, device)
+    if engine == "torch":
+        from conch.backends.tasks.engines.torch import TorchEngine
+
+        return TorchEngine(
+            checkpoint.directory,
+            head,
+            dtype=_DTYPES.get(precision, "auto"),
+            device=device,
+            device_id=device_id,
+            threads=options.threads,
+            instances=instances,
+            trust_remote_code=options.trust_remote_code,
+        )
+    if graph is None:
+        raise invalid(f"checkpoint {checkpoint.directory} has no graph for engine '{engine}': convert it, or use torch")
+    if engine == "openvino" and device != "cpu":
+        raise unsupported("engine 'openvino' runs on CPUs: set instance_group kind KIND_CPU, or another engine")
+    if graph.suffix == ".plan":
+        raise unsupported(f"'{graph.name}' is a serialised TensorRT engine: choose a variant that is an ONNX file")
+
+    if engine == "openvino":
+        from conch.backends.tasks.engines.openvino import OpenVinoEngine
+
+        return OpenVinoEngine(graph, precision=precision, threads=options.threads, instances=instances)
+    from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(
+        graph,
+        precision=precision,
+        threads=options.threads,
+        instances=instances,
+        device=device,
+        device_id=device_id,
+        tensorrt=engine == "tensorrt",
+    )
+
+
+def choose(checkpoint: Checkpoint, options: Options, device: str = "cpu") -> tuple[str, str, Path | None]:
+    """The engine's name, its precision (empty: not said) and the graph's file, None where there is none."""
+    present = engines_of(checkpoint.directory)
+    if device != "cpu" and not options.variant and options.engine == "auto" and "torch" in present:
+        return "torch", _asked(options), None
+    variant = checkpoint.variant
+    if variant is not None:
+        graph = checkpoint.directory / variant.path if variant.path else None
+        return variant.engine, variant.precision, graph
+    engine = checkpoint.engine
+    return engine, _asked(options) if engine == "torch" else "fp32", checkpoint.graph_file(engine)
+
+
+def _asked(options: Options) -> str:
+    """The precision that the option ``dtype`` asks of torch."""
+    return next((precision for precision, dtype in _DTYPES.items() if dtype == options.dtype), "")

@@ -1,0 +1,56 @@
+"""The engine ``onnxruntime``: an exported graph in ONNX Runtime, on the CPU or an NVIDIA GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from conch.backends.graphs.onnxruntime.session import CPU, CUDA, TENSORRT, Session, SessionSettings
+from conch.backends.native.arrays import Array
+from conch.backends.native.threads import pooled, usable_cores
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines.feeds import Feeds, widened
+
+
+class OnnxRuntimeEngine(NetworkEngine):
+    """A graph that ``instances`` threads may run at once, on ``threads`` cores together (0: the usable ones).
+
+    ``device`` is ``cpu`` or ``cuda``; with ``tensorrt`` TensorRT builds what it can of the graph on first use, in the
+    engine's precision, and CUDA runs the rest.  Raises what :class:`Session` raises.
+    """
+
+    name = "onnxruntime"
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        precision: str = "fp32",
+        threads: int = 0,
+        instances: int = 1,
+        device: str = "cpu",
+        device_id: int = 0,
+        tensorrt: bool = False,
+        entries: Mapping[str, str] | None = None,
+    ) -> None:
+        size = pooled(threads or usable_cores(), instances)
+        providers = [(CPU, {})] if device == "cpu" else _on_gpu(device_id, precision if tensorrt else "")
+        self._session = Session(path, SessionSettings(threads=size, entries=entries or {}, providers=providers))
+        self._feeds = Feeds(self._session.inputs)
+        self.device = device
+        self.precision = precision
+        self.inputs = self._feeds.names
+        self.outputs = tuple(tensor.name for tensor in self._session.outputs)
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        results = self._session.infer(self.outputs, self._feeds.of(arrays))
+        return widened(self._session.outputs, results)
+
+
+def _on_gpu(device_id: int, tensorrt: str) -> Sequence[tuple[str, dict[str, str]]]:
+    device = {"device_id": str(device_id)}
+    providers = [(CUDA, device), (CPU, {})]
+    if tensorrt:
+        precision = {f"trt_{tensorrt}_enable": "1"} if tensorrt in ("fp16", "bf16", "int8") else {}
+        providers.insert(0, (TENSORRT, {**device, **precision}))
+    return providers

@@ -1,0 +1,115 @@
+"""The engine ``torch``: a checkpoint as transformers loads it, on the CPU or a GPU."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.native.arrays import Array
+from conch.backends.native.messages import one_line
+from conch.backends.native.threads import divided, usable_cores
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.errors import invalid, unsupported
+
+#: What tasks make, of what a network's ``forward`` may take.
+_INPUTS: Final = frozenset(
+    ("input_ids", "attention_mask", "token_type_ids", "pixel_values", "input_values", "input_features", "bbox")
+)
+#: What a head gives, as transformers calls it.
+_OUTPUTS: Final[dict[str, tuple[str, ...]]] = {
+    "AutoModel": ("last_hidden_state",),
+    "AutoModelForTextEncoding": ("last_hidden_state",),
+    "AutoModelForQuestionAnswering": ("start_logits", "end_logits"),
+}
+_PRECISIONS: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class TorchEngine(NetworkEngine):
+    """The network of a checkpoint under transformers' class ``head``, for ``instances`` threads at once.
+
+    ``threads`` cores (0: the usable ones) are divided among them.  ``dtype`` is ``float32``, ``bfloat16``, ``float16``
+    or ``auto``: FP32 on a CPU, as stored on a GPU.  Raises UNSUPPORTED without torch and transformers, INVALID_ARG for
+    a checkpoint that cannot be loaded.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        directory: Path,
+        head: str,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        device_id: int = 0,
+        threads: int = 0,
+        instances: int = 1,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self._torch, transformers = _modules()
+        if device == "cpu" and dtype == "auto":
+            dtype = "float32"
+        try:
+            network, loaded = getattr(transformers, head).from_pretrained(
+                directory,
+                dtype=dtype if dtype == "auto" else getattr(self._torch, dtype),
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name
+            )
+            if mismatched := sorted(loaded["mismatched_keys"]):
+                name, held, wanted = mismatched[0]
+                raise invalid(f"the weights have {name} as {list(held)}, config.json makes it {list(wanted)}")
+            # transformers makes up what is missing; a pooler may be, as no task looks at it.
+            if missing := sorted(key for key in loaded["missing_keys"] if "pooler." not in key):
+                raise invalid(
+                    f"the weights lack {len(missing)} of its tensors, such as {missing[0]}: is it a checkpoint for "
+                    "another task?"
+                )
+            self.device = device
+            self._device = self._torch.device("cpu" if device == "cpu" else f"{device}:{device_id}")
+            self._network = network.eval().to(self._device)
+        except Exception as error:
+            raise invalid(f"'{directory}' cannot be loaded as {head}: {one_line(error)}") from error
+        stored = str(self._network.dtype).removeprefix("torch.")
+        self.precision = _PRECISIONS.get(stored, stored)
+        taken = frozenset(inspect.signature(self._network.forward).parameters)
+        self.inputs = taken & _INPUTS
+        self.outputs = _OUTPUTS.get(head, ("logits",))
+        self._floats = self._network.dtype
+        self._threads = divided(threads or usable_cores(), instances)
+        self._thread = threading.local()
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        torch = self._torch
+        if not hasattr(self._thread, "sized"):
+            # OpenMP keeps a pool for every thread that calls it, and its size with the thread.
+            torch.set_num_threads(self._threads)
+            self._thread.sized = True
+        with torch.inference_mode():
+            answer = self._network(**{name: self._tensor(arrays[name]) for name in self.inputs if name in arrays})
+            return {name: answer[name].float().cpu().numpy() for name in self.outputs}
+
+    def _tensor(self, array: Array) -> Any:
+        # PyTorch warns of memory that it may not write to; such arrays are small.
+        tensor = self._torch.from_numpy(array if array.flags.writeable else np.array(array)).to(self._device)
+        return tensor.to(self._floats) if tensor.is_floating_point() else tensor
+
+
+def _modules() -> tuple[Any, Any]:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise unsupported(
+            f"engine 'torch' needs {error.name or 'torch and transformers'}: pip install \"conch[huggingface]\""
+        ) from None
+    logging: Any = transformers.utils.logging
+    logging.disable_progress_bar()
+    return torch, transformers

@@ -1,0 +1,130 @@
+"""Image classification: files in, labels and scores out, on any engine.
+
+Images are decoded and made pixels as they arrive, by the checkpoint's image processor over Pillow and numpy
+(torchvision is never needed, and the answers are the same with and without it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.native.arrays import Array, Request, Result
+from conch.backends.tasks import media
+from conch.backends.tasks.base import ExecutionWork, Prepared, Task
+from conch.backends.tasks.loading import loading
+from conch.backends.tasks.scores import apply, best_first, checked_top_k, default_function, mislabelled
+from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.errors import ConchError, invalid
+from conch.inference import TensorSpec
+
+#: Labels of an answer when neither the request nor the configuration says.
+TOP_K: Final = 5
+#: Images in one run of the engine.
+BATCH_IMAGES: Final = 32
+
+
+class PreparedImages(Prepared):
+    """What the network takes, ``[rows, …]`` by name (``pixel_values`` FP32 and sometimes a mask)."""
+
+    __slots__ = ("arrays", "top_k")
+
+    def __init__(self, request: Request, arrays: dict[str, Array], top_k: int) -> None:
+        super().__init__(request, 1, request.rows)
+        self.arrays = arrays
+        self.top_k = top_k
+
+
+class ImageClassification(Task):
+    """Input ``image`` STRING [1] (a file), optional ``top_k`` INT32 [1].
+
+    Outputs ``label`` STRING [-1] and ``score`` FP32 [-1], best first, and ``logits`` FP32 [-1] by class.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        signature = self.describe(checkpoint, options)
+        self.inputs, self.outputs = signature.inputs, signature.outputs
+        self.max_batch_size = signature.max_batch_size
+        self._pixels = media.max_pixels(options)
+        with loading(checkpoint, "image processor"):
+            import transformers
+
+            processors: Any = transformers.AutoImageProcessor
+            self._processor = processors.from_pretrained(
+                checkpoint.directory, backend="pil", trust_remote_code=options.trust_remote_code
+            )
+        self._engine = open_engine("AutoModelForImageClassification")
+        self._labels = checkpoint.labels or []
+        self._config = checkpoint.config
+        self._top_k = options.top_k or TOP_K
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        classes = len(checkpoint.labels or ()) or -1
+        return TaskDescription(
+            (TensorSpec("image", "BYTES", (1,)), TensorSpec("top_k", "INT32", (1,), optional=True)),
+            (
+                TensorSpec("label", "BYTES", (-1,)),
+                TensorSpec("score", "FP32", (-1,)),
+                TensorSpec("logits", "FP32", (classes,)),
+            ),
+            BATCH_IMAGES,
+        )
+
+    def prepare(self, request: Request) -> PreparedImages:
+        """Decode, resize and normalise.  Raises INVALID_ARG for what is not an image."""
+        images = [media.image(data, pixels=self._pixels, row=row) for row, data in enumerate(request.files("image"))]
+        if not images:
+            raise invalid("the request has no rows")
+        top_k = checked_top_k(request.option("top_k", self._top_k), 1 << 31)
+        try:
+            features = self._processor(images=images, return_tensors="np")
+        except (ValueError, TypeError, ZeroDivisionError) as error:
+            # Images of sizes that the processor cannot bring to that of the network.
+            raise invalid(f"input 'image' does not suit the model: {error}") from error
+        return PreparedImages(request, {name: np.asarray(value) for name, value in features.items()}, top_k)
+
+    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
+        requests = [prepared for prepared in batch if isinstance(prepared, PreparedImages)]
+        logits: list[Array] = [np.empty(0)] * len(requests)
+        for places in _runs(requests):
+            arrays = {
+                name: np.concatenate([requests[place].arrays[name] for place in places])
+                for name in requests[places[0]].arrays
+            }
+            rows = [requests[place].sequences for place in places]
+            answer = self._engine.run(arrays)["logits"]
+            usage.add(sum(rows), sum(rows), sum(rows))
+            for place, part in zip(places, np.split(answer, np.cumsum(rows)[:-1]), strict=True):
+                logits[place] = part
+        return [self._result(prepared, one) for prepared, one in zip(requests, logits, strict=True)]
+
+    def _result(self, prepared: PreparedImages, logits: Array) -> Result:
+        classes = logits.shape[1]
+        labels = self._labels or [f"LABEL_{index}" for index in range(classes)]
+        if len(labels) != classes:
+            raise mislabelled(classes, len(labels))
+        scores = apply(default_function(self._config, classes), logits)
+        label, score = best_first(labels, scores, prepared.top_k)
+        result = Result({"label": label, "score": score})
+        if "logits" in prepared.request.outputs:
+            result.outputs["logits"] = logits
+        return result
+
+
+def _runs(requests: Sequence[PreparedImages]) -> list[list[int]]:
+    """Indices of requests that run together: images of the same size, up to a limit."""
+    runs: dict[tuple[Any, ...], list[list[int]]] = {}
+    rows: dict[tuple[Any, ...], int] = {}
+    for place, prepared in enumerate(requests):
+        key = tuple((name, array.shape[1:]) for name, array in sorted(prepared.arrays.items()))
+        if key not in runs or rows[key] + prepared.sequences > BATCH_IMAGES:
+            runs.setdefault(key, []).append([])
+            rows[key] = 0
+        runs[key][-1].append(place)
+        rows[key] += prepared.sequences
+    return [run for same in runs.values() for run in same]

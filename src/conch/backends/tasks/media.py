@@ -1,0 +1,223 @@
+"""Sound and images from the bytes of files, within limits that are checked before anything is decoded.
+
+Called by tasks as requests arrive, on whichever thread received them.  What is sent is the content of a
+file, as it is or in base64 (also as a ``data:`` URI); it is never read as an address or a path.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from base64 import b64decode
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from conch.checkpoints.options import Options
+from conch.errors import ConchError, invalid, unsupported
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Samples = npt.NDArray[np.float32]
+
+#: Sampling rates that are read, in Hz; resampling filters grow with them.
+RATES: Final = (1_000, 384_000)
+MAX_CHANNELS: Final = 32
+
+#: Defaults of the parameters ``max_audio_seconds`` and ``max_image_pixels``.
+MAX_SECONDS: Final = 3600
+MAX_PIXELS: Final = 64_000_000
+
+#: How files that are read begin.
+_AUDIO: Final = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS")
+_IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+_DATA_URI: Final = re.compile(rb"data:[\w.+-]*/?[\w.+-]*(?:;[\w.+-]+=[^;,]*)*;base64,")
+_BASE64: Final = re.compile(rb"[A-Za-z0-9+/\s]*={0,2}\s*")
+
+#: What soundfile takes the length of a FLAC stream to be that does not say it.
+_UNKNOWN: Final = 1 << 62
+#: Samples that are decoded at a time.
+_BLOCK: Final = 1 << 20
+
+
+def max_seconds(options: Options) -> int:
+    """How long a recording may be.  Raises INVALID_ARG for a limit that none keeps to."""
+    return _limit(options, "max_audio_seconds", MAX_SECONDS)
+
+
+def max_pixels(options: Options) -> int:
+    """How many pixels an image may have.  Raises INVALID_ARG for a limit that none keeps to."""
+    return _limit(options, "max_image_pixels", MAX_PIXELS)
+
+
+def shortest(config: Any) -> int:
+    """The samples that a network needs at least: of those whose first layers are convolutions of samples.
+
+    ``config`` is transformers' configuration; 1 for networks that are given features.
+    """
+    layers = zip(getattr(config, "conv_kernel", ()), getattr(config, "conv_stride", ()), strict=False)
+    needed = int(getattr(config, "squeeze_factor", 1))  # of the frames that SEW takes together
+    for kernel, stride in reversed(list(layers)):
+        needed = (needed - 1) * stride + kernel
+    return needed
+
+
+def check_length(values: Samples, least: int, rate: int, name: str, row: int) -> None:
+    """Raise INVALID_ARG, naming the input and the row, for sound of fewer samples than ``least``."""
+    if len(values) < least:
+        raise _broken(
+            name, row, f"it is too short: it has {len(values)} samples at {rate} Hz, and the model needs {least}"
+        )
+
+
+def file_bytes(data: bytes, name: str, row: int) -> bytes:
+    """The file in ``data``, which may be in base64 (no file that is read here looks like it).
+
+    Raises INVALID_ARG, naming the input and the row.
+    """
+    if not data:
+        raise _broken(name, row, "it is empty")
+    prefix = _DATA_URI.match(data)
+    if prefix is None and _BASE64.fullmatch(data, 0, 64) is None:
+        return data
+    try:
+        return b64decode(b"".join(data[prefix.end() if prefix else 0 :].split()), validate=True)
+    except binascii.Error as error:
+        raise _broken(name, row, f"it is text, but not base64 ({error}); send the content of a file") from None
+
+
+def audio(data: bytes, rate: int, *, seconds: int = MAX_SECONDS, name: str = "audio", row: int = 0) -> Samples:
+    """A WAV, FLAC or OGG file as mono samples at ``rate`` Hz, ``[samples]``.
+
+    Channels are averaged.  Raises INVALID_ARG, naming the input and the row, for what is not such a file, is damaged,
+    empty, or longer than ``seconds``.
+    """
+    try:
+        import soundfile
+    except ImportError as error:
+        raise unsupported('reading sound needs soundfile: pip install "conch[audio]"') from error
+    data = file_bytes(data, name, row)
+    if not data.startswith(_AUDIO):
+        raise _broken(name, row, "it is not a WAV, FLAC or OGG file")
+    try:
+        with soundfile.SoundFile(BytesIO(data)) as file:
+            _check_rate(file.samplerate, name, row)
+            if file.channels > MAX_CHANNELS:
+                raise _broken(name, row, f"it has {file.channels} channels; at most {MAX_CHANNELS} are read")
+            limit = seconds * file.samplerate
+            if file.frames >= _UNKNOWN:
+                raise _broken(name, row, "its header does not say how long it is; write it to a file, not to a pipe")
+            # The header first; it may lie, so the same limit holds while reading.
+            if file.frames > limit:
+                raise _too_long(name, row, file.frames / file.samplerate, seconds)
+            blocks, read = [], 0
+            while (block := file.read(_BLOCK // file.channels, "float32", always_2d=True)).size:
+                blocks.append(block.mean(axis=1))
+                read += len(block)
+                if read > limit:
+                    raise _too_long(name, row, read / file.samplerate, seconds)
+            mono = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
+            return _checked(resample(mono, file.samplerate, rate), name, row)
+    except soundfile.SoundFileError as error:
+        # Without the name of the file, which is that of an object in memory.
+        raise _broken(name, row, str(getattr(error, "error_string", error)).rstrip(".")) from error
+
+
+def samples(values: Samples, given: int, rate: int, *, seconds: int = MAX_SECONDS, row: int = 0) -> Samples:
+    """Mono samples at ``given`` Hz as samples at ``rate`` Hz, both ``[samples]``; the limits of ``audio`` hold."""
+    _check_rate(given, "samples", row)
+    if len(values) > seconds * given:
+        raise _too_long("samples", row, len(values) / given, seconds)
+    return resample(_checked(values, "samples", row), given, rate)
+
+
+def resample(values: Samples, given: int, rate: int) -> Samples:
+    """Samples at ``rate`` Hz of samples at ``given`` Hz, by a polyphase filter."""
+    if given == rate or not len(values):
+        return values
+    try:
+        from scipy.signal import resample_poly
+    except ImportError as error:
+        raise unsupported(
+            f'sound at {given} Hz for a model of {rate} Hz needs scipy: pip install "conch[audio]"'
+        ) from error
+    divisor = int(np.gcd(given, rate))
+    resampled: Samples = resample_poly(values, rate // divisor, given // divisor).astype(np.float32, copy=False)
+    return resampled
+
+
+def image(data: bytes, *, pixels: int = MAX_PIXELS, name: str = "image", row: int = 0) -> Image:
+    """An image file, in RGB and upright.  PNG, JPEG, WebP, GIF and BMP are read; of several frames the first.
+
+    Raises INVALID_ARG, naming the input and the row, for what is not such a file, is damaged or too large.
+    """
+    try:
+        from PIL import Image as pillow
+        from PIL import ImageOps, UnidentifiedImageError
+    except ImportError as error:
+        raise unsupported('reading images needs Pillow: pip install "conch[image]"') from error
+    data = file_bytes(data, name, row)
+    try:
+        with pillow.open(BytesIO(data), formats=_IMAGE_FORMATS) as file:
+            if file.width * file.height > pixels:
+                raise _broken(name, row, f"it has {file.width}x{file.height} pixels; at most {pixels} are read")
+            return ImageOps.exif_transpose(file).convert("RGB")
+    except ConchError:
+        raise
+    except UnidentifiedImageError:
+        raise _broken(name, row, f"it is not an image ({', '.join(_IMAGE_FORMATS)})") from None
+    except pillow.DecompressionBombError:
+        raise _broken(name, row, f"it has too many pixels; at most {pixels} are read") from None
+    except Exception as error:
+        # Pillow's decoders raise whatever they meet: OSError, SyntaxError, struct.error, ValueError ...
+        raise _broken(name, row, str(error) or type(error).__name__) from error
+
+
+def png(picture: Any) -> bytes:
+    """A PIL image as a PNG file."""
+    file = BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def wav(values: npt.NDArray[Any], rate: int) -> bytes:
+    """Samples between -1 and 1, ``[samples]`` or ``[channels, samples]``, as a WAV file of 16 bits."""
+    import soundfile
+
+    file = BytesIO()
+    soundfile.write(file, np.squeeze(values).T.astype(np.float32), rate, "PCM_16", format="WAV")
+    return file.getvalue()
+
+
+def _limit(options: Options, name: str, default: int) -> int:
+    limit = options.integer(name, default)
+    if not limit:
+        raise invalid(f"parameter '{name}' is 0; it must be 1 at least")
+    return limit
+
+
+def _check_rate(rate: int, name: str, row: int) -> None:
+    if not RATES[0] <= rate <= RATES[1]:
+        raise _broken(name, row, f"its sampling rate is {rate} Hz; between {RATES[0]} and {RATES[1]} are read")
+
+
+def _checked(values: Samples, name: str, row: int) -> Samples:
+    if not len(values):
+        raise _broken(name, row, "it holds no samples")
+    if not np.isfinite(values).all():
+        raise _broken(name, row, "it holds samples that are not numbers")
+    return values
+
+
+def _too_long(name: str, row: int, length: float, seconds: int) -> ConchError:
+    return _broken(
+        name, row, f"it is {length:.0f} seconds long; at most {seconds} are read (parameter 'max_audio_seconds')"
+    )
+
+
+def _broken(name: str, row: int, reason: str) -> ConchError:
+    return invalid(f"input '{name}' in row {row} cannot be read: {reason}")

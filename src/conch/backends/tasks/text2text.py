@@ -1,0 +1,195 @@
+"""Encoder-decoder models from text to text: summarization, translation, text2text-generation.
+
+Requests are tokenised as they arrive; those with equal parameters are generated together, grouped by length,
+by transformers' ``generate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Final
+
+from conch.backends.native.arrays import Request, Result, Strings
+from conch.backends.native.messages import one_line
+from conch.backends.tasks.base import ExecutionWork, Prepared, Task
+from conch.backends.tasks.decoding import DEFAULT_NEW_TOKENS, requested, specs, stop_when_cancelled
+from conch.backends.tasks.languages import languages_of
+from conch.backends.tasks.loading import device_of, load_model, load_tokenizer
+from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.checkpoints.tokenizers.encode import no_room
+from conch.errors import ConchError, internal, invalid
+from conch.inference import TensorSpec
+
+#: Tokens of a batch with padding, where the configuration does not say; every one of them is attended to for each
+#: token that is written.
+BATCH_TOKENS: Final = 8192
+
+
+class PreparedTexts(Prepared):
+    """Token ids of each row, and the parameters of ``generate`` that the request asks for."""
+
+    __slots__ = ("generation", "ids", "truncated")
+
+    def __init__(self, request: Request, ids: list[list[int]], generation: Mapping[str, Any], truncated: int) -> None:
+        super().__init__(request, max(len(row) for row in ids), len(ids))
+        self.ids = ids
+        self.generation = generation
+        self.truncated = truncated
+
+
+@dataclass(slots=True)
+class _Row:
+    """One text of a batch: whose it is, and its place there."""
+
+    prepared: PreparedTexts
+    index: int
+
+    @property
+    def ids(self) -> list[int]:
+        return self.prepared.ids[self.index]
+
+
+class Text2Text(Task):
+    """Input ``text_input`` STRING [1], output ``text_output`` STRING [1].
+
+    The optional inputs are the parameters of ``generate`` and, for models of several languages, ``src_lang`` and
+    ``tgt_lang``.  What the request leaves out is the checkpoint's: ``generation_config.json``, and for its task
+    ``task_specific_params`` with the prefix that T5 wants.
+    """
+
+    max_batch_size = 32
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        """The signature, which is the same for all checkpoints."""
+        return TaskDescription(cls.inputs, cls.outputs, cls.max_batch_size)
+
+    inputs = (
+        TensorSpec("text_input", "BYTES", (1,)),
+        *specs(),
+        TensorSpec("src_lang", "BYTES", (1,), optional=True),
+        TensorSpec("tgt_lang", "BYTES", (1,), optional=True),
+    )
+    outputs = (TensorSpec("text_output", "BYTES", (1,)),)
+
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        self._device = device_of(open_engine)
+        self._tokenizer = load_tokenizer(checkpoint, options)
+        self._max_length = options.max_length or checkpoint.max_length
+        special = self._tokenizer.num_special_tokens_to_add()
+        if self._max_length <= special:
+            raise no_room(self._max_length, special)
+        self._model = load_model("AutoModelForSeq2SeqLM", checkpoint, options, self._device)
+        self._languages = languages_of(self._tokenizer, checkpoint.config, checkpoint.task)
+        #: Over the tokenizer, which keeps its languages and its truncation as state.
+        self._lock = Lock()
+        self._refuse = options.truncation == "refuse"
+        self._batch_tokens = options.max_batch_tokens or BATCH_TOKENS
+        #: What is written at most: learned positions end there.
+        self._longest = int(checkpoint.config.get("max_position_embeddings") or 0)
+        self._pad = next(
+            token for token in (self._tokenizer.pad_token_id, self._model.config.pad_token_id, 0) if token is not None
+        )
+
+    def prepare(self, request: Request) -> PreparedTexts:
+        """Tokenise.  Raises INVALID_ARG for text that is not UTF-8, too long, or gives no tokens."""
+        texts = request.texts("text_input")
+        given = requested(request, longest=self._longest)
+        with self._lock:
+            prefix, implied = self._languages.choose(request.option("src_lang"), request.option("tgt_lang"))
+            encoded = self._tokenizer([prefix + text for text in texts])["input_ids"]
+            long = [row for row, ids in enumerate(encoded) if len(ids) > self._max_length]
+            if long and self._refuse:
+                raise invalid(
+                    f"input 'text_input' has {len(encoded[long[0]])} tokens in row {long[0]}; "
+                    f"the model takes at most {self._max_length}"
+                )
+            for row in long:
+                cut = self._tokenizer(prefix + texts[row], truncation=True, max_length=self._max_length)
+                encoded[row] = cut["input_ids"]
+        for row, ids in enumerate(encoded):
+            if not ids:
+                raise invalid(f"input 'text_input' gives no tokens in row {row}; the model needs one at least")
+        return PreparedTexts(request, encoded, self._parameters(given, implied), len(long))
+
+    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
+        groups: dict[str, list[_Row]] = {}
+        for prepared in batch:
+            assert isinstance(prepared, PreparedTexts)
+            rows = groups.setdefault(repr(sorted(prepared.generation.items())), [])
+            rows.extend(_Row(prepared, index) for index in range(prepared.sequences))
+        written: dict[int, dict[int, str] | ConchError] = {id(prepared): {} for prepared in batch}
+        for rows in groups.values():
+            for together in self._batches(rows):
+                try:
+                    texts = self._generate(together, usage)
+                except (ValueError, TypeError, RuntimeError, IndexError) as error:
+                    # Parameters that do not go together, or no memory for this batch.
+                    kind = invalid if isinstance(error, ValueError) else internal
+                    for row in together:
+                        written[id(row.prepared)] = kind(f"generation failed: {one_line(error)}")
+                    continue
+                for row, text in zip(together, texts, strict=True):
+                    answers = written[id(row.prepared)]
+                    if isinstance(answers, dict):
+                        answers[row.index] = text
+        return [self._result(prepared, written[id(prepared)]) for prepared in batch]
+
+    def _parameters(self, given: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a request over those of its task; one limit of length replaces all others."""
+        limits = ("max_new_tokens", "max_length")
+        parameters = dict(implied)
+        if any(name in given for name in limits):
+            parameters = {name: value for name, value in parameters.items() if name not in limits}
+        parameters.update(given)
+        saved = self._model.generation_config.to_diff_dict()
+        if not any(name in parameters or name in saved for name in limits):
+            parameters["max_new_tokens"] = min(DEFAULT_NEW_TOKENS, self._longest - 1 if self._longest else 1 << 16)
+        return parameters
+
+    def _batches(self, rows: list[_Row]) -> list[list[_Row]]:
+        """Rows of similar length together, within the token budget."""
+        batches: list[list[_Row]] = []
+        for row in sorted(rows, key=lambda row: len(row.ids), reverse=True):
+            # The first of a batch is its longest.
+            if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= self._batch_tokens:
+                batches[-1].append(row)
+            else:
+                batches.append([row])
+        return batches
+
+    def _generate(self, rows: list[_Row], usage: ExecutionWork) -> list[str]:
+        import torch
+
+        longest = len(rows[0].ids)
+        ids = torch.full((len(rows), longest), self._pad, dtype=torch.long)
+        mask = torch.zeros((len(rows), longest), dtype=torch.long)
+        for place, row in enumerate(rows):
+            ids[place, : len(row.ids)] = torch.tensor(row.ids)
+            mask[place, : len(row.ids)] = 1
+        with torch.inference_mode():
+            written = self._model.generate(
+                input_ids=ids.to(self._device),
+                attention_mask=mask.to(self._device),
+                stopping_criteria=stop_when_cancelled([row.prepared.request for row in rows]),
+                **rows[0].prepared.generation,
+            ).tolist()
+        usage.add(int(mask.sum()), ids.numel(), len(rows))
+        with self._lock:
+            texts: list[str] = self._tokenizer.batch_decode(written, skip_special_tokens=True)
+        return texts
+
+    @staticmethod
+    def _result(prepared: Prepared, answers: dict[int, str] | ConchError) -> Result | ConchError:
+        assert isinstance(prepared, PreparedTexts)
+        if isinstance(answers, ConchError):
+            return answers
+        texts = [answers[row] for row in range(prepared.sequences)]
+        return Result(
+            {"text_output": Strings((prepared.sequences, 1), texts)},
+            {"truncated": prepared.truncated} if prepared.truncated else {},
+        )

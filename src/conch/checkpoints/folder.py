@@ -1,0 +1,285 @@
+"""A checkpoint's folder, opened: complete, verified, and what its files say about task, labels and maximum length.
+
+Made by the backend when a model is loaded, by ``conch convert`` and by tests; imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from conch.checkpoints import files, hub
+from conch.checkpoints import task as derive
+from conch.checkpoints.labels import check_head, labels_of
+from conch.checkpoints.manifest import Manifest, Variant
+from conch.checkpoints.options import TEXT_ENGINES, Options
+from conch.errors import invalid
+
+#: What a text may have where nothing says how long it may be (tokens).
+DEFAULT_MAX_LENGTH: Final = 512
+#: The task of models that write text token by token.
+GENERATION: Final = "text-generation"
+#: Families whose positions begin after that of the padding.
+_AFTER_PADDING: Final = frozenset({
+    "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text", "ibert", "luke",
+    "mluke", "markuplm", "layoutlmv3", "lilt", "roberta-prelayernorm", "xmod", "esm", "phobert",
+})  # fmt: skip
+_POSITIONS: Final = ("max_encoder_position_embeddings", "max_position_embeddings", "n_positions", "max_seq_len")
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A folder with ``config.json`` and all that belongs to it, or a GGUF file, which is all of it.
+
+    ``source`` is what the user named, ``revision`` the commit of a model from the Hub, else empty.  ``config`` is
+    config.json (what ``gguf`` says in its place), ``options`` the effective options (those given over those of
+    ``model.json``), ``task`` the name of a transformers pipeline, ``labels`` the classes by index or None,
+    ``max_length`` the tokens of the longest text, ``positions`` the most that the network has positions for (0:
+    unlimited), ``manifest`` the verified conch.json and ``variant`` what it and the options choose, ``gguf`` the file
+    with all of the model, None for a folder.
+    """
+
+    directory: Path
+    source: str
+    revision: str
+    config: dict[str, Any]
+    options: Options
+    task: str = ""
+    labels: list[str] | None = None
+    max_length: int = DEFAULT_MAX_LENGTH
+    positions: int = 0
+    manifest: Manifest | None = None
+    variant: Variant | None = None
+    gguf: Path | None = None
+    _documents: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def open(
+        cls,
+        version_directory: Path,
+        options: Options = Options(),  # noqa: B008 (immutable)
+        *,
+        model_file: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
+        """The checkpoint of a version directory: its own files, or what ``model.json`` or ``options.model`` names.
+
+        Any folder with a checkpoint will do.  ``model_file`` stands for the content of ``model.json``.  Raises
+        INVALID_ARG with one sentence for what is missing, contradicts itself or does not match ``conch.json``, and as
+        :func:`hub.resolve` does.
+        """
+        document = dict(hub.read_model_file(version_directory) if model_file is None else model_file)
+        if not options.model and (version_directory / "conch.json").is_file():
+            document.pop("model", None)
+        options = options.over(document)
+        location = hub.resolve(version_directory, options)
+        folder = location.folder
+        if not folder.is_dir():
+            raise invalid(f"checkpoint folder {folder} does not exist")
+        manifest = Manifest.read(folder)
+        if manifest is not None:
+            manifest.verify(folder)
+        if location.gguf is None and not (folder / "config.json").is_file():
+            raise invalid(f"checkpoint {folder} lacks config.json")
+        self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=location.gguf)
+        self.config = self._config()
+        self._check_architectures()
+        self.labels = labels_of(self.config, str(folder / "config.json"))
+        self.task = self._task()
+        self.options = self._with_engine()
+        if manifest is not None:
+            engine = "torch" if self.options.engine in ("transformers", "vllm") else self.options.engine
+            self.variant = manifest.select(options.variant, engine)
+        elif options.variant:
+            raise invalid(f"parameter 'variant' is '{options.variant}', but {folder} has no conch.json with variants")
+        self._require_files()
+        self._require_trust()
+        self.positions = self._positions()
+        self.max_length = self._max_length()
+        return self
+
+    def has(self, *names: str) -> bool:
+        """Whether every one of ``names`` is a file of the checkpoint."""
+        return all((self.directory / name).is_file() for name in names)
+
+    def path(self, name: str) -> Path | None:
+        """The path of a file of the checkpoint, None where it is not there."""
+        path = self.directory / name
+        return path if path.is_file() else None
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """The object in a JSON file of the checkpoint, None without one.  Raises INVALID_ARG for anything else."""
+        document = self._read(name)
+        if document is not None and not isinstance(document, dict):
+            raise invalid(f"{self.directory / name} must hold a JSON object")
+        return document
+
+    def modules(self) -> list[dict[str, Any]]:
+        """The sentence-transformers modules, in order; empty without ``modules.json``."""
+        document = self._read("modules.json")
+        if document is None:
+            return []
+        if not isinstance(document, list) or not all(isinstance(one, dict) for one in document):
+            raise invalid(f"{self.directory / 'modules.json'} must hold a list of JSON objects")
+        return document
+
+    def graph_file(self, engine: str) -> Path | None:
+        """The ONNX or OpenVINO file of the variant, or of a checkpoint without variants; None where there is none."""
+        if self.variant is not None:
+            fits = self.variant.engine == engine and self.variant.path
+            return self.directory / self.variant.path if fits else None
+        return files.graph_file(self.directory, engine)
+
+    @property
+    def engine(self) -> str:
+        """The engine that runs it: that of the variant, of the options, or of the files that are there."""
+        asked = self.options.engine
+        if self.variant is not None and not (asked == "vllm" and self.variant.engine == "torch"):
+            asked = self.variant.engine
+        if asked == "auto":
+            asked = "openvino" if self.gguf is not None else files.engines_of(self.directory)[0]
+        return "transformers" if asked == "torch" and self.task == GENERATION else asked
+
+    def _read(self, name: str) -> Any:
+        if name not in self._documents:
+            path = self.directory / name
+            try:
+                self._documents[name] = json.loads(path.read_bytes()) if path.is_file() else None
+            except (OSError, ValueError) as error:
+                raise invalid(f"{path} cannot be read: {error}") from None
+        return self._documents[name]
+
+    def _check_architectures(self) -> None:
+        names = self.config.get("architectures")
+        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise invalid(
+                f'{self.directory / "config.json"}: architectures must be a list of names such as ["BertModel"], '
+                f"not {json.dumps(names)[:80]}"
+            )
+
+    def _config(self) -> dict[str, Any]:
+        if self.gguf is None:
+            return self.json("config.json") or {}
+        from conch.checkpoints.gguf.config import config_of
+        from conch.checkpoints.gguf.reader import read_gguf
+
+        files.require_whole(self.gguf)
+        return config_of(read_gguf(self.gguf))
+
+    def _with_engine(self) -> Options:
+        """The options with the engine by the name that it has for the task.  Raises INVALID_ARG for one without it."""
+        asked = self.options.engine
+        if self.task == GENERATION:
+            if asked == "onnxruntime":
+                raise invalid(f"engine '{asked}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
+            return replace(self.options, engine="transformers") if asked == "torch" else self.options
+        if self.gguf is not None:
+            raise invalid(f"{self.gguf} is for task '{GENERATION}', not for '{self.task}'")
+        if asked == "vllm":
+            raise invalid(f"engine '{asked}' is for task '{GENERATION}', and the task is '{self.task}'")
+        return replace(self.options, engine="torch") if asked == "transformers" else self.options
+
+    def _task(self) -> str:
+        if self.gguf is not None and not self.options.task:
+            return GENERATION
+        if self.options.task:
+            return derive.canonical(self.options.task)
+        if self.manifest is not None and self.manifest.task:
+            return derive.canonical(self.manifest.task)
+        card = self.path("README.md")
+        images = bool((self.json("preprocessor_config.json") or {}).get("image_processor_type"))
+        task = derive.task_of(
+            self.config,
+            labels=len(self.labels) if self.labels is not None else None,
+            modules=self.modules(),
+            card=derive.pipeline_tag(card.read_text("utf-8", "replace")) if card else "",
+            images=images,
+        )
+        if not task:
+            architectures = ", ".join(map(str, self.config.get("architectures") or ())) or "none"
+            raise invalid(
+                f"the task of checkpoint {self.directory} cannot be told (architectures: {architectures}): "
+                "set parameter 'task' in config.pbtxt or model.json, such as feature-extraction or text-classification"
+            )
+        return task
+
+    def _require_files(self) -> None:
+        if self.gguf is not None:
+            return
+        if self.variant is None or (self.variant.engine == "torch" and not self.variant.path):
+            engine = self.options.engine if self.variant is None else "torch"
+            engine = "torch" if engine in ("transformers", "vllm") else engine
+            shapes = files.require_weights(self.directory, engine)
+            check_head(self.labels, self.config, shapes, str(self.directory))
+        kind = str(self.config.get("model_type", ""))
+        if self.task.split("_")[0] in derive.TEXT_TASKS:
+            if derive.hears(kind):
+                raise invalid(
+                    f"task '{self.task}' reads text, but checkpoint {self.directory} is a {kind}, which hears sound: "
+                    "set parameter 'task' to automatic-speech-recognition or audio-classification"
+                )
+            files.require_tokenizer(self.directory)
+        if self.task in derive.MEDIA_TASKS and "pretrained_cfg" not in self.config:  # that of timm
+            files.require_processor(self.directory, self.task)
+
+    def _require_trust(self) -> None:
+        """Refuse code that comes with the checkpoint unless the configuration trusts it, where it would be needed."""
+        if self.options.trust_remote_code or self.engine not in ("torch", "transformers", "vllm"):
+            return
+        if self.config.get("auto_map") and not _known_to_transformers(str(self.config.get("model_type", ""))):
+            raise invalid(
+                f"model '{self.source}' needs the Python code that comes with it: set parameter 'trust_remote_code' "
+                "to true if you trust it"
+            )
+
+    def _positions(self) -> int:
+        """How many positions the network has; 0 where they are relative or unlimited."""
+        config = self.config
+        inner = config.get("text_config")
+        for one in (config, inner if isinstance(inner, dict) else {}):
+            found = [one[name] for name in _POSITIONS if isinstance(one.get(name), int) and one[name] > 0]
+            if found:
+                offset = 0
+                if one.get("model_type", config.get("model_type")) in _AFTER_PADDING:
+                    padding = one.get("pad_token_id")
+                    offset = (padding if isinstance(padding, int) else 1) + 1
+                return max(1, int(found[0]) - offset)
+        return 0
+
+    def _max_length(self) -> int:
+        """The tokens of the longest text: what is asked for, or the least of what the files say."""
+        wanted = self.options.max_length
+        if wanted:
+            absolute = self.config.get("model_type") not in ("t5", "mt5", "umt5", "deberta-v2", "xlnet")
+            if absolute and self.positions and wanted > self.positions:
+                raise invalid(
+                    f"parameter 'max_length' is {wanted}; the model has positions for {self.positions} tokens"
+                )
+            return wanted
+        if self.task == GENERATION:
+            return self.positions or DEFAULT_MAX_LENGTH
+        limits = [
+            (self.json("tokenizer_config.json") or {}).get("model_max_length"),
+            (self.json("sentence_bert_config.json") or {}).get("max_seq_length"),
+            self.positions,
+        ]
+        # Tokenizers without a limit say 10^30.
+        told = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 10**9]
+        return min(told, default=DEFAULT_MAX_LENGTH)
+
+
+def _known_to_transformers(model_type: str) -> bool:
+    """Whether transformers has the architecture itself; told from its folders, as importing it takes seconds."""
+    try:
+        found = importlib.util.find_spec("transformers")
+    except (ImportError, ValueError):
+        return False
+    folder = model_type.replace("-", "_")
+    return (
+        found is not None
+        and folder.isidentifier()
+        and any((Path(root) / "models" / folder).is_dir() for root in found.submodule_search_locations or ())
+    )

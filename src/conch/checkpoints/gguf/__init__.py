@@ -1,0 +1,1 @@
+"""GGUF files: their metadata and tensors, and the configuration and tokenizer that these amount to."""

@@ -1,0 +1,182 @@
+"""The tokenizer in a GGUF file, made into one of ``tokenizers``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from conch.backends.native.messages import one_line
+from conch.checkpoints.gguf.reader import GgufFile, read_gguf
+from conch.checkpoints.tokenizers.chat import ChatTemplate
+from conch.checkpoints.tokenizers.special_tokens import frame
+from conch.checkpoints.tokenizers.text import FastTextTokenizer
+from conch.errors import ConchError, invalid, unsupported
+
+#: Types of tokens.
+_CONTROL: Final = 3
+_USER_DEFINED: Final = 4
+#: The keys of the tokens with a role.
+_ROLES: Final[Mapping[str, str]] = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+#: What ends a text besides ``eos_token_id``: a turn, a message to a tool.
+_ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+_TEMPLATE: Final = "tokenizer.chat_template"
+
+_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
+_QWEN2: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_WORD: Final = r"[^\r\n\p{L}\p{N}]?"
+_CODE_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN: Final = f"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\\p{{N}}{_CODE_TAIL}"
+_GPT4O: Final = f"{_WORD}{_UPPER}*{_LOWER}+{_ENDING}|{_WORD}{_UPPER}+{_LOWER}*{_ENDING}|\\p{{N}}{{1,3}}{_CODE_TAIL}"
+#: How text is divided before the merges, by ``tokenizer.ggml.pre``: the expressions one after the other.
+_SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"), (_GPT2,)),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (r"\p{N}", _GPT2)
+    ),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "dbrx", "smaug-bpe"),
+        (_LLAMA3,),
+    ),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "hunyuan", "megrez", "kormo"), (_QWEN2,)),
+    "tekken": (_TEKKEN,),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_GPT4O,)),
+}
+#: Those whose models take a text that is a token as that token, whatever the merges say.
+_WHOLE_WORDS: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken", "gpt-4o", "llama4"})
+#: Those whose models compose characters first.
+_COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
+
+
+def open_gguf_tokenizer(path: Path) -> FastTextTokenizer:
+    """The tokenizer of a GGUF file, with its chat templates.  Raises INVALID_ARG for one that cannot be read."""
+    file = read_gguf(path)
+    tokens = file.texts("tokenizer.ggml.tokens")
+    if not tokens:
+        raise invalid(f"{path} has no tokenizer: tokenizer.ggml.tokens is missing")
+    kinds = file.numbers("tokenizer.ggml.token_type")
+    if kinds and len(kinds) != len(tokens):
+        raise invalid(f"{path}: tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens")
+    ids = {role: id for role, key in _ROLES.items() if (id := _token(file, key, tokens)) is not None}
+    roles = {role: tokens[id] for role, id in ids.items()}
+    try:
+        from tokenizers import AddedToken
+    except ImportError:
+        raise unsupported(f'{path} needs tokenizers: pip install "conch[huggingface]"') from None
+    model = file.text("tokenizer.ggml.model")
+    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
+    if build is None:
+        raise invalid(f"{path} has a tokenizer of kind '{model}'; those of kind gpt2 and llama are read")
+    try:
+        fast = build(file, tokens, roles)
+    except ConchError:
+        raise
+    except Exception as error:
+        raise invalid(f"the tokenizer in {path} cannot be read: {one_line(error)}") from None
+    marked = [(text, kind) for text, kind in zip(tokens, kinds, strict=False) if kind in (_CONTROL, _USER_DEFINED)]
+    special = [AddedToken(text, special=True, normalized=False) for text, kind in marked if kind == _CONTROL]
+    fast.add_special_tokens([*special, *(AddedToken(text, special=True, normalized=False) for text in roles.values())])
+    fast.add_tokens([AddedToken(text, normalized=False) for text, kind in marked if kind == _USER_DEFINED])
+    begins = file.flag("tokenizer.ggml.add_bos_token", model == "llama" or _pre(file) in _WHOLE_WORDS)
+    ends = file.flag("tokenizer.ggml.add_eos_token")
+    frame(fast, roles.get("bos_token") if begins else None, roles.get("eos_token") if ends else None)
+    shown = frozenset(id for id, token in fast.get_added_tokens_decoder().items() if token.special)
+    opened = FastTextTokenizer(fast, ChatTemplate(_templates(file), roles, str(path)), shown)
+    opened.eos_ids = tuple(dict.fromkeys(id for key in _ENDS if (id := _token(file, key, tokens)) is not None))
+    opened.bos_id, opened.pad_id = ids.get("bos_token"), ids.get("pad_token")
+    return opened
+
+
+def _token(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
+    """The id of a token with a role; None without one."""
+    id = file.integer(f"tokenizer.ggml.{key}")
+    if id >= len(tokens):
+        raise invalid(f"{file.path}: tokenizer.ggml.{key} is {id}, and there are {len(tokens)} tokens")
+    return id if id >= 0 else None
+
+
+def _templates(file: GgufFile) -> dict[str, str]:
+    named = {key.removeprefix(f"{_TEMPLATE}."): key for key in file.metadata if key.startswith(f"{_TEMPLATE}.")}
+    found = {name: file.text(key) for name, key in named.items()}
+    return ({"default": main} if (main := file.text(_TEMPLATE)) else {}) | found
+
+
+def _pre(file: GgufFile) -> str:
+    return file.text("tokenizer.ggml.pre", "gpt-2")
+
+
+def _byte_level(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pre = _pre(file)
+    # Files from before there were names for it.
+    splits = _SPLITS.get("gpt-2" if pre == "default" else pre)
+    if splits is None:
+        raise invalid(f"{file.path} divides text by '{pre}', which is not known here: serve the original checkpoint")
+    merges = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
+    vocabulary = {token: id for id, token in enumerate(tokens)}
+    made: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_WORDS))
+    if pre in _COMPOSED:
+        made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.Sequence([
+        *(pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    scores = file.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise invalid(f"{file.path}: tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+    # Gemma's runs of spaces are stored as they are.
+    respelled = [token.replace(" ", "▁") if token.isspace() and " " in token else token for token in tokens]
+    vocabulary = {token: id for id, token in enumerate(respelled)}
+    ranks = scores
+    if file.text("general.architecture").startswith("gemma"):
+        ranks = [-id for id in range(len(tokens))]  # its scores are not those of its merges
+    given = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
+    unknown = roles.get("unk_token")
+    made: Any = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=given or merges_of(vocabulary, ranks),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaced = file.flag("tokenizer.ggml.add_space_prefix", True)
+    made.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if spaced else "never", split=False)
+    chain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*chain, decoders.Strip(" ", 1, 0)] if spaced else chain)
+    return made
+
+
+def merges_of(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """The merges that a SentencePiece vocabulary stands for: all ways to make a token of two, the best scores first."""
+    found: list[tuple[float, int, int, str, str]] = []
+    for token, id in vocabulary.items():
+        for cut in range(1, len(token)):
+            first, second = token[:cut], token[cut:]
+            if first in vocabulary and second in vocabulary:
+                found.append((-scores[id], vocabulary[first], vocabulary[second], first, second))
+    found.sort()
+    return [(first, second) for *_, first, second in found]
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    first, _, second = merge.partition(" ")
+    return first, second

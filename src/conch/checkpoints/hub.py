@@ -1,0 +1,203 @@
+"""Where a model's files are: the version directory itself, another folder, or the Hugging Face Hub through its cache.
+
+Runs in workers and in ``conch convert``.  ``huggingface_hub`` is imported only when a model comes from the Hub.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from conch.checkpoints import files
+from conch.checkpoints.files import GGUF
+from conch.checkpoints.options import Options
+from conch.errors import ConchError, invalid, unavailable, unsupported
+
+MODEL_FILE: Final = "model.json"
+#: A path in a parameter may begin with this.
+MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
+
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+#: What belongs to a checkpoint besides its weights.
+SMALL_FILES: Final = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.tiktoken",
+    "*.spm",
+    "*.bpe",
+    "*.vocab",
+    "README.md",
+)
+_WEIGHTS: Final = {
+    # Later modules of sentence-transformers may still be pickled where the encoder is not.
+    "torch": ("*.safetensors", "[0-9]_*/pytorch_model.bin"),
+    "onnxruntime": ("model.onnx*", "onnx/model.onnx*"),
+    "openvino": ("openvino_model.*", "openvino/openvino_model.*"),
+}
+_PICKLED: Final = ("pytorch_model*.bin",)
+#: Copies of the weights in other forms and precisions.
+_OTHER: Final = (
+    "original/*", "consolidated*", "*.fp16.*", "*.fp16-*", "*.fp32.*", "*.fp32-*", "*.bf16.*", "*.bf16-*",
+    "flax_model*", "tf_model*", "rust_model*", "coreml/*",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A checkpoint's folder; ``source`` as it was named; ``revision`` the commit of one from the Hub, else empty.
+
+    ``gguf`` is the file of the folder that holds the model, None for a checkpoint of several files.
+    """
+
+    folder: Path
+    source: str
+    revision: str = ""
+    gguf: Path | None = None
+
+
+def read_model_file(version_directory: Path) -> dict[str, Any]:
+    """The content of ``model.json``, empty without one.  Raises INVALID_ARG for one that cannot be understood."""
+    path = version_directory / MODEL_FILE
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise invalid(f"{path} cannot be read: {error}") from None
+    if not isinstance(document, dict):
+        raise invalid(f'{path} must hold a JSON object such as {{"model": "org/name"}}')
+    return document
+
+
+def resolve(version_directory: Path, options: Options) -> Location:
+    """The folder that holds the checkpoint of a version; downloads it when it has to come from the Hub.
+
+    ``options`` are the effective ones, those of ``model.json`` included.  Raises INVALID_ARG for a model that does
+    not exist or may not be read, UNAVAILABLE where the Hub cannot be reached and the cache has no copy.
+    """
+    model = options.model
+    if not model:
+        return Location(version_directory, str(version_directory), gguf=files.gguf_file(version_directory))
+    path = _path(version_directory, model)
+    if path is not None and path.is_file():
+        return Location(path.parent, model, gguf=path)
+    if path is not None:
+        return Location(path, model, gguf=files.gguf_file(path))
+    if not is_hub_id(model):
+        raise invalid(f"model '{model}' is neither a folder, a .gguf file nor an id on the Hugging Face Hub (org/name)")
+    snapshot = _download(model, options, _cache(version_directory, options))
+    return Location(snapshot, model, snapshot.name, files.gguf_file(snapshot))
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether ``text`` has the form of an id on the Hub."""
+    return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text
+
+
+def _expanded(version_directory: Path, text: str) -> Path:
+    return Path(text.replace(MODEL_DIRECTORY, str(version_directory.parent))).expanduser()
+
+
+def _path(version_directory: Path, model: str) -> Path | None:
+    """The folder or the GGUF file that ``model`` names, relative to the version's or the model's directory.
+
+    None for a Hub id.
+    """
+    try:
+        path = _expanded(version_directory, model)
+        for candidate in (version_directory / path, version_directory.parent / path):
+            if candidate.is_dir() or (candidate.suffix == GGUF and candidate.is_file()):
+                return candidate.resolve()
+    except (OSError, RuntimeError) as error:
+        # A name that no file system takes, a folder that may not be looked into, a home that does not exist.
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise invalid(f"model folder '{shortened(model)}' cannot be opened: {reason}") from None
+    if path.suffix == GGUF:
+        raise invalid(f"model file '{shortened(model)}' does not exist")
+    if path.is_absolute() or model.startswith("."):
+        raise invalid(f"model folder '{model}' does not exist")
+    return None
+
+
+def shortened(text: str) -> str:
+    """A name as a message has room for it."""
+    return text if len(text) <= 100 else f"{text[:100]} …"
+
+
+def _cache(version_directory: Path, options: Options) -> Path | None:
+    """The cache folder of this model alone, relative to the model's directory; None for the shared one."""
+    return version_directory.parent / _expanded(version_directory, options.cache_dir) if options.cache_dir else None
+
+
+def _download(model: str, options: Options, cache: Path | None) -> Path:
+    """A snapshot with what the engine needs; pickled weights only where there are no others."""
+    engine = options.engine if options.engine in ("onnxruntime", "openvino") else "torch"
+    weights = _WEIGHTS[engine]
+    snapshot = _snapshot(model, options, cache, weights)
+    if engine == "torch" and not any(snapshot.glob("*.safetensors")):
+        snapshot = _snapshot(model, options, cache, (*weights, *_PICKLED))
+    return snapshot
+
+
+def _snapshot(model: str, options: Options, cache: Path | None, weights: tuple[str, ...]) -> Path:
+    try:
+        from huggingface_hub import constants, errors, snapshot_download
+    except ImportError:
+        raise unsupported(
+            f"model '{model}' is on the Hugging Face Hub, which needs huggingface_hub: "
+            'pip install "conch[huggingface]"'
+        ) from None
+    offline = options.offline or constants.HF_HUB_OFFLINE
+    named = f"model '{model}'" + (f" at revision '{options.revision}'" if options.revision else "")
+    code = ("*.py",) if options.trust_remote_code else ()
+    try:
+        return Path(
+            snapshot_download(
+                model,
+                revision=options.revision or None,
+                cache_dir=cache,
+                token=os.environ.get("HF_TOKEN") or os.environ.get("PRIVATE_REPO_TOKEN") or None,
+                local_files_only=offline,
+                allow_patterns=[*SMALL_FILES, "*.vec", *weights, *code],
+                ignore_patterns=list(_OTHER),
+            )
+        )
+    except errors.GatedRepoError:
+        raise invalid(
+            f"{named} is gated: accept its conditions on its page, and set HF_TOKEN (or PRIVATE_REPO_TOKEN) "
+            "to a token of an account that did"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise invalid(
+            f"{named} does not exist on the Hugging Face Hub, or it is private: check the name, and set HF_TOKEN "
+            "(or PRIVATE_REPO_TOKEN) for a private one"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise invalid(f"model '{model}' has no revision '{options.revision}' on the Hugging Face Hub") from None
+    except errors.HFValidationError as error:
+        raise invalid(f"model '{model}' is not an id on the Hugging Face Hub: {error}") from None
+    except errors.LocalEntryNotFoundError:
+        raise _not_cached(named, cache or Path(constants.HF_HUB_CACHE), offline) from None
+    except Exception as error:  # of whichever HTTP library it uses
+        raise unavailable(f"{named} could not be fetched from the Hugging Face Hub: {_first_line(error)}") from None
+
+
+def _not_cached(named: str, cache: Path, offline: bool) -> ConchError:
+    if offline:
+        return unavailable(
+            f"{named} is not complete in the Hub's cache at {cache}, and offline mode is on: "
+            "download it first, or switch offline mode off (parameter 'offline', HF_HUB_OFFLINE)"
+        )
+    return unavailable(f"{named} is not complete in the Hub's cache at {cache}, and the Hub cannot be reached")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,184 @@
+"""The chat template of a model: messages to the text that it was trained on.
+
+Rendered by the thread that reads requests.  Templates come with checkpoints, so they run in jinja2's sandbox; what they
+are given besides the messages is what transformers gives them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from conch.backends.native.messages import one_line
+from conch.errors import ConchError, invalid, unsupported
+
+#: The names that a message's reasoning goes by.
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+#: Of a model's named templates, the one for all conversations, and the one for those with tools.
+_DEFAULT: Final = "default"
+_WITH_TOOLS: Final = "tool_use"
+
+_Render = Callable[..., str]
+
+
+@dataclass(slots=True)
+class ChatTemplate:
+    """The templates of a model by name, of which there may be none.
+
+    ``tokens`` are the texts of its special tokens by role (``bos_token``), ``source`` is how errors name the model.
+    """
+
+    templates: Mapping[str, str]
+    tokens: Mapping[str, str]
+    source: str
+    _compiled: dict[str, _Render] = field(default_factory=dict, repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.templates)
+
+    def render(self, messages: Any, tools: Any = None, **variables: Any) -> str:
+        """The text of a conversation and the beginning of an answer to it.
+
+        ``variables`` go to the template; ``chat_template`` among them is the name of one of the model's templates.
+        Raises INVALID_ARG for anything but messages, and for those that the template refuses.
+        """
+        check_messages(messages)
+        if tools is not None and not (isinstance(tools, list) and all(isinstance(one, dict) for one in tools)):
+            raise invalid("'tools' must be a list of JSON objects, each the description of a tool")
+        compiled = self._template(variables.pop("chat_template", None), tools)
+        given = {"add_generation_prompt": True, "documents": None, **self.tokens, **variables}
+        try:
+            return compiled(messages=[_plain(message) for message in messages], tools=tools, **given)
+        except Exception as error:
+            raise _refused(error, self.source) from None
+
+    def _template(self, wanted: Any, tools: Any) -> _Render:
+        if not self.templates:
+            raise invalid(
+                f"model '{self.source}' has no chat template; send text_input, or set parameter 'chat_template'"
+            )
+        name = wanted
+        if wanted is None:
+            name = _WITH_TOOLS if tools is not None and _WITH_TOOLS in self.templates else _DEFAULT
+        if not isinstance(name, str) or name not in self.templates:
+            raise invalid(
+                f"model '{self.source}' has no chat template '{str(name)[:100]}', only {', '.join(self.templates)}"
+            )
+        if name not in self._compiled:
+            self._compiled[name] = _compile(self.templates[name], self.source)
+        return self._compiled[name]
+
+
+def check_messages(messages: Any) -> None:
+    """Raise INVALID_ARG for anything but a list with a message at least."""
+    if not isinstance(messages, list) or not messages:
+        raise invalid(
+            'messages must be a list with one message at least, such as [{"role": "user", "content": "Hello"}]'
+        )
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise invalid(f"messages[{index}] must be a JSON object with 'role' and 'content'")
+        if not isinstance(message.get("role"), str):
+            raise invalid(f"messages[{index}] has no role, such as 'user'")
+
+
+def templates_of(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The templates of a checkpoint by name; ``settings`` is its tokenizer_config.json."""
+    found = _named(settings.get("chat_template"))
+    legacy = directory / "chat_template.json"
+    if legacy.is_file():
+        found |= read_file(legacy)
+    main = directory / "chat_template.jinja"
+    others = sorted((directory / "additional_chat_templates").glob("*.jinja"))
+    if main.is_file() or others:
+        files = {_DEFAULT: main} if main.is_file() else {}
+        found = {name: _read(path) for name, path in (files | {path.stem: path for path in others}).items()}
+    return found
+
+
+def read_file(path: Path) -> dict[str, str]:
+    """The templates in a file: jinja, or JSON with ``chat_template``.  Raises INVALID_ARG for another."""
+    text = _read(path)
+    if path.suffix != ".json":
+        return {_DEFAULT: text}
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise invalid(f"chat template {path} cannot be read: {one_line(error)}") from None
+    found = _named(document.get("chat_template") if isinstance(document, dict) else None)
+    if not found:
+        raise invalid(f"chat template {path} must be a JSON object with 'chat_template'")
+    return found
+
+
+def _named(value: Any) -> dict[str, str]:
+    """What a ``chat_template`` in JSON holds: a template, or a list of them with their names."""
+    match value:
+        case str():
+            return {_DEFAULT: value}
+        case list():
+            pairs = [(one.get("name"), one.get("template")) for one in value if isinstance(one, dict)]
+        case dict():
+            pairs = list(value.items())
+        case _:
+            return {}
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise invalid(f"chat template {path} cannot be read: {one_line(error)}") from None
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: without what is null, and its reasoning under each of its names."""
+    plain = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((plain[name] for name in _REASONING if name in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _compile(text: str, source: str) -> _Render:
+    try:
+        import jinja2
+
+        from conch.checkpoints.tokenizers.chat_environment import environment
+    except ImportError:
+        raise unsupported(
+            f"the chat template of model '{source}' needs jinja2: pip install \"conch[huggingface]\""
+        ) from None
+    try:
+        render: _Render = environment().from_string(text).render
+    except jinja2.TemplateSyntaxError as error:
+        raise invalid(
+            f"the chat template of model '{source}' has an error in line {error.lineno}: {one_line(error)}"
+        ) from None
+    except RecursionError:
+        raise invalid(f"the chat template of model '{source}' is nested too deeply") from None
+    return render
+
+
+def _refused(error: Exception, source: str) -> ConchError:
+    # What a template raises itself is meant for the client as it is.
+    if type(error).__name__ == "TemplateError":
+        return invalid(f"messages do not fit the chat template of model '{source}': {one_line(error)}")
+    return invalid(
+        f"the chat template of model '{source}' cannot render these messages: {type(error).__name__}: {one_line(error)}"
+    )
+
+
+def strftime_now(form: str) -> str:
+    """Date and time, for templates that tell the model."""
+    return datetime.now().strftime(form)
+
+
+def tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON without the escapes for HTML that jinja2's own filter makes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

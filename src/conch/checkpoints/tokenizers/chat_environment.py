@@ -1,0 +1,52 @@
+"""jinja2 as chat templates expect it.  Imported when the first template is compiled."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+import jinja2.utils
+
+from conch.checkpoints.tokenizers.chat import strftime_now, tojson
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %}`` marks what a model is trained to write; for rendering it is a block like any other."""
+
+    tags = {"generation"}  # noqa: RUF012 (as jinja2 declares it)
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+
+    def _inside(self, caller: Any) -> Any:
+        return caller()
+
+
+class _Dict:
+    """``dict`` for templates: it makes dictionaries, and has none of a type's attributes."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _raise_exception(message: Any) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+@cache
+def environment() -> Any:
+    """The sandbox that all templates share; they cannot change it, nor what they are given."""
+    made: Any = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = tojson
+    made.globals |= {"raise_exception": _raise_exception, "strftime_now": strftime_now, "dict": _Dict()}
+    return made

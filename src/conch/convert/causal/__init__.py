@@ -1,0 +1,1 @@
+"""The conversion of causal language models."""

@@ -1,0 +1,212 @@
+"""A causal language model to OpenVINO's IR with its KV cache as the graph's own state.
+
+The form is the one that OpenVINO's generation pipelines page: inputs ``input_ids``, ``attention_mask``,
+``position_ids`` (INT64 ``[rows, tokens]``) and ``beam_idx`` (INT32 ``[rows]``: the row of the cache that each row
+goes on from), output ``logits``, attention as one operator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.native.arrays import Array
+from conch.convert.causal.network import CausalNetwork, instead
+from conch.convert.encoder.openvino import module as openvino_module
+from conch.convert.libraries import quiet, reason
+from conch.errors import internal
+
+TEXT_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")
+#: Rows, tokens of the past and new tokens of what is traced: no size is 1, so that no step is left out for it.
+TRACED: Final = (2, 5, 3)
+#: How far logits may be from torch's, as a share of the largest.
+SAME: Final = 2e-3
+_UNKNOWN: Final = re.compile(r"No conversion rule found for operations: (.*)")
+
+
+def export(network: CausalNetwork) -> Any:
+    """The stateful ``openvino.Model`` in fp32, verified against torch; UNSUPPORTED when there is none to be had."""
+    openvino_module()
+    shapes = [shape for layer in network.cached() for shape in layer]
+    try:
+        with quiet():
+            model = _traced(network, shapes)
+            _name(model, shapes)
+            _reorder(model)
+            _make_stateful(model)
+            verify(model, network)
+    except Exception as error:  # of torch's tracing, of OpenVINO's frontend, or disagreement
+        unknown = _UNKNOWN.search(str(error))
+        why = f"OpenVINO has no operator for {unknown[1].strip()}" if unknown else reason(error)
+        raise instead(f"the export to OpenVINO failed ({why})") from None
+    return model
+
+
+def _traced(network: CausalNetwork, shapes: Sequence[tuple[int, int]]) -> Any:
+    """The graph of one run over a past, with the past as inputs and outputs.
+
+    The frontend is called itself: ``openvino.convert_model`` reports to its makers that it was used.
+    """
+    import torch
+    from openvino._offline_transformations import apply_moc_transformations
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    rows, past, new = TRACED
+    ids = torch.randint(0, network.vocabulary, (rows, new), generator=torch.Generator().manual_seed(7))
+    mask = torch.ones((rows, past + new), dtype=torch.int64)
+    positions = torch.arange(past, past + new).repeat(rows, 1)
+    cache = [torch.zeros((rows, heads, past, width)) for heads, width in shapes]
+    with torch.no_grad():
+        decoder = TorchScriptPythonDecoder(_flat(network), example_input=(ids, mask, positions, *cache))
+        frontend: Any = FrontEndManager().load_by_framework("pytorch")
+        model: Any = frontend.convert(frontend.load(decoder))
+    # What pages the cache knows graphs by the form that these give them.
+    apply_moc_transformations(model, cf=False, smart_reshape=True)
+    return model
+
+
+def _flat(network: CausalNetwork) -> Any:
+    """The network with keys and values as tensors by position."""
+    import torch
+    from transformers.cache_utils import Cache, DynamicLayer
+
+    class Layer(DynamicLayer):
+        """A layer's past, there before the first update."""
+
+        def __init__(self, keys: Any, values: Any) -> None:
+            super().__init__()
+            self.keys, self.values = keys, values
+            self.dtype, self.device = keys.dtype, keys.device
+            self.is_initialized = True
+
+    class Flat(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network.module
+
+        def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, *past: Any) -> tuple[Any, ...]:
+            cache = Cache(layers=[Layer(*past[place : place + 2]) for place in range(0, len(past), 2)])
+            answer = self.network(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+            )
+            return (answer.logits, *(tensor for layer in cache.layers for tensor in (layer.keys, layer.values)))
+
+    return Flat().eval()
+
+
+def _cache_names(count: int, prefix: str) -> list[str]:
+    return [f"{prefix}.{place // 2}.{('key', 'value')[place % 2]}" for place in range(count)]
+
+
+def _name(model: Any, shapes: Sequence[tuple[int, int]]) -> None:
+    """Give inputs and outputs their names, and free the sizes of batch and text."""
+    import openvino
+
+    names = [*TEXT_INPUTS, *_cache_names(len(shapes), "past_key_values")]
+    free = [[-1, -1]] * len(TEXT_INPUTS) + [[-1, heads, -1, width] for heads, width in shapes]
+    if len(model.inputs) != len(names):
+        raise internal(f"the traced graph takes {len(model.inputs)} inputs and not {len(names)}: it ignores some")
+    for port, name, shape in zip(model.inputs, names, free, strict=True):
+        port.get_tensor().set_names({name})
+        port.get_node().set_friendly_name(name)
+        port.get_node().set_partial_shape(openvino.PartialShape(shape))
+    for port, name in zip(model.outputs, ["logits", *_cache_names(len(shapes), "present")], strict=True):
+        port.get_tensor().set_names({name})
+    model.validate_nodes_and_infer_types()
+
+
+def _reorder(model: Any) -> None:
+    """Choose the rows of the past by ``beam_idx``."""
+    import openvino
+    from openvino import opset13
+
+    past = [port for port in model.inputs if port.get_any_name().startswith("past_key_values.")]
+    beams = opset13.parameter(openvino.PartialShape([-1]), openvino.Type.i32, name="beam_idx")
+    beams.output(0).get_tensor().set_names({"beam_idx"})
+    model.add_parameters([beams])
+    for port in past:
+        readers = list(port.get_target_inputs())
+        chosen = opset13.gather(port.get_node(), beams, opset13.constant(np.int64(0)))
+        for reader in readers:
+            reader.replace_source_output(chosen.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _make_stateful(model: Any) -> None:
+    """Keep each past in the graph, empty at the first run."""
+    from openvino import opset13
+    from openvino._offline_transformations import apply_make_stateful_transformation
+
+    count = sum(port.get_any_name().startswith("past_key_values.") for port in model.inputs)
+    before, after = _cache_names(count, "past_key_values"), _cache_names(count, "present")
+    apply_make_stateful_transformation(model, dict(zip(before, after, strict=True)))
+    rows = opset13.gather(
+        opset13.shape_of(model.input("input_ids"), output_type="i64"),
+        opset13.constant(np.array([0], np.int64)),
+        opset13.constant(np.int64(0)),
+    )
+    for node in model.get_ops():
+        if node.get_type_name() == "ReadValue":
+            _, heads, _, width = node.get_output_partial_shape(0)
+            sizes = (heads.get_length(), 0, width.get_length())
+            shape = opset13.concat([rows, *(opset13.constant(np.array([size], np.int64)) for size in sizes)], 0)
+            node.set_arguments([opset13.broadcast(opset13.constant(np.float32(0)), shape)])
+    model.validate_nodes_and_infer_types()
+
+
+def verify(model: Any, network: CausalNetwork) -> None:
+    """Compare with torch over a cache that grows by many, one and several tokens, its rows put in another order."""
+    ids = np.random.default_rng(7).integers(0, network.vocabulary, (3, 12))
+    starts = (8, 9)
+    expected = network.logits(ids, starts)
+    graph, other = StatefulGraph(model), np.array((1, 2, 0))
+    first, *parts = np.split(ids, starts, axis=1)
+    got = [graph.run(first[other])[np.argsort(other)]]
+    got += [graph.run(part, None if place else np.argsort(other)) for place, part in enumerate(parts)]
+    difference = float(np.abs(np.concatenate(got, axis=1) - expected).max())
+    if not difference <= SAME * max(1.0, float(np.abs(expected).max())):
+        raise internal(f"logits differ from torch's by {difference:.2g}")
+
+
+class StatefulGraph:
+    """An exported graph over its own cache, in fp32: for its logits, where the server's pipeline gives only tokens."""
+
+    def __init__(self, model: Any, threads: int = 0) -> None:
+        """``model`` is a file or a model."""
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+        if threads:
+            settings["INFERENCE_NUM_THREADS"] = str(threads)
+        core: Any = openvino_module().Core()
+        self.request: Any = core.compile_model(model, "CPU", settings).create_infer_request()
+        self.done = 0
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        self.request.reset_state()
+        self.done = 0
+
+    def run(self, ids: Array, beams: Array | None = None) -> Array:
+        """FP32 ``[rows, tokens, vocabulary]`` for tokens after those of the runs before.
+
+        ``beams`` says which row of the cache each row goes on from; without it, its own.
+        """
+        rows, tokens = ids.shape
+        end = self.done + tokens
+        answer = self.request.infer({
+            "input_ids": ids,
+            "attention_mask": np.ones((rows, end), np.int64),
+            "position_ids": np.tile(np.arange(self.done, end), (rows, 1)),
+            "beam_idx": np.arange(rows, dtype=np.int32) if beams is None else beams.astype(np.int32),
+        })  # fmt: skip
+        self.done = end
+        logits: Array = np.array(answer["logits"])
+        return logits

@@ -1,0 +1,109 @@
+"""An exported language model as the server runs it: OpenVINO GenAI's pipeline with a paged KV cache.
+
+Used by ``conch convert`` in its process.  The pipeline is the one of the server's engine, made with its settings.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.sampling import Sampling
+from conch.backends.native.arrays import Array
+from conch.convert.libraries import quiet
+from conch.errors import unsupported
+
+#: What an engine is told to compute in; for others than these it chooses.
+DTYPES: Final[Mapping[str, str]] = {"fp32": "float32"}
+
+
+def spec_of(graph: Path, precision: str, config: Mapping[str, Any], threads: int) -> EngineSpec:
+    """What the server's engine is told of a variant, but for its cache."""
+    dtype = DTYPES.get(precision, "auto")
+    return EngineSpec(graph.parent, config, (), threads=threads, dtype=dtype, prefix_caching=False)
+
+
+class Served:
+    """The pipeline over one exported graph, which lies in a folder of its own.
+
+    ``longest`` is the most tokens of one text, ``room`` the most of all that is under way at a time.
+    """
+
+    def __init__(
+        self, graph: Path, precision: str, config: Mapping[str, Any], *, longest: int, room: int, threads: int = 0
+    ) -> None:
+        try:
+            import openvino_genai
+        except ImportError:
+            raise unsupported(
+                'text-generation on OpenVINO needs openvino-genai: pip install "conch[openvino]"'
+            ) from None
+        from conch.backends.engines.openvino import load
+        from conch.backends.engines.openvino.precision import BLOCK, Precision
+
+        spec = spec_of(graph, precision, config, threads)
+        with quiet(), tempfile.TemporaryDirectory() as empty:
+            chosen = Precision.of(spec, load.capabilities())
+            # Token ids go in and out.
+            nothing: Any = openvino_genai.Tokenizer(empty)
+            self.pipeline = load.pipeline(spec, nothing, chosen, room // BLOCK + 64, max(256, longest))
+        self.number = 0
+
+    def logprobs(self, ids: Sequence[int]) -> Array:
+        """The natural log-probability of each token after the first."""
+        handle = self._add(ids, 1, echo=True)
+        self._run()
+        [answer] = handle.read_all()
+        # The first has nothing before it, and the last is the token that was written.
+        return np.array(answer.generated_log_probs[1 : len(ids)], np.float64)
+
+    def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """The likeliest next ``count`` tokens of each prompt, all prompts in one batch; no token ends them."""
+        handles = [self._add(prompt, count) for prompt in prompts]
+        self._run()
+        return [list(handle.read_all()[0].generated_ids) for handle in handles]
+
+    def prefill(self, prompt: Sequence[int]) -> float:
+        """Seconds for a prompt, to its first token."""
+        handle = self._add(prompt, 1)
+        before = time.perf_counter()
+        self._run()
+        seconds = time.perf_counter() - before
+        handle.read_all()
+        return seconds
+
+    def decode(self, prompts: Sequence[Sequence[int]], count: int) -> list[float]:
+        """Seconds of each of ``count`` decoding steps for prompts of one length, all in one batch."""
+        handles = [self._add(prompt, count + 1) for prompt in prompts]
+        self.pipeline.step()
+        seconds = []
+        while self.pipeline.has_non_finished_requests():
+            before = time.perf_counter()
+            self.pipeline.step()
+            seconds.append(time.perf_counter() - before)
+        for handle in handles:
+            handle.read_all()
+        return seconds
+
+    def _add(self, ids: Sequence[int], count: int, *, echo: bool = False) -> Any:
+        import openvino
+
+        from conch.backends.engines.openvino.config import generation_config
+
+        logprobs = 0 if echo else None
+        wanted = generation_config(
+            Sampling(max_tokens=count, temperature=0, ignore_eos=True, logprobs=logprobs), eos_ids=()
+        )
+        wanted.echo = echo
+        self.number += 1
+        return self.pipeline.add_request(self.number, openvino.Tensor(np.array([ids], np.int64)), wanted)
+
+    def _run(self) -> None:
+        while self.pipeline.has_non_finished_requests():
+            self.pipeline.step()

@@ -1,0 +1,97 @@
+"""ONNX Runtime's transformer optimiser on an exported graph, and the fp16 conversion.
+
+It fuses what ONNX Runtime's own start-up passes do not: whole attention blocks, embeddings with their
+normalisation, residuals with theirs.  A fused graph that does not load or does not agree is not used.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from conch.convert.encoder import normalise, onnx_graph
+from conch.convert.encoder.network import ReferenceNetwork
+from conch.convert.libraries import quiet, reason
+from conch.errors import unsupported
+
+#: The optimiser's family by ``model_type``; what it does not know is tried as bert, and verified like all.
+FAMILIES: Final[dict[str, str]] = {
+    "bart": "bart",
+    "clip": "clip",
+    "deit": "vit",
+    "beit": "vit",
+    "dinov2": "vit",
+    "vit": "vit",
+}
+
+
+def optimise(plain: Path, network: ReferenceNetwork, target: Path) -> str:
+    """Write ``target``, the fastest form of ``plain`` that agrees with the network; returns "" or why it is a copy."""
+    problem = ""
+    forms = (False,) if on_gpu() else (True, False)
+    for unfuse in forms:
+        try:
+            with quiet():
+                model = fused(plain, network)
+                if unfuse and not normalise.unfuse(model.model):
+                    continue
+                model.save_model_to_file(str(target), use_external_data_format=onnx_graph.is_large(plain))
+                onnx_graph.verify(target, network)
+            return ""
+        except Exception as error:  # the optimiser matches patterns, and new networks surprise it in any way
+            problem = reason(error)
+    copy(plain, target)
+    return problem
+
+
+def on_gpu() -> bool:
+    """Whether this ONNX Runtime computes on a GPU."""
+    import onnxruntime
+
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+def fused(plain: Path, network: ReferenceNetwork) -> Any:
+    """The optimiser's model (an ``OnnxModel``) for the CPU."""
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    family = FAMILIES.get(network.model_type, "bert")
+    config = network.module.config
+    return optimize_model(
+        str(plain),
+        model_type=family,
+        num_heads=single(getattr(config, "num_attention_heads", None)),
+        hidden_size=single(getattr(config, "hidden_size", None)),
+        optimization_options=FusionOptions(family),
+        opt_level=0,
+    )
+
+
+def single(size: object) -> int:
+    """A size of the network; 0, which lets the optimiser count in the graph, where stages differ or nothing says."""
+    return size if isinstance(size, int) else 0
+
+
+def half(optimised: Path, network: ReferenceNetwork, target: Path) -> None:
+    """Write ``target``: fp16 weights and arithmetic with fp32 outputs, for a GPU."""
+    import onnx
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    if not on_gpu():
+        raise unsupported("fp16 is for GPUs and this onnxruntime has none: pip install onnxruntime-gpu")
+    with quiet():
+        model = OnnxModel(onnx.load(optimised))
+        model.convert_float_to_float16(keep_io_types=True)
+        model.save_model_to_file(str(target), use_external_data_format=onnx_graph.is_large(optimised))
+
+
+def copy(source: Path, target: Path) -> None:
+    """The graph under another name, with its weights."""
+    import onnx
+
+    if onnx_graph.is_large(source):
+        onnx_graph.write(onnx.load(source), target)
+    else:
+        shutil.copyfile(source, target)

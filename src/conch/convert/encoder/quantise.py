@@ -1,0 +1,124 @@
+"""INT8 for ONNX Runtime: dynamic, where activations are scaled at run time, and static, by calibration."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from conch.backends.native.arrays import Array
+from conch.convert.encoder import onnx_graph
+from conch.convert.libraries import quiet
+
+#: What is worth INT8: products.  Embeddings are looked up and not multiplied.
+OPERATORS: Final = ("MatMul", "Gemm", "Attention")
+#: Instructions that add four products of bytes without overflow.
+DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
+
+
+def dynamic(optimised: Path, target: Path, operators: Sequence[str] = OPERATORS) -> None:
+    """Write ``target``: INT8 weights by channel for ``operators``, activations scaled for each run."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with quiet():
+        quantize_dynamic(
+            optimised,
+            target,
+            op_types_to_quantize=list(operators),
+            per_channel=True,
+            reduce_range=saturates(),
+            weight_type=QuantType.QInt8,
+            use_external_data_format=onnx_graph.is_large(optimised),
+            # Fused operators have no shape inference, and so no type of their own.
+            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+        )
+        onnx_graph.session(target)
+
+
+def static(optimised: Path, samples: Sequence[Mapping[str, Array]], target: Path) -> None:
+    """Write ``target``: INT8 weights by channel, activations scaled by their ranges over ``samples`` (of one row).
+
+    Only what goes into products is INT8; what comes out stays FP32, which keeps the residuals exact.  Attention has
+    no static form in ONNX Runtime that is faster, so it is scaled for each run.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    with quiet(), tempfile.TemporaryDirectory(dir=target.parent, prefix="static-") as folder:
+        large = onnx_graph.is_large(optimised)
+        typed, partly = Path(folder) / "typed.onnx", Path(folder) / "partly.onnx"
+        model = onnx.load(optimised)
+        declare_types(model)
+        onnx_graph.write(model, typed)
+        quantize_static(
+            typed,
+            partly,
+            feeder(samples, [one.name for one in model.graph.input]),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            reduce_range=saturates(),
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            # Cutting outliers (entropy, percentiles) costs encoders more than the finer steps give.
+            calibrate_method=CalibrationMethod.MinMax,
+            use_external_data_format=large,
+            extra_options={
+                "DefaultTensorType": onnx.TensorProto.FLOAT,
+                "WeightSymmetric": True,
+                "ActivationSymmetric": False,
+                "MatMulConstBOnly": True,
+                "OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"],
+            },
+        )
+        dynamic(partly, target, operators=["Attention"])
+
+
+def declare_types(model: Any) -> None:
+    """Say that the activations around products are FP32: inference cannot tell after fused operators, and calibration
+    leaves out what has no type."""
+    from onnx import TensorProto, helper
+
+    graph_ = model.graph
+    known = {one.name for one in (*graph_.value_info, *graph_.input, *graph_.output)}
+    known |= {one.name for one in graph_.initializer}
+    for node in graph_.node:
+        if node.op_type in ("MatMul", "Gemm"):
+            for name in (node.input[0], node.output[0]):
+                if name not in known:
+                    known.add(name)
+                    graph_.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+
+
+def feeder(samples: Sequence[Mapping[str, Array]], names: Sequence[str]) -> Any:
+    """The samples as ONNX Runtime's calibration reads them."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Feeder(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.rest = iter(samples)
+
+        def get_next(self) -> dict[str, Array] | None:
+            one = next(self.rest, None)
+            return None if one is None else {name: one[name] for name in names}
+
+    return Feeder()
+
+
+def saturates(flags: frozenset[str] | None = None) -> bool:
+    """Whether products of INT8 overflow on this CPU, so that weights must keep to seven bits."""
+    known = cpu_flags() if flags is None else flags
+    # AVX2 and AVX-512 without VNNI add pairs of products in 16 bits.
+    return "avx2" in known and not known & DOT_PRODUCTS
+
+
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets of this CPU, in Linux's names; empty where it does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    found = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
+    return frozenset(next(found, "").split())

@@ -1,0 +1,118 @@
+"""The vocabulary of HTTP/2: frame types, flags, settings, error codes and how frames are put into bytes (RFC 9113).
+
+Used by the rest of the gRPC front end; pure.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+
+ACK: Final = 0x1
+END_STREAM: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+HAS_PRIORITY: Final = 0x20
+
+HEADER_TABLE_SIZE: Final = 1
+ENABLE_PUSH: Final = 2
+MAX_CONCURRENT_STREAMS: Final = 3
+INITIAL_WINDOW_SIZE: Final = 4
+MAX_FRAME_SIZE: Final = 5
+MAX_HEADER_LIST_SIZE: Final = 6
+
+#: What both sides start with, before any SETTINGS or WINDOW_UPDATE.
+DEFAULT_WINDOW: Final = 65_535
+DEFAULT_FRAME_SIZE: Final = 16_384
+MAX_WINDOW: Final = 2**31 - 1
+
+#: A frame's header: length (24 bits) and type, flags, stream.
+FRAME: Final = Struct(">IBI")
+FRAME_HEADER_SIZE: Final = FRAME.size
+WORD: Final = Struct(">I")
+SETTING: Final = Struct(">HI")
+GOAWAY_HEAD: Final = Struct(">II")
+
+
+class Http2ErrorCode(IntEnum):
+    """Why a stream or a connection ended."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+class ConnectionFault(Exception):
+    """The peer broke a rule of the connection: it ends with GOAWAY, this code and these words."""
+
+    def __init__(self, code: Http2ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class StreamFault(Exception):
+    """The peer broke a rule of one stream: it ends with RST_STREAM and this code."""
+
+    def __init__(self, code: Http2ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """A whole frame."""
+    return FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
+
+
+def settings(values: dict[int, int]) -> bytes:
+    return frame(SETTINGS, 0, 0, b"".join([SETTING.pack(*item) for item in values.items()]))
+
+
+def window_update(stream: int, increment: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream, WORD.pack(increment))
+
+
+def rst_stream(stream: int, code: Http2ErrorCode) -> bytes:
+    return frame(RST_STREAM, 0, stream, WORD.pack(code))
+
+
+def goaway(last_stream: int, code: Http2ErrorCode, message: str = "") -> bytes:
+    return frame(GOAWAY, 0, 0, GOAWAY_HEAD.pack(last_stream, code) + message.encode())
+
+
+def without_padding(flags: int, payload: bytes) -> bytes:
+    """The payload of a HEADERS frame without what ``flags`` say surrounds it: padding and a priority."""
+    start, end = 0, len(payload)
+    if flags & PADDED:
+        if not end:
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "padded frame without a padding length")
+        start, end = 1, end - payload[0]
+    if flags & HAS_PRIORITY:
+        start += 5
+    if start > end:
+        raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "padding or priority exceeds the frame")
+    return payload[start:end]

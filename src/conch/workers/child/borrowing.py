@@ -1,0 +1,28 @@
+"""Input tensors that look into the server's memory regions without a copy.  Needs numpy; runs in any environment."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict
+
+import numpy as np
+
+from conch.workers.child.channel import Channel
+from conch.workers.child.packing import Unpacker
+
+
+class BorrowingUnpacker(Unpacker):
+    """Takes a frame apart in a worker; a region is given back when the last array that looks into it is gone."""
+
+    def __init__(self, payload: bytearray, channel: Channel) -> None:
+        super().__init__(payload, channel.regions)
+        self._channel = channel
+        self._arrays: "Dict[int, np.ndarray[Any, Any]]" = {}
+
+    def borrow(self, region: Any, id: int, offset: int, size: int) -> Any:
+        array = self._arrays.get(id)
+        if array is None:
+            # Every view of this array refers to it, however it was made.
+            array = self._arrays[id] = np.frombuffer(region, np.uint8)
+            weakref.finalize(array, self._channel.give_back, id).atexit = False
+        return array[offset : offset + size]

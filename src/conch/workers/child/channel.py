@@ -1,0 +1,290 @@
+"""The channel between the server and a worker: frames, and file descriptors of shared memory.
+
+``Endpoint`` is the state of either end and does no waiting: the server drives one from its event
+loop.  ``Channel`` is the blocking end in a worker.  Runs in any environment (standard library only).
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from array import array
+from collections import deque
+from typing import Callable, Deque, List, Optional, Tuple
+
+from conch.errors import internal
+from conch.tensors import Buffer
+from conch.workers.child.frames import Frame, FrameReader, Header, encode_frame
+from conch.workers.child.memory import RegionMap, RegionPool
+from conch.workers.child.packing import Packer
+
+__all__ = ["Channel", "Endpoint", "Frame", "Header", "Message", "write"]
+
+#: Buffers to write in this order, and file descriptors to send along with the first byte.
+Message = Tuple[List[Buffer], List[int]]
+
+_MAX_BUFFERS = 64
+# A plain integer: enum members are slow to combine.
+_DONTWAIT = int(socket.MSG_DONTWAIT)
+
+
+class Endpoint:
+    """One end of a channel: this side's regions, the other side's, and what is to be said about them.
+
+    Frames about regions (``region``, ``forget``, ``release`` and the key ``release``) are dealt with
+    here and never shown.  Not thread-safe but for ``regions.returned``.
+    """
+
+    def __init__(self) -> None:
+        self.pool = RegionPool()
+        self.regions = RegionMap()
+        self._reader = FrameReader()
+
+    def encode(self, header: Header, packer: Optional[Packer] = None) -> Message:
+        """What to write for one frame, with whatever the other side must know before it.
+
+        The descriptors in ``header`` that came from ``packer`` are completed.  The file descriptors
+        stay this endpoint's; they must not be sent later than the buffers.
+        """
+        if packer is not None and packer.large:
+            packer.fill_region(self.pool)
+        returned = self.regions.returned
+        if returned:
+            header["release"] = _drain(returned)
+        frame = encode_frame(header, packer.payload, packer.size) if packer is not None else encode_frame(header)
+        if not self.pool.has_news:
+            return frame, []
+        before, fds = self._announcements()
+        return [*before, *frame], fds
+
+    def flush(self) -> Optional[Message]:
+        """A message for what no frame has carried yet: regions given back or dropped; None if nothing."""
+        if self.regions.returned:
+            return self.encode({"op": "release", "regions": _drain(self.regions.returned)})
+        if self.pool.has_news:
+            return self._announcements()
+        return None
+
+    def receive(self, connection: socket.socket, flags: int = 0) -> List[Frame]:
+        """Read once; the frames that this completed.  Raises as ``FrameReader.receive`` does."""
+        frames = self._reader.receive(connection, flags)
+        for header, _ in frames:
+            if header["op"] in _OWN or "release" in header:
+                return [frame for frame in frames if self._is_for_owner(frame[0])]
+        return frames
+
+    def close(self) -> None:
+        """Give back all memory and descriptors; data that was unpacked without a copy stays valid."""
+        self.pool.close()
+        self.regions.close()
+        self._reader.close()
+
+    def _announcements(self) -> Message:
+        created, dropped = self.pool.news()
+        buffers: List[Buffer] = []
+        for id in dropped:
+            buffers += encode_frame({"op": "forget", "region": id})
+        for region in created:
+            buffers += encode_frame({"op": "region", "region": region.id, "size": region.size})
+        return buffers, [region.fd for region in created]
+
+    def _is_for_owner(self, header: Header) -> bool:
+        op = header["op"]
+        try:
+            if op == "region":
+                if not self._reader.fds:
+                    raise internal("a memory region was announced without its file descriptor")
+                self.regions.add(header["region"], header["size"], self._reader.fds.popleft())
+            elif op == "forget":
+                self.regions.forget(header["region"])
+            elif op == "release":
+                self.pool.release(header["regions"])
+            if "release" in header:
+                self.pool.release(header.pop("release"))
+        except (KeyError, TypeError) as error:
+            raise internal(f"a frame {op!r} is not as it should be: {error!r}") from None
+        return op not in _OWN
+
+
+def write(connection: socket.socket, message: Message) -> Buffer:
+    """Write once and return what is left to be written (without descriptors).
+
+    Raises BlockingIOError when a non-blocking socket took nothing, and OSError when the peer is gone.
+    """
+    buffers, fds = message
+    if len(buffers) > _MAX_BUFFERS:
+        buffers = [b"".join(buffers)]
+    if len(buffers) == 1 and not fds:
+        sent = connection.send(buffers[0])
+    else:
+        sent = connection.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else [])
+    for at, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return b"".join((memoryview(buffer)[sent:], *buffers[at + 1 :]))
+        sent -= len(buffer)
+    return b""
+
+
+class Channel:
+    """The worker's end: blocking, safe to use from any thread.
+
+    Of the threads that wait for a frame one receives, for all of them.  ``on_closed`` is called when the server
+    has gone; it does not return in a worker, where all that is left to do is to end.
+    """
+
+    def __init__(self, connection: socket.socket, on_closed: Optional[Callable[[], None]] = None) -> None:
+        connection.setblocking(True)
+        self._connection = connection
+        self._on_closed = on_closed
+        #: Is shown every frame as it arrives, by whichever thread receives; True keeps it from ``receive``.
+        self.early: Callable[[Header, bytearray], bool] = lambda header, payload: False
+        self._endpoint = Endpoint()
+        self._frames: Deque[Frame] = deque()
+        self._keeping = threading.Lock()
+        self._posted: Deque[Tuple[Header, Optional[Packer]]] = deque()
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._received = threading.Condition()
+        self._others = 0  # threads that wait for the one that receives
+        self._waiting = False
+
+    @property
+    def regions(self) -> RegionMap:
+        """The server's regions, for an ``Unpacker``."""
+        return self._endpoint.regions
+
+    def send(self, header: Header, packer: Optional[Packer] = None) -> None:
+        """Write one frame, waiting while the socket is full."""
+        with self._sending:
+            self._write(self._endpoint.encode(header, packer))
+        if self._waiting or self._posted:
+            self._flush()
+
+    def receive(self) -> Frame:
+        """Wait for the next frame that ``early`` left.  Raises EOFError when the server has gone."""
+        while True:
+            with self._keeping:
+                if self._frames:
+                    return self._frames.popleft()
+            self.wait(self._has_frames)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait until frames have made ``done()`` true: receive them, or let the thread do it that does so already."""
+        while not done():
+            if self._receiving.acquire(False) or self._is_my_turn(done):
+                try:
+                    while not done():
+                        self._waiting = True
+                        self._flush()
+                        frames = self._read(0)
+                        self._waiting = False
+                        self._keep(frames)
+                        self._tell_others()
+                finally:
+                    self._receiving.release()
+                    self._tell_others()
+
+    def pending(self) -> bool:
+        """Whether a frame, or a part of one, has arrived that nobody has received."""
+        return bool(self._frames) or bool(select.select([self._connection], (), (), 0)[0])
+
+    def poll(self) -> None:
+        """Show ``early`` the frames that have arrived, without waiting; also those once more that it left."""
+        if self._receiving.acquire(False):
+            try:
+                while True:
+                    self._keep(self._read(_DONTWAIT))
+            except BlockingIOError:
+                pass
+            finally:
+                self._receiving.release()
+                self._tell_others()
+        if self._frames:
+            with self._keeping:
+                self._frames = deque([frame for frame in self._frames if not self.early(*frame)])
+
+    def give_back(self, region: int) -> None:
+        """The worker has done with a region.  May be called by the garbage collector, in any thread.
+
+        The next frame carries it; when none is to be expected soon it is sent alone.
+        """
+        self._endpoint.regions.returned.append(region)
+        if self._waiting:
+            self._flush()
+
+    def post(self, header: Header, packer: Optional[Packer] = None) -> None:
+        """Have a frame sent as soon as nobody else is sending; for the garbage collector, as ``give_back``."""
+        self._posted.append((header, packer))
+        self._flush()
+
+    def close(self) -> None:
+        self._endpoint.close()
+        self._connection.close()
+
+    def _has_frames(self) -> bool:
+        return bool(self._frames)
+
+    def _keep(self, frames: List[Frame]) -> None:
+        left = [frame for frame in frames if not self.early(*frame)]
+        if left:
+            with self._keeping:
+                self._frames.extend(left)
+
+    def _is_my_turn(self, done: Callable[[], bool]) -> bool:
+        """Wait for the thread that receives; True when it has stopped and this one is to go on."""
+        with self._received:
+            # Counted first: whoever stops receiving from here on looks whether there are others.
+            self._others += 1
+            try:
+                if self._receiving.acquire(False):
+                    return True
+                if not done():
+                    self._received.wait()
+                return False
+            finally:
+                self._others -= 1
+
+    def _tell_others(self) -> None:
+        if self._others:
+            with self._received:
+                self._received.notify_all()
+
+    def _read(self, flags: int) -> List[Frame]:
+        try:
+            return self._endpoint.receive(self._connection, flags)
+        except (EOFError, ConnectionError):
+            if self._on_closed is not None:
+                self._on_closed()
+            raise EOFError("the channel has been closed") from None
+
+    def _write(self, message: Message) -> None:
+        try:
+            rest = write(self._connection, message)
+            if rest:
+                self._connection.sendall(rest)
+        except ConnectionError:
+            if self._on_closed is not None:
+                self._on_closed()
+            raise
+
+    def _flush(self) -> None:
+        # Whoever holds the lock sends what this call would, or looks again afterwards.
+        endpoint = self._endpoint
+        while (self._posted or endpoint.regions.returned or endpoint.pool.has_news) and self._sending.acquire(False):
+            try:
+                while self._posted:
+                    self._write(endpoint.encode(*self._posted.popleft()))
+                message = endpoint.flush()
+                if message is not None:
+                    self._write(message)
+            finally:
+                self._sending.release()
+
+
+_OWN = frozenset(("region", "forget", "release"))
+
+
+def _drain(ids: Deque[int]) -> List[int]:
+    """Take all; others may append meanwhile."""
+    return [ids.popleft() for _ in range(len(ids))]

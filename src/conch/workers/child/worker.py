@@ -1,0 +1,160 @@
+"""The program of a worker process: ``python worker.py <socket fd>``.
+
+Started by ``workers/host/process.py`` by its path, so that it runs in any environment that has numpy and
+Python 3.8: of the server's packages it sees only ``conch`` itself, and nothing of what conch needs.
+The main thread reads frames and makes the backend's calls; a backend may ask for more threads that do
+the same.  Every failure is answered with a frame.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conch.workers.child.channel import Channel
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(fd: int) -> None:
+    """Serve the channel at ``fd`` until the server says stop or goes away."""
+    end_with_parent()
+    find_conch()
+    # Ctrl+C and a service manager reach the whole group: the server finishes what runs, then ends its workers.
+    # A handler, unlike SIG_IGN, is not inherited by programs that the model starts.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)
+    # Cached bytecode is told from its source by size and whole seconds: too coarse for a quick reload.
+    sys.dont_write_bytecode = True
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.argv = [""]  # the model's, as it would be for a program without arguments
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+    from conch.workers.child.channel import Channel
+
+    os.set_inheritable(fd, False)
+    connection = socket.socket(fileno=fd)
+    os.register_at_fork(after_in_child=connection.close)
+    Worker(Channel(connection, on_closed=lambda: os._exit(1))).serve()
+
+
+def end_with_parent() -> None:
+    """On Linux, have this process killed when its parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def find_conch() -> None:
+    """Make ``conch`` importable without its environment, and this folder's modules not by bare names."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path or os.curdir) != folder]
+    package = types.ModuleType("conch")
+    package.__path__ = [os.path.dirname(os.path.dirname(folder))]
+    sys.modules["conch"] = package
+
+
+class Worker:
+    """Answers frames from ``init`` to ``stop``, in one thread or in as many as the backend wants.
+
+    With several, whichever thread is not busy receives the next frame, so that none is handed over.  It is
+    the only one that runs until it says that it is going to compute: threads that wake up meanwhile would
+    only fight for the interpreter.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._backend: Any = None
+        self._unable: Exception | None = None  # why there is no backend
+        self._turn = threading.Lock()
+        self._mine = threading.local()
+
+    def pass_on(self) -> None:
+        """Let another thread receive, if this one has not done so since its last frame."""
+        if getattr(self._mine, "turn", False):
+            self._mine.turn = False
+            self._turn.release()
+
+    def _serve_along(self) -> None:
+        """Answer frames in a thread; whatever ends it ends the worker, as it would in the main thread."""
+        try:
+            self.serve()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def serve(self) -> None:
+        """Answer frames; does not return."""
+        from conch.errors import Code, ConchError
+
+        channel = self._channel
+        while True:
+            self.pass_on()
+            self._turn.acquire()
+            self._mine.turn = True
+            header, payload = channel.receive()
+            op = header["op"]
+            try:
+                if self._unable is not None and op != "stop":
+                    raise self._unable
+                if op == "execute":
+                    self._backend.execute(header, payload)
+                elif op == "prepare":
+                    self._backend.prepare(header, payload)
+                elif op == "init":
+                    self._open(header)
+                elif op == "complete":
+                    channel.send({"op": "completed", "config": self._backend.complete()})
+                elif op == "start":
+                    ready = {"op": "ready", "async": self._backend.start(header["instance"], header["config"])}
+                    if hasattr(self._backend, "slots"):
+                        ready["slots"] = self._backend.slots
+                    channel.send(ready)
+                    for number in range(1, self._backend.threads):
+                        threading.Thread(target=self._serve_along, name=f"conch-{number}", daemon=True).start()
+                elif op == "stop":
+                    if self._backend is not None:
+                        self._backend.stop()
+                    channel.send({"op": "stopped"})
+                    end()
+                elif not self._backend.control(header):
+                    raise ConchError(f"a worker does not know the frame {op!r}")
+            except Exception as error:
+                code = error.code if isinstance(error, ConchError) else Code.INTERNAL
+                message = str(error) if isinstance(error, ConchError) else f"{type(error).__name__}: {error}"
+                failed = {"error": [code.name, message]}
+                if op == "execute":
+                    channel.send({"op": "done", "batch": header.get("batch"), "times": (0, 0, 0), **failed})
+                else:
+                    channel.send({"op": "failed", **failed})
+
+    def _open(self, init: Any) -> None:
+        """Make the backend; what is wrong with it is the answer to the next frame, since ``init`` has none."""
+        module, name = init["backend"].split(":")
+        try:
+            self._backend = getattr(importlib.import_module(module), name)(self._channel, init)
+            self._backend.before_computing = self.pass_on
+        except Exception as error:
+            self._unable = error
+
+
+def end() -> None:
+    """Leave the process as a program that has come to its end, but without waiting for its threads."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,169 @@
+"""What a model's worker asks of the server: requests to other models (BLS), and loading and unloading them.
+
+The server's side of ``conch.backends.python.calls``; runs on the event loop.  Every call is answered, the last
+time with ``final``; when the worker is gone, what it asked for is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from conch.errors import ConchError, internal
+from conch.inference import InferRequest, InferResponse, ParameterValue
+from conch.workers.child.channel import Header
+from conch.workers.child.packing import Packer, Unpacker
+
+LOG = logging.getLogger("conch")
+
+
+class BlsModels(Protocol):
+    """The server as models see it."""
+
+    def infer(self, request: InferRequest, decoupled: bool) -> None:
+        """Accept a request of a model; raises ConchError when it is refused."""
+
+    def is_ready(self, name: str, version: int) -> bool: ...
+
+    async def load(self, name: str, parameters: Mapping[str, object], starting: str) -> None:
+        """Load a model; ``starting`` is the one that asks, if it is not initialised yet."""
+
+    async def unload(self, name: str, dependents: bool) -> None: ...
+
+
+class BlsService:
+    """The calls of one worker that are under way; ``send`` writes a frame to it."""
+
+    def __init__(self, models: BlsModels, caller: str, send: Callable[[Header, Packer | None], None]) -> None:
+        self._models = models
+        self._caller = caller
+        self._send = send
+        self._requests: dict[int, InferRequest] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def handle(self, header: Header, unpacker: Unpacker) -> bool:
+        """Deal with a frame; False if it is none of these.  What is wrong with its form is raised."""
+        match header["op"]:
+            case "call":
+                self._infer(header, unpacker)
+            case "cancel_call":
+                self._cancel(header["call"], header["drop"])
+            case "model_control":
+                self._control(header, unpacker)
+            case _:
+                return False
+        return True
+
+    def close(self) -> None:
+        """The worker is gone."""
+        self._closed = True
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            request.cancel()
+
+    def _infer(self, header: Header, unpacker: Unpacker) -> None:
+        number = header["call"]
+        inputs = unpacker.unpack(header["inputs"])
+        request = InferRequest(
+            header["model"],
+            {tensor.name: tensor for tensor in inputs},
+            lambda response: self._respond(number, response),
+            model_version=header["version"],
+            id=header["id"],
+            outputs=tuple(header["outputs"]),
+            parameters=header["parameters"],
+            correlation_id=header["correlation_id"],
+            flags=header["flags"],
+            timeout=header["timeout"],
+        )
+        self._requests[number] = request
+        try:
+            if len(request.inputs) < len(inputs):
+                raise request.error(
+                    f"input '{_repeated([tensor.name for tensor in inputs])}' already exists in request"
+                )
+            self._models.infer(request, header["decoupled"])
+        except ConchError as error:
+            message = f"Model {request.model_name} - Error when running inference: {error.message}"
+            self._respond(number, InferResponse(error=internal(message)))
+
+    def _respond(self, number: int, response: InferResponse) -> None:
+        if number not in self._requests:
+            return
+        if response.final:
+            del self._requests[number]
+        packer = Packer()
+        try:
+            self._answer(
+                number, packer.pack(response.outputs), response.parameters, response.error, response.final, packer
+            )
+        except (ConchError, OSError) as error:  # no memory to share, no descriptor left
+            failure = internal(f"the response could not be passed to the model: {error}")
+            self._answer(number, error=failure, final=response.final)
+
+    def _cancel(self, number: int, drop: bool) -> None:
+        request = self._requests.pop(number, None) if drop else self._requests.get(number)
+        if request is not None:
+            request.cancel()
+
+    def _control(self, header: Header, unpacker: Unpacker) -> None:
+        number, name = header["call"], header["model"]
+        match header["do"]:
+            case "ready":
+                self._answer(number, parameters={"ready": self._models.is_ready(name, header["version"])})
+            case "load":
+                files = unpacker.unpack(header["inputs"])
+                parameters: dict[str, object] = {file.name: bytes(file.data) for file in files}
+                if header["config"]:
+                    parameters["config"] = header["config"]
+                starting = self._caller if header["starting"] else ""
+                self._answer_later(number, self._models.load(name, parameters, starting))
+            case "unload":
+                self._answer_later(number, self._models.unload(name, header["dependents"]))
+            case other:
+                raise ValueError(other)
+
+    def _answer_later(self, number: int, doing: Awaitable[None]) -> None:
+        async def answer() -> None:
+            error: ConchError | None = None
+            try:
+                await doing
+            except ConchError as failure:
+                error = failure
+            except Exception as failure:
+                LOG.exception("a call of model '%s' failed", self._caller)
+                error = internal(repr(failure))
+            self._answer(number, error=error)
+
+        task = asyncio.get_running_loop().create_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _answer(
+        self,
+        number: int,
+        outputs: list[Any] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        error: ConchError | None = None,
+        final: bool = True,
+        packer: Packer | None = None,
+    ) -> None:
+        if self._closed:
+            return
+        header: Header = {
+            "op": "answer",
+            "call": number,
+            "outputs": outputs or [],
+            "parameters": parameters or {},
+            "final": final,
+        }
+        if error is not None:
+            header["error"] = [error.code.name, error.message]
+        self._send(header, packer)
+
+
+def _repeated(names: list[str]) -> str:
+    return next(name for at, name in enumerate(names) if name in names[:at])

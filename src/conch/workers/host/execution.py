@@ -1,0 +1,59 @@
+"""A batch on its way to a worker and back: what frames say of requests and responses.
+
+Used by ``WorkerProcess``, on the event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conch.errors import Code, ConchError
+from conch.inference import InferRequest, InferResponse
+from conch.workers.child.packing import Packer, Unpacker
+
+
+@dataclass(slots=True)
+class Execution:
+    """A batch at a worker.
+
+    ``times`` are its compute input, infer and output durations (ns); ``work`` is what a native backend
+    counted, by name (``tokens``, ``padded`` …).
+    """
+
+    requests: Sequence[InferRequest]
+    on_done: Callable[[Execution], None]
+    started: int = field(default_factory=time.monotonic_ns)
+    times: tuple[int, int, int] = (0, 0, 0)
+    work: dict[str, int] = field(default_factory=dict)
+    error: ConchError | None = None
+
+
+def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
+    """A request as a frame has it; its tensors go into ``packer``."""
+    return {
+        "serial": request.serial,
+        "id": request.id,
+        "correlation_id": request.correlation_id,
+        "flags": request.flags,
+        "timeout": request.timeout,
+        "parameters": request.parameters,
+        "outputs": request.outputs,
+        "inputs": packer.pack(list(request.inputs.values())),
+    }
+
+
+def response_of(header: dict[str, Any], unpacker: Unpacker, final: bool) -> InferResponse:
+    error = header.get("error")
+    return InferResponse(
+        unpacker.unpack(header.get("outputs") or ()),
+        error=None if error is None else ConchError(error[1], Code[error[0]]),
+        final=final,
+        parameters=header.get("parameters"),
+    )
+
+
+def take_times(request: InferRequest, times: tuple[int, int, int]) -> None:
+    request.times.compute_input, request.times.compute_infer, request.times.compute_output = times

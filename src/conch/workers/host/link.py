@@ -1,0 +1,118 @@
+"""The server's end of the socket to a worker: frames out without ever waiting, frames in as they come.
+
+Runs on the event loop of the server; belongs to a ``WorkerProcess``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from conch.errors import ConchError
+from conch.workers.child.channel import Endpoint, Frame, Message, write
+from conch.workers.child.memory import RegionMap
+from conch.workers.child.packing import Packer
+
+
+class Link:
+    """A connected socket and its memory regions.
+
+    ``on_frames`` is called with whatever has arrived; ``on_broken`` once, with a reason, when the other end has
+    closed the socket (no reason) or broken the protocol.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        on_frames: Callable[[list[Frame]], None],
+        on_broken: Callable[[ConchError | None], None],
+    ) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._on_frames = on_frames
+        self._on_broken = on_broken
+        self._endpoint = Endpoint()
+        self._unsent: deque[Message] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(connection.fileno(), self._readable)
+
+    @property
+    def regions(self) -> RegionMap:
+        """The worker's memory regions."""
+        return self._endpoint.regions
+
+    def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
+        """Send a frame; a broken socket is noticed elsewhere.  Raises when there is no memory to share."""
+        message = self._endpoint.encode(header, packer)
+        if self._unsent:
+            self._keep(message)
+            return
+        try:
+            rest = write(self._socket, message)
+        except BlockingIOError:
+            self._keep(message)
+        except OSError:
+            return  # the end is noticed by whoever watches for it
+        else:
+            if rest:
+                self._keep(([rest], []))
+
+    def flush(self) -> None:
+        """Give memory back to a worker that no further frame may reach for a while."""
+        message = self._endpoint.flush()
+        if message is not None:
+            self._keep(message)
+            self._writable()
+
+    def take_rest(self) -> None:
+        """Take what the worker had sent before it ended."""
+        try:
+            while True:
+                self._on_frames(self._endpoint.receive(self._socket))
+        except (EOFError, OSError, ConchError):
+            pass
+
+    def stop_reading(self) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._endpoint.close()
+
+    def _keep(self, message: Message) -> None:
+        if not self._unsent:
+            self._loop.add_writer(self._socket.fileno(), self._writable)
+        self._unsent.append(message)
+
+    def _writable(self) -> None:
+        while self._unsent:
+            try:
+                rest = write(self._socket, self._unsent[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.clear()
+                break
+            if rest:
+                self._unsent[0] = ([rest], [])
+                return
+            self._unsent.popleft()
+        self._loop.remove_writer(self._socket.fileno())
+
+    def _readable(self) -> None:
+        try:
+            frames = self._endpoint.receive(self._socket)
+        except BlockingIOError:
+            return
+        except (EOFError, OSError):
+            self._on_broken(None)
+            return
+        except ConchError as error:
+            self._on_broken(error)
+            return
+        self._on_frames(frames)

@@ -1,0 +1,349 @@
+"""The server's side of a worker process: starts it, speaks to it, notices its end.
+
+Runs on the event loop of the server.  A ``WorkerProcess`` knows nothing of schedulers: it is given
+batches and calls back.  Whatever dies in between, every request given to it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from conch import logs
+from conch.errors import Code, ConchError, internal
+from conch.inference import InferRequest, InferResponse
+from conch.workers.child import worker as program
+from conch.workers.child.channel import Frame
+from conch.workers.child.packing import Packer, Unpacker
+from conch.workers.host.bls import BlsModels, BlsService
+from conch.workers.host.execution import Execution, description, response_of, take_times
+from conch.workers.host.link import Link
+
+LOG = logging.getLogger("conch")
+
+#: How long a worker may take to end after it has been asked to, before it is killed (s).
+STOP_SECONDS = 10.0
+
+
+class WorkerProcess:
+    """One worker, from its start to its end.
+
+    ``on_exit`` is called once when the process is gone, after its requests have been failed,
+    unless that was asked for with :meth:`stop`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.on_exit: Callable[[WorkerProcess], None] | None = None
+        #: Called with every response that a response sender gave, before the request gets it.
+        self.on_sent: Callable[[InferRequest, InferResponse], None] | None = None
+        #: Called when requests have been prepared and their lengths are known.
+        self.on_prepared: Callable[[], None] | None = None
+        #: Called with what a worker that generates has under way, and has done since it said so last.
+        self.on_load: Callable[[Mapping[str, Any]], None] | None = None
+        #: How many requests a worker that generates takes at a time; 0 for any other, whose threads say it.
+        self.slots = 0
+        self.alive = False
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[int, InferRequest] = {}
+        self._prepared: dict[int, InferRequest] = {}
+        self._executions: dict[int, Execution] = {}
+        self._calls: BlsService | None = None
+        self._batches = 0
+        self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._stopping = False
+        self._idle: asyncio.Event | None = None  # only while somebody waits for it
+        self._ended = asyncio.Event()
+        self._link: Link
+        self._process: subprocess.Popen[bytes]
+        self._pidfd = -1
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is with the worker."""
+        return not self._running and not self._executions
+
+    def take_calls(self, models: BlsModels, caller: str) -> None:
+        """Let the worker, of the model ``caller``, send requests to ``models``."""
+        self._calls = BlsService(models, caller, self._send)
+
+    def start(self, init: dict[str, Any], *, python: str, environment: dict[str, str]) -> None:
+        """Start the process with the frame ``init``; call from the main thread, whose end it does not survive."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._process = subprocess.Popen(
+                [python, str(Path(program.__file__)), str(theirs.fileno())],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        # A process that the model forked may hold the socket open: only the pid tells the end for certain.
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._pidfd = os.pidfd_open(self._process.pid)
+            except OSError:
+                self._process.kill()
+                self._process.wait()
+                ours.close()
+                raise
+            self._loop.add_reader(self._pidfd, self._exited)
+        self.alive = True
+        self._link = Link(ours, self._received, self._hung_up)
+        self._link.send({"op": "init", **init})
+
+    async def ask(self, header: dict[str, Any]) -> dict[str, Any]:
+        """Send a frame and wait for its answer; a ``failed`` answer and the worker's death are raised."""
+        if not self.alive:
+            raise self._unhealthy()
+        self._answer = self._loop.create_future()
+        self._link.send(header)
+        answer = await self._answer
+        if answer["op"] == "failed":
+            code, message = answer["error"]
+            raise ConchError(message, Code[code])
+        return answer
+
+    def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:
+        """Run a batch; ``on_done`` is called once, before the requests get the responses that came with it.
+
+        Each request ends with its final response, which a response sender may give later.
+        """
+        execution = Execution(requests, on_done)
+        if not self.alive:
+            self._fail_execution(execution, self._unhealthy())
+            return
+        self._batches += 1
+        self._executions[self._batches] = execution
+        packer = Packer()
+        described = []
+        for request in requests:
+            request.times.started = execution.started
+            request.on_cancel = self.cancel
+            self._running[request.serial] = request
+            if self._prepared.pop(request.serial, None) is not None:
+                request.holder = None
+                described.append({"serial": request.serial})
+            else:
+                if request.holder is not None:
+                    request.holder.drop(request)  # another worker prepared it
+                fields = description(request, packer)
+                if self.slots:
+                    fields["arrived"], fields["deadline"] = request.times.arrived, request.deadline
+                    fields["priority"] = request.priority
+                described.append(fields)
+        try:
+            self._link.send({"op": "execute", "batch": self._batches, "requests": described}, packer)
+        except (ConchError, OSError) as error:  # no memory to share, no descriptor left
+            del self._executions[self._batches]
+            failure = internal(f"the request could not be passed to its worker: {error}")
+            # Not from here: its end makes the caller run the next batch, which may fail as well.
+            self._loop.call_soon(self._fail_execution, execution, failure)
+
+    def prepare(self, requests: Sequence[InferRequest]) -> None:
+        """Have the worker decode requests that wait, so that it knows how long they are and starts them sooner.
+
+        A request that ends before it runs is dropped there too.
+        """
+        if not self.alive:
+            return
+        packer = Packer()
+        described = [description(request, packer) for request in requests]
+        try:
+            self._link.send({"op": "prepare", "requests": described}, packer)
+        except (ConchError, OSError):  # no memory to share now: they go with their execution, or fail there
+            return
+        for request in requests:
+            self._prepared[request.serial] = request
+            request.holder = self
+
+    def drop(self, request: InferRequest) -> None:
+        """Forget a request that was prepared and will not run here."""
+        request.holder = None
+        if self._prepared.pop(request.serial, None) is not None and self.alive:
+            self._link.send({"op": "drop", "serial": request.serial})
+
+    def cancel(self, request: InferRequest) -> None:
+        """Tell the model that nobody waits for this request any more."""
+        if self.alive and request.serial in self._running:
+            self._link.send({"op": "cancel", "serial": request.serial})
+
+    def set_log(self, log: dict[str, Any]) -> None:
+        """Tell the model's logger which levels are wanted now."""
+        if self.alive:
+            self._link.send({"op": "log", "log": log})
+
+    async def finish(self) -> None:
+        """Wait until no request is with the worker."""
+        if not self.idle:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Let the model finalize and wait for the process to end; kill it when it takes too long."""
+        self._stopping = True
+        if self.alive:
+            self._link.send({"op": "stop"})
+            try:
+                await asyncio.wait_for(self._ended.wait(), seconds)
+            except TimeoutError:
+                LOG.warning("worker of '%s' does not end; killing it", self.name)
+                self.kill()
+        await self._ended.wait()
+
+    def kill(self) -> None:
+        """End the process now, by its id; what it was doing fails."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+        if self._pidfd < 0:
+            self._exited()
+
+    def _send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
+        self._link.send(header, packer)
+
+    def _received(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            self._handle(frame)
+        if self._idle is not None and self.idle:
+            self._idle.set()
+        if self.alive and not self._executions:
+            self._link.flush()
+
+    def _handle(self, frame: Frame) -> None:
+        header, payload = frame
+        op = header["op"]
+        try:
+            if op == "done":
+                self._done(header, Unpacker(payload, self._link.regions))
+            elif op == "response":
+                # Unpacked in any case, so that its memory goes back.
+                response = response_of(header, Unpacker(payload, self._link.regions), header["final"])
+                self._pass_on(header["serial"], response)
+            elif op == "progress":
+                self._progress(header, Unpacker(payload, self._link.regions))
+            elif op == "prepared":
+                self._note_lengths(header["lengths"])
+            elif op == "log":
+                logs.emit_from_worker(header["level"], header["file"], header["line"], header["message"])
+            elif self._calls is not None and self._calls.handle(header, Unpacker(payload, self._link.regions)):
+                pass
+            elif self._answer is not None and not self._answer.done():
+                self._answer.set_result(header)
+        except (ConchError, KeyError, TypeError, ValueError) as error:
+            LOG.error("worker of '%s' broke the protocol and is killed: frame %r: %r", self.name, op, error)
+            self._hung_up(None)
+
+    def _done(self, header: dict[str, Any], unpacker: Unpacker) -> None:
+        execution = self._executions.pop(header["batch"])
+        execution.times = tuple(header["times"])
+        execution.work = header.get("work") or {}
+        error = header.get("error")
+        if error is not None:
+            self._fail_execution(execution, ConchError(error[1], Code[error[0]]))
+            return
+        described = header["responses"]
+        responses = [None if one is None else response_of(one, unpacker, final=True) for one in described]
+        execution.on_done(execution)
+        for request, response in zip(execution.requests, responses, strict=True):
+            take_times(request, execution.times)
+            if response is not None:
+                self._respond(request, response)
+
+    def _progress(self, header: dict[str, Any], unpacker: Unpacker) -> None:
+        """What one step of a worker that generates brought, to any of its requests."""
+        responses = [(one["serial"], response_of(one, unpacker, one["final"])) for one in header["responses"]]
+        if self.on_load is not None:
+            self.on_load(header["load"])
+        for batch, times in header["done"]:
+            execution = self._executions.pop(batch)
+            execution.times = tuple(times)
+            for request in execution.requests:
+                take_times(request, execution.times)
+            execution.on_done(execution)
+        for serial, response in responses:
+            self._pass_on(serial, response)
+
+    def _note_lengths(self, lengths: Sequence[Sequence[int]]) -> None:
+        for serial, length, sequences in lengths:
+            request = self._prepared.get(serial)
+            if request is not None:
+                request.length, request.sequences = length, sequences
+        if self.on_prepared is not None:
+            self.on_prepared()
+
+    def _pass_on(self, serial: int, response: InferResponse) -> None:
+        """Give a request one of its responses, unless it has ended."""
+        request = self._running.get(serial)
+        if request is not None:
+            if self.on_sent is not None:
+                self.on_sent(request, response)
+            self._respond(request, response)
+
+    def _respond(self, request: InferRequest, response: InferResponse) -> None:
+        request.answered = True
+        if response.final:
+            self._running.pop(request.serial, None)
+        request.respond(response)
+
+    def _fail_execution(self, execution: Execution, error: ConchError) -> None:
+        execution.error = error
+        execution.on_done(execution)
+        for request in execution.requests:
+            self._running.pop(request.serial, None)
+            take_times(request, execution.times)
+            request.fail(error)
+
+    def _hung_up(self, reason: ConchError | None) -> None:
+        """The channel is of no use any more; with it the process."""
+        if reason is not None:
+            LOG.error("worker of '%s' broke the protocol and is killed: %s", self.name, reason.message)
+        if self.alive:
+            self._link.stop_reading()
+            self.kill()
+
+    def _exited(self) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        self._process.wait()
+        self._link.take_rest()
+        self._link.close()
+
+        if self._calls is not None:
+            self._calls.close()
+        error = self._unhealthy()
+        executions, self._executions = self._executions, {}
+        for execution in executions.values():
+            self._fail_execution(execution, error)
+        self._prepared.clear()
+        running, self._running = self._running, {}
+        for request in running.values():
+            request.fail(error)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        if self._idle is not None:
+            self._idle.set()
+        self._ended.set()
+        if not self._stopping and self.on_exit is not None:
+            self.on_exit(self)
+
+    def _unhealthy(self) -> ConchError:
+        return internal(f"Stub process '{self.name}' is not healthy.")
+
+    @property
+    def exit_status(self) -> int | None:
+        """The status of a process that has ended; negative for a signal."""
+        return self._process.returncode

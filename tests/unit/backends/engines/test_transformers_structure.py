@@ -1,0 +1,138 @@
+"""Structured output by llguidance: whatever is sampled fits, and what does not compile is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("llguidance")
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from conch.backends.generation.engine import EngineRequest, GenerationEngine
+from conch.backends.generation.sampling import Feature, Sampling, Structure
+from conch.errors import Code, ConchError
+from tests.unit.backends.engines.transformers_models import finish, opened, tokens, write
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "size": {"type": "integer", "maximum": 999}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("structured")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: number for number, piece in enumerate(["<pad>", "<s>", "</s>", *letters])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    made.save_pretrained(folder)
+    # Networks often have more ids than their tokenizers.
+    return write(folder, "llama", vocab_size=len(vocabulary) + 5)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> GenerationEngine:
+    return opened(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "pattern"),
+    [
+        ("json", json.dumps(SCHEMA), None),
+        ("regex", r"[a-c]{3}-\d+x", r"[a-c]{3}-\d+x"),
+        ("choice", json.dumps(["yes", 'no, "never"', "größer"]), r"yes|no, \"never\"|größer"),
+        ("grammar", 'root ::= "a" digit+ ";"\ndigit ::= [0-3]', r"a[0-3]+;"),
+        ("grammar", 'start: "a" DIGIT+ ";"\nDIGIT: /[0-3]/', r"a[0-3]+;"),
+    ],
+)
+def test_samples_fit_the_structure(
+    kind: str, text: str, pattern: str | None, engine: GenerationEngine, tokenizer: Any
+) -> None:
+    assert Feature.JSON in engine.features
+    structured = [
+        EngineRequest(number, [5, 6], Sampling(max_tokens=200, seed=number, structure=Structure(kind, text)))
+        for number in range(4)
+    ]
+    free = EngineRequest(9, [5, 6], Sampling(max_tokens=10, temperature=0))
+    done = finish(engine, *structured, free)
+    for sequence in structured:
+        made = tokens(done[sequence.id])
+        last = done[sequence.id][-1]
+        assert last.error is None
+        written = tokenizer.decode(made, skip_special_tokens=True)
+        if last.finish == "length":
+            continue
+        assert made[-1] == 2
+        if pattern is None:
+            found = json.loads(written)
+            assert set(found) == {"name", "size"}
+            assert isinstance(found["size"], int)
+        else:
+            assert re.fullmatch(pattern, written)
+    assert any(done[sequence.id][-1].finish == "stop" for sequence in structured)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json", "{"),
+        ("json", '{"type": "nothing"}'),
+        ("regex", "(a"),
+        ("grammar", "root ::= missing"),
+        ("grammar", "%%"),
+    ],
+)
+def test_what_does_not_compile_is_refused(kind: str, text: str, engine: GenerationEngine) -> None:
+    with pytest.raises(ConchError, match=f"^structured_outputs: this {kind} does not compile: ") as refused:
+        engine.add(EngineRequest(0, [5], Sampling(structure=Structure(kind, text))))
+    assert refused.value.code is Code.INVALID_ARG
+    assert "\n" not in refused.value.message
+    assert not engine.busy
+
+
+def test_a_structure_may_end_before_the_least_length(engine: GenerationEngine) -> None:
+    asked = Sampling(max_tokens=9, min_tokens=6, temperature=0, structure=Structure("regex", "ab"))
+    done = finish(engine, EngineRequest(0, [5], asked))[0]
+    assert done[-1].finish == "stop"
+    assert len(tokens(done)) == 3
+
+
+def test_beams_cannot_be_structured(engine: GenerationEngine) -> None:
+    with pytest.raises(ConchError, match=r"^beam search with structured output is not supported"):
+        engine.add(EngineRequest(0, [5], Sampling(beam_width=2, structure=Structure("regex", "a+"))))
+
+
+def test_without_a_tokenizer_structures_are_no_feature(tmp_path: Path) -> None:
+    assert Feature.JSON not in opened(write(tmp_path, "llama")).features
+
+
+def test_a_structure_that_comes_to_a_dead_end_says_so(engine: GenerationEngine) -> None:
+    """No token is left, or the grammar is too complex to go on with: neither is the end of the text."""
+    for structure, changes in (
+        (Structure("choice", '["yes"]'), {"bad_words": tuple((token,) for token in range(3, engine.vocabulary))}),
+        (Structure("json", '{"$ref": "#"}'), {}),
+    ):
+        engine.add(EngineRequest(900, [5], Sampling(temperature=0, structure=structure, **changes)))
+        (progress,) = engine.step()
+        assert progress.error is not None
+        assert progress.error.message.startswith("the structured output cannot be continued: ")
+        assert progress.error.code is Code.INVALID_ARG
+        assert not engine.busy

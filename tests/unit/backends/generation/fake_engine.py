@@ -1,0 +1,110 @@
+"""An engine without a network, and a tokenizer without a vocabulary: bytes are tokens.
+
+A sequence continues with the alphabet after the last letter of its prompt, one letter a step.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress, TokenLogprobs
+from conch.backends.generation.sampling import Feature
+from conch.checkpoints.tokenizers.chat import ChatTemplate
+from conch.checkpoints.tokenizers.stream import TextStream
+from conch.checkpoints.tokenizers.text import TextTokenizer
+from conch.errors import invalid
+
+EOS = 0
+
+
+class FakeEngine(GenerationEngine):
+    """Counts what it is asked; ``broken`` makes its next step raise."""
+
+    name = "fake"
+    features = frozenset(Feature) - {Feature.GRAMMAR}
+
+    def __init__(self, *, context: int = 64, max_sequences: int = 4, cache_tokens: int = 0) -> None:
+        self.context, self.max_sequences, self.vocabulary = context, max_sequences, 256
+        self.cache_tokens = cache_tokens
+        self.adapters = ("red",)
+        self.running: dict[int, tuple[EngineRequest, list[int]]] = {}
+        self.most = 0
+        self.broken = False
+        self.closed = False
+
+    def add(self, sequence: EngineRequest) -> None:
+        if sequence.sampling.structure is not None and sequence.sampling.structure.text == "bad":
+            raise invalid("the structure does not compile")
+        if sequence.sampling.structure is not None and sequence.sampling.structure.text == "raises":
+            raise TypeError("incompatible arguments")
+        self.running[sequence.id] = sequence, []
+
+    def step(self) -> list[Progress]:
+        if self.broken:
+            raise RuntimeError("no memory left")
+        self.most = max(self.most, len(self.running))
+        made = []
+        for id, (sequence, tokens) in list(self.running.items()):
+            sampling = sequence.sampling
+            following = (tokens or sequence.prompt)[-1] + 1
+            token = EOS if following > ord("z") else following
+            tokens.append(token)
+            ended = "stop" if token == EOS else "length" if len(tokens) >= sampling.max_tokens else ""
+            if ended:
+                del self.running[id]
+            if sampling.beam_width > 1:
+                made += [
+                    Progress(id, tokens, ended, beam=beam, cumulative_logprob=-1.0 - beam)
+                    for beam in range(sampling.returned if ended else 0)
+                ]
+                continue
+            logprobs = None if sampling.logprobs is None else [TokenLogprobs(-0.5, 1, [(token, -0.5), (65, -2.0)])]
+            made.append(Progress(id, [token], ended, logprobs=logprobs))
+        return made
+
+    def cancel(self, id: int) -> None:
+        self.running.pop(id, None)
+
+    def load(self) -> EngineUsage:
+        used = sum(len(sequence.prompt) + len(tokens) for sequence, tokens in self.running.values())
+        return EngineUsage(running=len(self.running), used_tokens=used)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class _Stream(TextStream):
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, ids: Sequence[int]) -> str:
+        return self._decoder.decode(bytes(id for id in ids if id != EOS))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class ByteTokenizer(TextTokenizer):
+    eos_ids = (EOS,)
+    vocabulary = 256
+    special_ids = frozenset({EOS})
+    template = ChatTemplate(
+        {"default": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"}, {}, "a test"
+    )
+
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(id for id in ids if id != EOS).decode("utf-8", "replace")
+
+    def piece(self, id: int) -> str:
+        return chr(id)
+
+    def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
+        return _Stream()

@@ -1,0 +1,95 @@
+"""While a worker of a text model reads one request, it goes on with frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from conch.backends.generation.backend import LONG, GenerationBackend
+from conch.backends.generation.job import Job, ResponseBuilder
+from conch.backends.native.arrays import Request
+from conch.errors import Code, ConchError
+from conch.tensors import WireTensor, pack_bytes
+
+
+class Service:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def submit(self, job: Job) -> None:
+        self.told.append(("submit", job.request.serial))
+
+    def cancel(self, serial: int) -> None:
+        self.told.append(("cancel", serial))
+
+
+class Backend(GenerationBackend):
+    """Does something ``meanwhile``, when it reads a request."""
+
+    def __init__(self) -> None:
+        super().__init__(None, {"model": {}, "config": "{}", "log": {}})  # type: ignore[arg-type]
+        self.service = Service()
+        self._service = self.service  # type: ignore[assignment]
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.passed_on = 0
+        self.before_computing = self.pass_on
+
+    def pass_on(self) -> None:
+        self.passed_on += 1
+
+    def complete(self) -> str:
+        return "{}"
+
+    def load(self, instance: Mapping[str, Any]) -> None:
+        pass
+
+    def receive(self, fields: Mapping[str, Any], unpacker: Any) -> Request:
+        text = WireTensor("text_input", "BYTES", (1,), pack_bytes([b"a" * fields["length"]]))
+        return Request({"text_input": text}, frozenset(), serial=fields["serial"])
+
+    def reply(self, request: Request) -> ResponseBuilder:
+        self.meanwhile()
+        return None  # type: ignore[return-value]
+
+    def ask(self, length: int = 1) -> None:
+        self.execute({"batch": 1, "requests": [{"serial": 7, "length": length}]}, bytearray())
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    monkeypatch.setattr("conch.backends.generation.backend.BorrowingUnpacker", lambda payload, channel: None)
+    return Backend()
+
+
+def test_another_thread_goes_on_while_a_long_text_is_read(backend: Backend) -> None:
+    backend.ask()
+    assert backend.passed_on == 0
+    backend.ask(LONG)
+    assert backend.passed_on == 1
+
+
+def test_what_is_given_up_while_it_is_read_does_not_run(backend: Backend) -> None:
+    backend.meanwhile = lambda: backend.cancel(7)
+    with pytest.raises(ConchError, match="Request was cancelled") as caught:
+        backend.ask()
+    assert caught.value.code is Code.CANCELLED
+    assert backend.service.told == []
+
+
+def test_what_is_given_up_later_is_the_engines(backend: Backend) -> None:
+    backend.ask()
+    backend.cancel(7)
+    backend.cancel(8)
+    assert backend.service.told == [("submit", 7), ("cancel", 7), ("cancel", 8)]
+
+
+def test_what_cannot_be_read_is_forgotten(backend: Backend) -> None:
+    backend.meanwhile = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        backend.ask()
+    backend.cancel(7)
+    assert backend.service.told == [("cancel", 7)]

@@ -1,0 +1,122 @@
+"""Parameters of generation: read, typed, refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from conch.backends.generation.defaults import Defaults
+from conch.backends.generation.parameters import RequestedSampling, read_document
+from conch.backends.generation.sampling import Structure
+from conch.errors import Code, ConchError
+
+
+def asked(**values: Any) -> RequestedSampling:
+    result = RequestedSampling()
+    read_document(result, json.dumps(values), "sampling_parameters")
+    result.check()
+    return result
+
+
+def test_names_of_the_field_and_texts_for_numbers() -> None:
+    result = asked(max_tokens="100", temperature="0", top_k=-1, stop="\n", seed=7, logit_bias={"5": -100})
+    assert (result.max_tokens, result.temperature, result.top_k, result.seed) == (100, 0.0, 0, 7)
+    assert result.stop == ("\n",)
+    assert result.logit_bias == {5: -100.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_tokens": 0}, "sampling parameter 'max_tokens' is 0; it must be a whole number of at least 1"),
+        ({"max_tokens": 1e300}, "sampling parameter 'max_tokens' is 1e+300; it must be a whole number of at least 1"),
+        ({"max_tokens": True}, "sampling parameter 'max_tokens' is true; it must be a whole number of at least 1"),
+        ({"temperature": -1}, "sampling parameter 'temperature' is -1; it must be a number of at least 0"),
+        ({"temperature": "hot"}, """sampling parameter 'temperature' is "hot"; it must be a number of at least 0"""),
+        ({"top_p": 0}, "sampling parameter 'top_p' is 0; it must be a number above 0 and at most 1"),
+        ({"presence_penalty": 3}, "sampling parameter 'presence_penalty' is 3; it must be a number from -2 to 2"),
+        ({"n": 1000}, "sampling parameter 'n' is 1000; it must be a whole number of at least 1 and at most 64"),
+        ({"stop": ["x"] * 1000}, "'stop' has 1000 stop strings; at most 128 are allowed"),
+        ({"stop": ["x" * 2000]}, "'stop' has a stop string of 2000 characters; at most 1024 are allowed"),
+        ({"stop": 3}, "sampling parameter 'stop' is 3; it must be a text or a list of texts"),
+        (
+            {"logit_bias": {str(id): 1 for id in range(1025)}},
+            "'logit_bias' has 1025 token ids; at most 1024 are allowed",
+        ),
+        (
+            {"length_penalty": 100},
+            "sampling parameter 'length_penalty' is 100; it must be a number from -10 to 10",
+        ),
+        ({"hotness": 1}, "sampling parameter 'hotness' is not known"),
+        ({"prompt_logprobs": 1}, "sampling parameter 'prompt_logprobs' is not supported"),
+        (
+            {"min_tokens": 9, "max_tokens": 4},
+            "min_tokens in 'sampling_parameters' is 9, which is more than max_tokens in 'sampling_parameters', 4",
+        ),
+        ({"n": 2, "temperature": 0}, "n is 2, but with temperature 0 all samples are the same: n must be 1"),
+        (
+            {"beam_width": 4, "temperature": 0.5},
+            "beam search does not sample: temperature must be 0 or absent, not 0.5",
+        ),
+        ({"beam_width": 2, "n": 3}, "n is 3, which is more than the beam width, 2"),
+        (
+            {"structured_outputs": {"json": {}, "regex": "a"}},
+            "'structured_outputs' must be an object with exactly one of json, regex, grammar, choice, json_object",
+        ),
+        ({"structured_outputs": {"choice": []}}, "'structured_outputs' must hold a list of texts to choose from"),
+        (
+            {"response_format": {"type": "xml"}},
+            "'response_format' must be of type text, json_object or json_schema (with its json_schema)",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConchError) as caught:
+        asked(**values)
+    assert caught.value.message == message
+    assert caught.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize("text", ['{"temperature": 1%s}', '{"logit_bias": {"1": 1%s}}'])
+def test_numbers_beyond_any_float_are_refused(text: str) -> None:
+    with pytest.raises(ConchError, match=r"sampling parameter '\w+' is .*; it must be") as caught:
+        read_document(RequestedSampling(), text % ("0" * 400), "sampling_parameters")
+    assert caught.value.code is Code.INVALID_ARG
+
+
+def test_two_names_for_one_thing_must_agree() -> None:
+    result = asked(max_tokens=5)
+    assert result.take("max_tokens", 5, "input 'max_tokens'")
+    with pytest.raises(ConchError, match=r"input 'max_tokens' is 6, but max_tokens in 'sampling_parameters' is 5"):
+        result.take("max_tokens", 6, "input 'max_tokens'")
+
+
+def test_structured_output_in_all_its_spellings() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    expected = Structure("json", json.dumps(schema))
+    assert asked(structured_outputs={"json": schema}).structure == expected
+    assert asked(structured_outputs=json.dumps({"json": json.dumps(schema)})).structure == expected
+    assert asked(response_format={"type": "json_schema", "json_schema": {"schema": schema}}).structure == expected
+    assert asked(structured_outputs={"choice": ["a", "b"]}).structure == Structure("choice", '["a", "b"]')
+    assert asked(response_format={"type": "text"}).structure is None
+
+
+def test_decoding_is_greedy_unless_something_says_otherwise() -> None:
+    greedy = Defaults()
+    assert greedy.sampling(asked(), 100).temperature == 0
+    assert greedy.sampling(asked(top_k=1), 100).temperature == 0
+    assert greedy.sampling(asked(top_k=10), 100).temperature == 1
+    assert greedy.sampling(asked(temperature=0.5), 100).temperature == 0.5
+    assert greedy.sampling(asked(temperature=1e-45), 100).temperature == 0
+    sampling = Defaults.of_checkpoint({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20})
+    assert sampling.sampling(asked(), 100).top_k == 20
+    assert sampling.sampling(asked(temperature=0), 100).top_k == 0
+    assert sampling.sampling(asked(beam_width=3), 100).temperature == 0
+
+
+def test_the_number_of_tokens_is_bounded_by_the_room_where_nobody_chose_it() -> None:
+    assert Defaults(max_tokens=256).sampling(asked(), 10).max_tokens == 10
+    assert Defaults(max_tokens=256).sampling(asked(max_tokens=50), 10).max_tokens == 50
+    assert Defaults.of_vllm().sampling(asked(), 100).max_tokens == 16

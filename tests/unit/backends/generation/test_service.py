@@ -1,0 +1,320 @@
+"""Jobs of a worker, on an engine without a network: every one ends once, in one frame a step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from queue import Queue
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conch.backends.contracts.text.interface import OUTPUTS, TextInterface
+from conch.backends.generation.defaults import Defaults
+from conch.backends.generation.job import Job
+from conch.backends.generation.limits import Limits
+from conch.backends.generation.service import BROKEN, GenerationService
+from conch.backends.native.arrays import DTYPES, Request, Result, Strings, wire
+from conch.checkpoints.tokenizers.chat import ChatTemplate
+from conch.errors import Code, ConchError
+from conch.tensors import WireTensor, pack_bytes
+from conch.workers.child.packing import Packer
+from tests.unit.backends.generation.fake_engine import ByteTokenizer, FakeEngine
+
+_NAMES = frozenset(spec.name for spec in OUTPUTS)
+
+
+class Worker:
+    """A service with a channel that keeps its frames; what is asked gets serial numbers from 1."""
+
+    def __init__(self, engine: FakeEngine, *, reserve: bool = False, **interface: Any) -> None:
+        self.engine = engine
+        self.frames: Queue[dict[str, Any]] = Queue()
+        settings = {"decoupled": True, **interface}
+        self.interface = TextInterface(ByteTokenizer(), Defaults(max_tokens=30), Limits(engine), **settings)
+        self.service = GenerationService(engine, self, _pack, reserve=reserve)  # type: ignore[arg-type]
+        self.serial = 0
+        self.answers: dict[int, list[dict[str, Any]]] = {}
+        self.done: list[int] = []
+        self.loads: list[dict[str, Any]] = []
+
+    def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
+        self.frames.put(header)
+
+    def ask(self, text: str = "abc", *, priority: int = 0, deadline: int = 0, **values: Any) -> int:
+        self.serial += 1
+        inputs = {"text_input": None if "messages" in values and not text else text, **values}
+        request = Request(
+            {name: _tensor(name, value) for name, value in inputs.items() if value is not None},
+            _NAMES,
+            serial=self.serial,
+            batched=False,
+        )
+        self.service.submit(
+            Job(request, self.serial, self.interface.reply(request), arrived=1, priority=priority, deadline=deadline)
+        )
+        return self.serial
+
+    def run(self) -> Worker:
+        """Run until everything has been answered and nothing is under way."""
+        self.service.start()
+        while len(self.done) < self.serial:
+            self.take()
+        return self
+
+    def take(self) -> dict[str, Any]:
+        frame = self.frames.get(timeout=30)
+        for one in frame["responses"]:
+            self.answers.setdefault(one["serial"], []).append(one)
+        self.done += [batch for batch, _ in frame["done"]]
+        self.loads.append(frame["load"])
+        return frame
+
+    def text(self, serial: int) -> str:
+        return "".join(one["outputs"]["text_output"][0] for one in self.answers[serial])
+
+
+def _tensor(name: str, value: Any) -> WireTensor:
+    if isinstance(value, str):
+        return WireTensor(name, "BYTES", (1,), pack_bytes([value.encode()]))
+    if isinstance(value, list):
+        return WireTensor(name, "BYTES", (len(value),), pack_bytes([one.encode() for one in value]))
+    datatype = "BOOL" if isinstance(value, bool) else "FP32" if isinstance(value, float) else "INT32"
+    return WireTensor(name, datatype, (1,), np.array([value], DTYPES[datatype]).tobytes())
+
+
+def _pack(request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
+    if isinstance(result, ConchError):
+        return {"error": result, "outputs": {}}
+    datatypes = {spec.name: spec.datatype for spec in OUTPUTS}
+    for name, value in result.outputs.items():
+        wire(name, datatypes[name], value)  # of the right type
+    return {
+        "error": None,
+        "outputs": {
+            name: list(value.elements) if isinstance(value, Strings) else value.tolist()
+            for name, value in result.outputs.items()
+        },
+    }
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    made = Worker(FakeEngine())
+    yield made
+    if made.service._thread.is_alive():
+        made.service.stop()
+        assert made.engine.closed
+
+
+def test_an_answer_in_one_piece_has_the_prompt_before_it(worker: Worker) -> None:
+    serial = worker.ask("abc", max_tokens=3)
+    assert worker.run().text(serial) == "abcdef"
+    assert [one["final"] for one in worker.answers[serial]] == [True]
+
+
+def test_the_prompt_is_left_out_on_request(worker: Worker) -> None:
+    assert worker.ask("abc", max_tokens=3, exclude_input_in_output=True) == 1
+    assert worker.run().text(1) == "def"
+
+
+def test_a_stream_has_a_response_for_each_step(worker: Worker) -> None:
+    worker.ask("abc", max_tokens=3, stream=True, return_finish_reason=True, return_num_output_tokens=True)
+    outputs = [one["outputs"] for one in worker.run().answers[1]]
+    assert [one["text_output"] for one in outputs] == [["d"], ["e"], ["f"]]
+    assert [one["finish_reason"] for one in outputs] == [[""], [""], ["length"]]
+    assert [one["num_output_tokens"] for one in outputs] == [[1], [1], [1]]
+
+
+def test_what_ends_a_text_is_not_part_of_it(worker: Worker) -> None:
+    worker.ask("xw", return_finish_reason=True, return_token_ids=True, exclude_input_in_output=True)
+    outputs = worker.run().answers[1][0]["outputs"]
+    assert outputs["text_output"] == ["xyz"]
+    assert outputs["finish_reason"] == ["stop"]
+    assert outputs["token_ids"] == [*b"xyz", 0]
+
+
+def test_a_stop_string_over_several_tokens_ends_its_sequence(worker: Worker) -> None:
+    worker.ask("a", stop_words=["def", ""], stream=True, return_finish_reason=True)
+    worker.ask("m", max_tokens=2)
+    worker.run()
+    assert worker.text(1) == "bc"
+    assert worker.answers[1][-1]["outputs"]["finish_reason"] == ["stop"]
+    assert worker.text(2) == "mno"
+    assert not worker.engine.running
+
+
+def test_everything_that_can_be_asked_for(worker: Worker) -> None:
+    wishes = {
+        f"return_{name}": True
+        for name in ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+    }
+    worker.ask("abc", max_tokens=2, sampling_parameters=json.dumps({"logprobs": 2}), **wishes)
+    outputs = worker.run().answers[1][0]["outputs"]
+    assert outputs["num_input_tokens"] == [3]
+    assert outputs["num_output_tokens"] == [2]
+    assert outputs["cumulative_logprob"] == [-1.0]
+    first, second = json.loads(outputs["logprobs"][0])
+    assert list(first) == ["100", "65"]
+    assert first["100"] == {"logprob": -0.5, "rank": 1, "decoded_token": "d"}
+    assert second["65"] == {"logprob": -2.0, "rank": 2, "decoded_token": "A"}
+
+
+def test_samples_and_beams_are_elements(worker: Worker) -> None:
+    worker.ask("a", sampling_parameters=json.dumps({"n": 3, "max_tokens": 2}), exclude_input_in_output=True)
+    worker.ask("b", beam_width=3, max_tokens=2, sampling_parameters=json.dumps({"n": 2}), return_finish_reason=True)
+    worker.run()
+    assert worker.answers[1][0]["outputs"]["text_output"] == ["bc"] * 3
+    assert worker.answers[2][0]["outputs"]["text_output"] == ["bcd"] * 2
+    assert worker.answers[2][0]["outputs"]["finish_reason"] == ["length"] * 2
+
+
+def test_a_conversation_goes_through_the_template(worker: Worker) -> None:
+    messages = json.dumps([{"role": "user", "content": "a"}])
+    worker.ask(None, messages=messages, max_tokens=2, return_num_input_tokens=True)  # type: ignore[arg-type]
+    outputs = worker.run().answers[1][0]["outputs"]
+    assert outputs["text_output"] == ["bc"]
+    assert outputs["num_input_tokens"] == [len("<user>a")]
+
+
+def test_a_cancelled_request_leaves_the_batch_and_nobody_else(worker: Worker) -> None:
+    worker.engine.context = 1000
+    worker.ask("a", max_tokens=25, stream=True)
+    worker.ask("b", max_tokens=5)
+    worker.service.cancel(1)
+    worker.service.cancel(77)
+    worker.run()
+    (answer,) = worker.answers[1]
+    assert answer["final"]
+    assert answer["error"].code is Code.CANCELLED
+    assert worker.text(2) == "bcdefg"
+    assert worker.loads[-1]["running"] == worker.loads[-1]["used"] == 0
+    ended = [reason for load in worker.loads for one in load["ended"] for reason in one[0]]
+    assert sorted(ended) == ["abort", "length"]
+
+
+def test_room_is_kept_for_all_that_a_request_may_become() -> None:
+    worker = Worker(FakeEngine(cache_tokens=20), reserve=True)
+    for _ in range(6):
+        worker.ask("abc", max_tokens=5)
+    worker.run()
+    assert worker.engine.most == 2
+    assert [worker.text(serial) for serial in range(1, 7)] == ["abcdefgh"] * 6
+    worker.service.stop()
+
+
+def test_the_important_go_first_where_room_is_short() -> None:
+    worker = Worker(FakeEngine(cache_tokens=8), reserve=True)
+    for priority in (3, 1, 2):
+        worker.ask("abc", max_tokens=5, priority=priority)
+    assert worker.run().done == [2, 3, 1]
+    worker.service.stop()
+
+
+def test_stop_strings_wait_for_the_least_number_of_tokens(worker: Worker) -> None:
+    asked = {"stop": ["d", "ij"], "min_tokens": 5, "max_tokens": 20}
+    worker.ask("abc", sampling_parameters=json.dumps(asked), return_num_output_tokens=True)
+    worker.run()
+    assert worker.text(1) == "abcdefgh"
+
+
+def test_a_job_that_does_not_begin_in_time_is_refused() -> None:
+    worker = Worker(FakeEngine(cache_tokens=8), reserve=True)
+    worker.ask("abc", max_tokens=5, deadline=monotonic_ns() + 10**12)
+    worker.ask("abc", max_tokens=5, deadline=1)
+    worker.run()
+    assert worker.text(1) == "abcdefgh"
+    assert worker.answers[2][0]["error"].status == "Unavailable: Request timeout expired"
+    worker.service.stop()
+
+
+def test_what_the_engine_refuses_fails_alone(worker: Worker) -> None:
+    worker.ask("a", sampling_parameters=json.dumps({"structured_outputs": {"regex": "bad"}, "max_tokens": 2}))
+    worker.ask("a", max_tokens=2)
+    worker.run()
+    assert worker.answers[1][0]["error"].message == "the structure does not compile"
+    assert worker.text(2) == "abc"
+
+
+def test_what_the_engine_cannot_take_fails_alone(worker: Worker) -> None:
+    worker.ask("a", sampling_parameters=json.dumps({"structured_outputs": {"regex": "raises"}, "max_tokens": 2}))
+    worker.ask("a", max_tokens=2)
+    worker.run()
+    assert worker.answers[1][0]["error"].message == "TypeError: incompatible arguments"
+    assert worker.text(2) == "abc"
+
+
+def test_a_conversation_without_text_is_refused(worker: Worker) -> None:
+    worker.interface.tokenizer.template = ChatTemplate({"default": ""}, {}, "a test")
+    with pytest.raises(ConchError, match="the chat template makes an empty text of 'messages'"):
+        worker.ask("", messages='[{"role": "user", "content": "a"}]')
+
+
+def test_a_broken_engine_fails_what_is_under_way_and_ends_the_worker(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: Queue[int] = Queue()
+    monkeypatch.setattr(os, "_exit", ended.put)
+    worker.engine.broken = True
+    worker.ask("a")
+    worker.ask("b")
+    worker.run()
+    assert ended.get(timeout=30) == BROKEN
+    assert [worker.answers[serial][0]["error"].message for serial in (1, 2)] == [
+        "engine 'fake' failed: RuntimeError: no memory left"
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "message"),
+    [
+        ({"text": ""}, "INVALID_ARG", "'text_input' is empty: there is nothing to continue"),
+        ({"text": None}, "INVALID_ARG", "either 'text_input' or 'messages' must be given"),
+        ({"text": "x" * 64}, "INVALID_ARG", "the prompt has 64 tokens, but the context of the model is 64"),
+        ({"max_tokens": 62}, "INVALID_ARG", "the prompt has 3 tokens and max_tokens is 62: together more than"),
+        ({"max_tokens": 0}, "INVALID_ARG", "sampling parameter 'max_tokens' is 0"),
+        ({"stream": True, "exclude_input_in_output": False}, "INVALID_ARG", "When streaming, `exclude_input"),
+        ({"messages": "[]"}, "INVALID_ARG", "either 'text_input' or 'messages' must be given, not both"),
+        ({"sampling_parameters": "{"}, "INVALID_ARG", "input 'sampling_parameters' is not valid JSON"),
+        ({"sampling_parameters": '{"lora_name": "blue"}'}, "INVALID_ARG", "LoRA blue is not supported, the model has:"),
+        (
+            {"sampling_parameters": '{"structured_outputs": {"grammar": "root ::= x"}}'},
+            "UNSUPPORTED",
+            "engine 'fake' does not have structured output by grammar",
+        ),
+        ({"text": "", "messages": "[" * 100_000}, "INVALID_ARG", "input 'messages' is nested too deeply"),
+        ({"sampling_parameters": '{"min_tokens": 61}'}, "INVALID_ARG", "min_tokens is 61, but max_tokens is 30"),
+        ({"sampling_parameters": '{"logit_bias": {"999": 1}}'}, "INVALID_ARG", "'logit_bias' has token id 999"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_is_said_at_once(worker: Worker, values: dict[str, Any], code: str, message: str) -> None:
+    with pytest.raises(ConchError) as caught:
+        worker.ask(**values)
+    assert caught.value.message.startswith(message)
+    assert caught.value.code.name == code
+
+
+def test_a_request_larger_than_the_cache_is_refused() -> None:
+    worker = Worker(FakeEngine(cache_tokens=16))
+    with pytest.raises(ConchError, match="the request needs 23 tokens of KV cache, but the model has 16 in all"):
+        worker.ask("abc", max_tokens=20)
+
+
+def test_a_prompt_that_is_too_long_may_be_cut() -> None:
+    worker = Worker(FakeEngine(context=40), truncate=True)
+    worker.ask("x" * 99 + "abc", return_num_input_tokens=True, exclude_input_in_output=True)
+    worker.ask("x" * 99 + "abc", max_tokens=4, return_num_input_tokens=True, exclude_input_in_output=True)
+    worker.run()
+    first, second = (worker.answers[serial][0]["outputs"] for serial in (1, 2))
+    assert (first["num_input_tokens"], len(first["text_output"][0])) == ([20], 20)
+    assert (second["num_input_tokens"], second["text_output"]) == ([36], ["defg"])
+    worker.service.stop()
+
+
+def test_streams_need_a_decoupled_model() -> None:
+    worker = Worker(FakeEngine(), decoupled=False)
+    with pytest.raises(ConchError, match=r"Streaming is only supported in decoupled mode\."):
+        worker.ask("abc", stream=True)

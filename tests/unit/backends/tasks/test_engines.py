@@ -1,0 +1,292 @@
+"""The engines, and which one runs a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+import torch
+from onnx import helper
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+from conch.backends.native.arrays import Array
+from conch.backends.tasks.engines.choice import NetworkEngine, choose, open_engine
+from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
+from conch.backends.tasks.engines.openvino import WORTH_COMPILING, OpenVinoEngine, on_grid
+from conch.backends.tasks.engines.torch import TorchEngine
+from conch.checkpoints.options import Options
+from conch.errors import Code, ConchError
+from tests import onnx_graphs
+
+Open = Callable[..., NetworkEngine]
+
+
+def _onnxruntime(path: Path, **settings: Any) -> NetworkEngine:
+    return OnnxRuntimeEngine(path, **settings)
+
+
+def _openvino(path: Path, **settings: Any) -> NetworkEngine:
+    target = path.with_suffix(".xml")
+    openvino.save_model(openvino.Core().read_model(path), target, compress_to_fp16=False)
+    return OpenVinoEngine(target, **settings)
+
+
+GRAPHS = pytest.mark.parametrize("open_graph", [_onnxruntime, _openvino])
+
+
+def _tokens(rows: int, length: int) -> dict[str, Array]:
+    ids = np.arange(rows * length, dtype=np.int64).reshape(rows, length) % 29 + 1
+    mask = np.ones_like(ids)
+    mask[-1, length // 2 :] = 0
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.full_like(ids, 2)}
+
+
+def _states(arrays: dict[str, Array]) -> Array:
+    """What the graph of ``onnx_graphs.encoder`` computes."""
+    ids = arrays["input_ids"]
+    return np.stack([ids, ids + arrays["token_type_ids"], ids * arrays["attention_mask"]], axis=2)
+
+
+@GRAPHS
+@pytest.mark.parametrize(("rows", "length"), [(1, 16), (1, 5), (3, 8), (9, 33), (1, 1)])
+def test_a_graph_gives_its_outputs_in_fp32(tmp_path: Path, open_graph: Open, rows: int, length: int) -> None:
+    engine = open_graph(onnx_graphs.encoder(tmp_path / "model.onnx"))
+    assert engine.inputs == {"input_ids", "attention_mask", "token_type_ids"}
+    assert engine.outputs == ("last_hidden_state",)
+    arrays = _tokens(rows, length)
+    for _ in range(2):
+        found = engine.run({**arrays, "not_taken": arrays["input_ids"]})
+        assert list(found) == ["last_hidden_state"]
+        assert found["last_hidden_state"].dtype == np.float32
+        np.testing.assert_array_equal(found["last_hidden_state"], _states(arrays))
+
+
+@GRAPHS
+@pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP64"])
+def test_outputs_of_other_types_are_widened(tmp_path: Path, open_graph: Open, datatype: str) -> None:
+    engine = open_graph(onnx_graphs.encoder(tmp_path / "model.onnx", datatype=datatype))
+    arrays = _tokens(2, 3)
+    found = engine.run(arrays)["last_hidden_state"]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, _states(arrays))
+
+
+@GRAPHS
+def test_token_types_may_be_left_out_and_nothing_else(tmp_path: Path, open_graph: Open) -> None:
+    engine = open_graph(onnx_graphs.encoder(tmp_path / "model.onnx"))
+    arrays = _tokens(2, 4)
+    del arrays["token_type_ids"]
+    found = engine.run(arrays)["last_hidden_state"]
+    np.testing.assert_array_equal(found, _states({**arrays, "token_type_ids": np.zeros((2, 4), np.int64)}))
+    del arrays["attention_mask"]
+    with pytest.raises(ConchError, match="the graph takes 'attention_mask', which the task does not give"):
+        engine.run(arrays)
+
+
+@GRAPHS
+def test_inputs_become_what_the_graph_takes(tmp_path: Path, open_graph: Open) -> None:
+    nodes = [helper.make_node("Identity", ["input_ids"], ["logits"])]
+    tensors = [[(name, "INT32", ("batch", "tokens"))] for name in ("input_ids", "logits")]
+    engine = open_graph(onnx_graphs.write(tmp_path / "model.onnx", nodes, *tensors))
+    assert engine.inputs == {"input_ids"}
+    assert engine.run(_tokens(1, 3))["logits"].tolist() == [[1, 2, 3]]
+
+
+def test_a_graph_that_takes_strings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match="the graph's input 'x' is BYTES, which tasks do not make"):
+        OnnxRuntimeEngine(onnx_graphs.identity(tmp_path / "model.onnx", "BYTES"))
+
+
+@GRAPHS
+def test_instances_run_at_once(tmp_path: Path, open_graph: Open) -> None:
+    engine = open_graph(onnx_graphs.encoder(tmp_path / "model.onnx"), instances=3)
+    together = threading.Barrier(3)
+
+    def run(number: int) -> bool:
+        together.wait(timeout=10)
+        arrays = _tokens(1 + number, 5 + number)
+        return all((engine.run(arrays)["last_hidden_state"] == _states(arrays)).all() for _ in range(30))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(run, range(3)))
+
+
+def test_neither_torch_nor_transformers_is_imported_for_a_graph(tmp_path: Path) -> None:
+    path = onnx_graphs.encoder(tmp_path / "model.onnx")
+    program = (
+        "import sys; from pathlib import Path\n"
+        "import conch.backends.tasks.engines.choice\n"
+        "from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine\n"
+        f"OnnxRuntimeEngine(Path({str(path)!r}))\n"
+        "print({'torch', 'transformers', 'openvino', 'onnx'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("shape", "padded"),
+    [
+        ((1, 16), (1, 16)),
+        ((1, 17), (1, 24)),
+        ((8, 100), (8, 112)),
+        ((9, 3), (10, 8)),
+        ((17, 8), (20, 8)),
+        ((33, 300), (40, 320)),
+    ],
+)
+def test_shapes_are_padded_to_a_grid(shape: tuple[int, int], padded: tuple[int, int]) -> None:
+    assert on_grid(*shape) == padded
+    assert on_grid(*padded) == padded
+
+
+def test_the_grid_has_few_sizes_and_wastes_at_most_a_quarter() -> None:
+    sizes = {on_grid(rows, 8)[0] for rows in range(1, 257)}
+    assert len(sizes) < 30
+    assert all(rows <= on_grid(rows, 8)[0] <= rows * 1.25 for rows in range(1, 257))
+
+
+SIZES = {
+    "vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny BERT with random weights."""
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("bert")
+    BertModel(BertConfig(**SIZES)).eval().save_pretrained(folder)
+    return folder
+
+
+def test_torch_gives_what_transformers_gives(bert: Path) -> None:
+    engine = TorchEngine(bert, "AutoModel", instances=2)
+    assert (engine.precision, engine.outputs) == ("fp32", ("last_hidden_state",))
+    assert engine.inputs == {"input_ids", "attention_mask", "token_type_ids"}
+    arrays = _tokens(2, 5)
+    arrays["token_type_ids"][:] = 1
+    arrays["input_ids"].flags.writeable = False
+    found = engine.run(arrays)["last_hidden_state"]
+    with torch.no_grad():
+        wanted = BertModel.from_pretrained(bert).eval()(**{name: torch.tensor(one) for name, one in arrays.items()})
+    np.testing.assert_allclose(found, wanted.last_hidden_state.numpy(), atol=1e-5)
+
+
+def test_torch_computes_in_the_type_asked_for_and_answers_in_fp32(bert: Path) -> None:
+    engine = TorchEngine(bert, "AutoModel", dtype="bfloat16")
+    assert engine.precision == "bf16"
+    assert (
+        engine.run(_tokens(1, 4) | {"token_type_ids": np.zeros((1, 4), np.int64)})["last_hidden_state"].dtype
+        == np.float32
+    )
+
+
+def test_cores_are_divided_among_the_threads_that_call_torch(bert: Path) -> None:
+    engine = TorchEngine(bert, "AutoModel", threads=4, instances=2)
+    arrays = _tokens(1, 4)
+    del arrays["token_type_ids"]
+
+    def run() -> int:
+        engine.run(arrays)
+        return torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            assert [future.result() for future in [pool.submit(run) for _ in range(4)]] == [2, 2, 2, 2]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_checkpoint_without_the_tasks_head_is_refused(bert: Path) -> None:
+    with pytest.raises(ConchError, match=r"the weights lack 2 of its tensors, such as classifier.bias") as error:
+        TorchEngine(bert, "AutoModelForSequenceClassification")
+    assert error.value.code is Code.INVALID_ARG
+
+
+def test_weights_of_other_sizes_than_the_configuration_says_are_refused_by_name(bert: Path, tmp_path: Path) -> None:
+    BertConfig(**{**SIZES, "vocab_size": SIZES["vocab_size"] + 1}).save_pretrained(tmp_path)
+    shutil.copy(bert / "model.safetensors", tmp_path)
+    with pytest.raises(
+        ConchError, match=r"the weights have embeddings\.word_embeddings\.weight as \[.+\], config.json"
+    ):
+        TorchEngine(tmp_path, "AutoModel")
+
+
+def test_a_head_that_is_there_gives_logits(tmp_path: Path) -> None:
+    BertForSequenceClassification(BertConfig(**SIZES, num_labels=3)).save_pretrained(tmp_path)
+    engine = TorchEngine(tmp_path, "AutoModelForSequenceClassification")
+    arrays = _tokens(2, 4)
+    arrays["token_type_ids"][:] = 0
+    assert {name: one.shape for name, one in engine.run(arrays).items()} == {"logits": (2, 3)}
+
+
+def _checkpoint(
+    folder: Path, engine: str = "torch", *, variant: Any = None, graph: Path | None = None, weights: bool = True
+) -> Any:
+    if weights:
+        (folder / "model.safetensors").touch()
+    return SimpleNamespace(directory=folder, variant=variant, engine=engine, graph_file=lambda engine: graph)
+
+
+def test_the_variant_chosen_runs(tmp_path: Path) -> None:
+    variant = SimpleNamespace(name="v", engine="openvino", precision="int8", path="v.xml")
+    assert choose(_checkpoint(tmp_path, variant=variant), Options()) == ("openvino", "int8", tmp_path / "v.xml")
+    itself = SimpleNamespace(name="t", engine="torch", precision="bf16", path="")
+    assert choose(_checkpoint(tmp_path, variant=itself), Options()) == ("torch", "bf16", None)
+
+
+def test_on_a_gpu_the_checkpoint_itself_runs_unless_a_variant_is_named(tmp_path: Path) -> None:
+    variant = SimpleNamespace(name="v", engine="onnxruntime", precision="fp16", path="v.onnx")
+    checkpoint = _checkpoint(tmp_path, variant=variant)
+    assert choose(checkpoint, Options(), "cuda") == ("torch", "", None)
+    assert choose(checkpoint, Options(dtype="bfloat16"), "cuda") == ("torch", "bf16", None)
+    for options in (Options(variant="v"), Options(engine="onnxruntime")):
+        assert choose(checkpoint, options, "cuda") == ("onnxruntime", "fp16", tmp_path / "v.onnx")
+    (tmp_path / "model.safetensors").unlink()
+    assert choose(_checkpoint(tmp_path, variant=variant, weights=False), Options(), "cuda")[0] == "onnxruntime"
+
+
+def test_without_variants_what_the_folder_holds_runs(tmp_path: Path) -> None:
+    graph = onnx_graphs.encoder(tmp_path / "model.onnx")
+    engine = open_engine(_checkpoint(tmp_path, "onnxruntime", graph=graph), Options(), head="AutoModel")
+    assert (engine.name, engine.precision) == ("onnxruntime", "fp32")
+
+
+def test_torch_runs_a_checkpoint(bert: Path) -> None:
+    engine = open_engine(_checkpoint(bert, weights=False), Options(dtype="bfloat16"), head="AutoModel")
+    assert (engine.name, engine.precision) == ("torch", "bf16")
+
+
+def test_openvino_is_refused_on_a_gpu(tmp_path: Path) -> None:
+    checkpoint = _checkpoint(tmp_path, "openvino", graph=tmp_path / "model.xml")
+    with pytest.raises(ConchError, match="engine 'openvino' runs on CPUs"):
+        open_engine(checkpoint, Options(engine="openvino"), head="AutoModel", device="cuda")
+
+
+def test_an_engine_without_a_graph_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match="has no graph for engine 'onnxruntime': convert it, or use torch") as error:
+        open_engine(_checkpoint(tmp_path, "onnxruntime"), Options(engine="onnxruntime"), head="AutoModel")
+    assert error.value.code is Code.INVALID_ARG
+
+
+def test_a_shape_that_is_asked_for_again_and_again_is_no_longer_padded() -> None:
+    engine = OpenVinoEngine.__new__(OpenVinoEngine)
+    engine._asked = Counter()
+    first = [engine.shape(17, 16) for _ in range(WORTH_COMPILING)]
+    assert set(first) == {(20, 16)}
+    assert engine.shape(17, 16) == (17, 16)
+    assert engine.shape(18, 16) == (20, 16)

@@ -1,0 +1,134 @@
+"""Sound and images: what is read, and what is refused before it is decoded."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from base64 import b64encode
+
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+
+from conch.backends.tasks import media
+from conch.checkpoints.options import Options
+from conch.errors import Code, ConchError
+from tests.task_checkpoints import RATE, image_file, sound_file, tone
+
+
+def test_resampled_tone_is_the_tone_at_the_other_rate() -> None:
+    times = np.arange(44_100) / 44_100
+    heard = media.audio(sound_file(np.sin(2 * np.pi * 440 * times) / 2, 44_100, subtype="FLOAT"), RATE)
+    wanted = np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE) / 2
+    assert heard.dtype == np.float32
+    assert len(heard) == RATE
+    # The filter needs some samples at both ends.
+    assert np.abs(heard - wanted)[200:-200].max() < 2e-3
+
+
+def test_channels_are_averaged() -> None:
+    left, right = tone(0.1, seed=1), tone(0.1, seed=2)
+    heard = media.audio(sound_file(np.stack([left, right], 1), subtype="FLOAT"), RATE)
+    np.testing.assert_allclose(heard, (left + right) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("prefix", [b"", b"data:audio/wav;base64,", b"data:;base64,"])
+def test_base64_is_read(prefix: bytes) -> None:
+    file = sound_file(tone(0.1))
+    heard = media.audio(prefix + b64encode(file), RATE)
+    np.testing.assert_array_equal(heard, media.audio(file, RATE))
+
+
+def test_header_that_promises_hours_is_refused_before_decoding() -> None:
+    file = bytearray(sound_file(np.zeros(4000, np.int16), 1000, "FLAC", "PCM_16"))
+    # The 36 bits of the number of samples in STREAMINFO.
+    file[21] |= 0x0F
+    file[22:26] = b"\xff\xff\xff\xff"
+    with pytest.raises(ConchError, match="seconds long; at most 3600 are read"):
+        media.audio(bytes(file), RATE)
+
+
+def test_stream_without_a_length_is_refused() -> None:
+    file = bytearray(sound_file(np.zeros(4000, np.int16), 1000, "FLAC", "PCM_16"))
+    file[21] &= 0xF0
+    file[22:26] = bytes(4)
+    with pytest.raises(ConchError, match="does not say how long it is"):
+        media.audio(bytes(file), RATE)
+
+
+@pytest.mark.parametrize("cut", [10, 30, 44])
+def test_damaged_sound_is_refused(cut: int) -> None:
+    with pytest.raises(ConchError, match="input 'audio' in row 2 cannot be read") as caught:
+        media.audio(sound_file(tone(0.1))[:cut], RATE, row=2)
+    assert caught.value.code is Code.INVALID_ARG
+
+
+def test_formats_that_are_not_served_are_refused() -> None:
+    with pytest.raises(ConchError, match="not a WAV, FLAC or OGG file"):
+        media.audio(sound_file(tone(0.1), format="AIFF"), RATE)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+def test_images_are_read_in_rgb(format: str) -> None:
+    image = media.image(image_file(7, 5, format=format))
+    assert (image.mode, image.size) == ("RGB", (7, 5))
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1"])
+def test_other_colours_become_rgb(mode: str) -> None:
+    assert media.image(image_file(mode=mode)).mode == "RGB"
+
+
+def test_photograph_is_turned_upright(tmp_path: object) -> None:
+    from io import BytesIO
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = BytesIO()
+    Image.new("RGB", (8, 4)).save(file, "JPEG", exif=exif)
+    assert media.image(file.getvalue()).size == (4, 8)
+
+
+def test_image_of_too_many_pixels_is_refused_by_its_header() -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    for side in (9_000, 60_000):
+        header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+        file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+        with pytest.raises(ConchError, match="pixels; at most 64000000 are read"):
+            media.image(file)
+
+
+@pytest.mark.parametrize(
+    "file", [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", image_file()[:90], b"<svg/>", b"a.png"]
+)
+def test_damaged_image_is_refused(file: bytes) -> None:
+    with pytest.raises(ConchError, match="input 'image' in row 3 cannot be read") as caught:
+        media.image(file, row=3)
+    assert caught.value.code is Code.INVALID_ARG
+
+
+def test_sound_goes_out_as_a_wav_file() -> None:
+    samples = tone(0.1)
+    np.testing.assert_allclose(media.audio(media.wav(samples[None], RATE), RATE), samples, atol=1e-4)
+
+
+def test_what_is_wrong_with_a_sound_file_is_said_without_the_name_of_an_object() -> None:
+    with pytest.raises(ConchError) as refused:
+        media.audio(sound_file(tone(0.1))[:30], 16_000)
+    assert "BytesIO" not in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["max_audio_seconds", "max_image_pixels"])
+def test_limits_that_nothing_keeps_to_are_refused(name: str) -> None:
+    limit = media.max_seconds if name == "max_audio_seconds" else media.max_pixels
+    with pytest.raises(ConchError, match=f"parameter '{name}' is 0; it must be 1 at least"):
+        limit(Options.from_values({name: 0}))
+
+
+def test_networks_of_samples_need_as_many_as_their_convolutions() -> None:
+    wav2vec2, sew = transformers.Wav2Vec2Config(), transformers.SEWConfig()
+    assert media.shortest(wav2vec2) == 400 and media.shortest(transformers.WhisperConfig()) == 1
+    assert media.shortest(sew) > 400

@@ -1,0 +1,231 @@
+"""Speech recognition: the pipeline's own answers, for files and samples, short and long, alone and in batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from conch.backends.native.arrays import Result
+from conch.backends.tasks.base import ExecutionWork, Task
+from conch.errors import Code, ConchError
+from tests import task_checkpoints
+from tests.task_checkpoints import RATE, sound_file, tone
+from tests.task_requests import answers, ask, open_task, texts
+
+SHORT, OTHER, LONG = tone(1.2), tone(1.7, seed=3), tone(5.3, seed=1)
+
+
+@pytest.fixture(scope="module")
+def whisper_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return task_checkpoints.whisper(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def whisper(whisper_folder: Path) -> Task:
+    return open_task(whisper_folder)
+
+
+@pytest.fixture(scope="module")
+def whisper_pipeline(whisper_folder: Path) -> Any:
+    return pipeline(whisper_folder)
+
+
+@pytest.fixture(scope="module")
+def ctc_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return task_checkpoints.ctc(tmp_path_factory.mktemp("ctc"))
+
+
+@pytest.fixture(scope="module")
+def ctc(ctc_folder: Path) -> Task:
+    return open_task(ctc_folder)
+
+
+def pipeline(folder: Path) -> Any:
+    make: Any = transformers.pipeline
+    return make("automatic-speech-recognition", model=str(folder), device="cpu", dtype=torch.float32)
+
+
+def raw(samples: Any) -> dict[str, Any]:
+    return {"raw": samples, "sampling_rate": RATE}
+
+
+def pieces(given: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
+    """The pipeline's chunks as the task gives them."""
+    return [
+        {"text": one["text"], "start": round(one["timestamp"][0] or 0, 3),
+         "end": round(seconds if one["timestamp"][1] is None else one["timestamp"][1], 3)}
+        for one in given["chunks"]
+    ]  # fmt: skip
+
+
+def test_samples_are_transcribed_as_by_the_pipeline(whisper: Task, whisper_pipeline: Any) -> None:
+    assert texts(whisper, ask({"samples": SHORT[None]})) == [[whisper_pipeline(raw(SHORT))["text"]]]
+
+
+@pytest.mark.parametrize(("format", "subtype"), [("WAV", "FLOAT"), ("FLAC", "PCM_24"), ("OGG", "VORBIS")])
+def test_files_are_transcribed(whisper: Task, whisper_pipeline: Any, format: str, subtype: str) -> None:
+    file = sound_file(SHORT, format=format, subtype=subtype)
+    ((written,),) = texts(whisper, ask({"audio": [file]}))
+    if format != "OGG":
+        assert written == whisper_pipeline(raw(SHORT))["text"]
+    assert written
+
+
+def test_short_recordings_run_as_one_batch(whisper: Task, whisper_pipeline: Any) -> None:
+    usage = ExecutionWork()
+    requests = [ask({"samples": SHORT[None]}), ask({"samples": OTHER[None]})]
+    results = whisper.execute([whisper.prepare(request) for request in requests], usage)
+    found = [result.outputs["text_output"].elements[0] for result in results if isinstance(result, Result)]  # type: ignore[union-attr]
+    assert usage.runs == 1
+    assert found == [whisper_pipeline(raw(samples))["text"] for samples in (SHORT, OTHER)]
+
+
+def test_long_recording_is_transcribed_window_by_window(whisper: Task, whisper_pipeline: Any) -> None:
+    wanted = whisper_pipeline(raw(LONG), return_timestamps=True)
+    request = ask({"samples": LONG[None]})
+    assert texts(whisper, request) == [[wanted["text"]]]
+    assert texts(whisper, request, output="chunks") == [["[]"]]
+
+
+def test_long_recording_in_overlapping_chunks_by_configuration(whisper_folder: Path, whisper_pipeline: Any) -> None:
+    task = open_task(whisper_folder, chunk_length_s=2)
+    wanted = whisper_pipeline(raw(LONG), chunk_length_s=2.0)
+    usage = ExecutionWork()
+    (result,) = task.execute([task.prepare(ask({"samples": LONG[None]}))], usage)
+    assert isinstance(result, Result)
+    assert result.outputs["text_output"].elements == [wanted["text"]]  # type: ignore[union-attr]
+    assert usage.sequences > usage.runs
+
+
+@pytest.mark.parametrize("samples", [SHORT, LONG], ids=["short", "long"])
+def test_segments_have_times(whisper: Task, whisper_pipeline: Any, samples: Any) -> None:
+    wanted = pieces(whisper_pipeline(raw(samples), return_timestamps=True), len(samples) / RATE)
+    ((found,),) = texts(whisper, ask({"samples": samples[None]}, return_timestamps="segment"), output="chunks")
+    assert json.loads(found) == wanted
+
+
+def test_words_have_times_and_leave_other_requests_alone(
+    whisper: Task, whisper_pipeline: Any, whisper_folder: Path
+) -> None:
+    plain = ask({"samples": OTHER[None]})
+    before = texts(whisper, plain)
+    ((found,),) = texts(whisper, ask({"samples": SHORT[None]}, return_timestamps="word"), output="chunks")
+    wanted = pieces(pipeline(whisper_folder)(raw(SHORT), return_timestamps="word"), len(SHORT) / RATE)
+    assert json.loads(found) == wanted
+    assert texts(whisper, plain) == before
+
+
+def test_language_and_task_are_those_of_the_request(whisper: Task, whisper_pipeline: Any) -> None:
+    for chosen in ({"language": "de"}, {"language": "german", "task": "translate"}):
+        wanted = whisper_pipeline(raw(SHORT), generate_kwargs=chosen)["text"]
+        assert texts(whisper, ask({"samples": SHORT[None]}, **chosen)) == [[wanted]]
+
+
+def test_unknown_language_fails_its_request_only(whisper: Task) -> None:
+    failed, answered = answers(
+        whisper, ask({"samples": SHORT[None]}, language="klingon"), ask({"samples": SHORT[None]})
+    )
+    assert isinstance(failed, ConchError)
+    assert failed.code is Code.INVALID_ARG
+    assert "klingon" in failed.message
+    assert isinstance(answered, Result)
+
+
+def test_sampling_rate_and_stereo_are_brought_to_what_the_model_hears(ctc: Task) -> None:
+    wanted = texts(ctc, ask({"samples": SHORT[None]}))
+    doubled = tone(1.2, 2 * RATE)
+    near = ctc.prepare(ask({"samples": doubled[None]}, sampling_rate=2 * RATE))
+    assert near.length == ctc.prepare(ask({"samples": SHORT[None]})).length
+    assert texts(ctc, ask({"audio": [sound_file(np.stack([SHORT, SHORT], 1), subtype="FLOAT")]})) == wanted
+
+
+def test_ctc_transcribes_as_the_pipeline(ctc: Task, ctc_folder: Path) -> None:
+    wanted = pipeline(ctc_folder)(raw(SHORT), return_timestamps="word")
+    request = ask({"audio": [sound_file(SHORT, subtype="FLOAT")]}, return_timestamps="word")
+    assert texts(ctc, request) == [[wanted["text"]]]
+    ((found,),) = texts(ctc, request, output="chunks")
+    assert json.loads(found) == pieces(wanted, 1.2)
+
+
+def test_ctc_joins_overlapping_chunks_in_order(ctc_folder: Path) -> None:
+    task = open_task(ctc_folder, chunk_length_s=2)
+    first, second = texts(task, ask({"samples": LONG[None]}), ask({"samples": OTHER[None]}))
+    reference = pipeline(ctc_folder)
+    assert first == [reference(raw(LONG), chunk_length_s=2.0)["text"]]
+    assert second == [reference(raw(OTHER), chunk_length_s=2.0)["text"]]
+
+
+def test_rows_of_a_request_keep_their_order(ctc: Task) -> None:
+    files = [sound_file(samples) for samples in (LONG, SHORT, OTHER)]
+    together = texts(ctc, ask({"audio": files}))
+    assert together == [[texts(ctc, ask({"audio": [file]}))[0][0] for file in files]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        ({"audio": [b"RIFF1234"], "samples": SHORT[None]}, {}, "exactly one of"),
+        ({"audio": [sound_file(SHORT), b"RIFFnothing"]}, {}, "input 'audio' in row 1 cannot be read"),
+        ({"audio": [b"/etc/passwd"]}, {}, "it is text, but not base64"),
+        ({"audio": [b"http://example.com/a.wav"]}, {}, "not a WAV, FLAC or OGG file"),
+        ({"audio": [b""]}, {}, "it is empty"),
+        ({"samples": np.zeros((1, 0), np.float32)}, {}, "it holds no samples"),
+        ({"samples": np.full((1, 400), np.nan, np.float32)}, {}, "not numbers"),
+        ({"samples": SHORT[None]}, {"sampling_rate": 3}, "sampling rate is 3 Hz"),
+        ({"samples": SHORT[None]}, {"return_timestamps": "page"}, "this model can give: none, segment, word"),
+        ({"samples": SHORT[None]}, {"task": "sing"}, "transcribe or translate"),
+    ],
+)
+def test_what_cannot_be_heard_is_refused(
+    whisper: Task, inputs: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConchError, match=message) as caught:
+        whisper.prepare(ask(inputs, **options))
+    assert caught.value.code is Code.INVALID_ARG
+
+
+def test_models_without_languages_refuse_one(ctc: Task) -> None:
+    with pytest.raises(ConchError, match="input 'language' is not for this model"):
+        ctc.prepare(ask({"samples": SHORT[None]}, language="de"))
+
+
+def test_recording_beyond_the_limit_is_refused(ctc_folder: Path) -> None:
+    task = open_task(ctc_folder, max_audio_seconds=3)
+    for inputs in ({"samples": LONG[None]}, {"audio": [sound_file(LONG)]}):
+        with pytest.raises(ConchError, match="5 seconds long; at most 3 are read"):
+            task.prepare(ask(inputs))
+
+
+def test_cancelled_request_leaves_the_other_rows_alone(whisper: Task) -> None:
+    going = ask({"samples": OTHER[None]})
+    wanted = texts(whisper, going)
+    cancelled = ask({"samples": SHORT[None]})
+    cancelled.cancelled = True
+    assert texts(whisper, cancelled, going)[1:] == wanted
+
+
+@pytest.mark.parametrize("count", [1, 10, 399])
+def test_sound_too_short_for_one_frame_is_refused(ctc: Task, count: int) -> None:
+    reason = f"it is too short: it has {count} samples at 16000 Hz, and the model needs 400"
+    sound = SHORT[:count]
+    for inputs, name in (({"samples": sound[None]}, "samples"), ({"audio": [sound_file(sound)]}, "audio")):
+        with pytest.raises(ConchError, match=f"input '{name}' in row 0 cannot be read: {reason}") as error:
+            ctc.prepare(ask(inputs))
+        assert error.value.code is Code.INVALID_ARG
+
+
+def test_the_shortest_sound_is_transcribed(ctc: Task, whisper: Task) -> None:
+    assert len(texts(ctc, ask({"samples": SHORT[None, :400]}))) == 1
+    assert len(texts(whisper, ask({"samples": SHORT[None, :1]}))) == 1
+
+
+@pytest.mark.parametrize("chunk", ["-1", "0.01"])
+def test_chunks_too_short_for_sound_are_refused_at_load(ctc_folder: Path, chunk: str) -> None:
+    with pytest.raises(ConchError, match=f"parameter 'chunk_length_s' is {chunk}; it must be 0"):
+        open_task(ctc_folder, chunk_length_s=chunk)

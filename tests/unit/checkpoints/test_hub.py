@@ -1,0 +1,233 @@
+"""Where a model comes from: a folder, the Hub's cache, or the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.hub import Location, resolve
+from conch.checkpoints.options import Options
+from conch.errors import Code, ConchError
+from tests.unit.checkpoints.fake_hub import COMMIT, FakeHub
+from tests.unit.checkpoints.folders import WEIGHTS, checkpoint
+
+FILES = {
+    "config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}',
+    "tokenizer.json": b"{}",
+    "README.md": b"# A model",
+    "modeling.py": b"raise SystemExit",
+    "model.safetensors": WEIGHTS,
+    "model.fp16.safetensors": WEIGHTS,
+    "pytorch_model.bin": b"pickle",
+    "tf_model.h5": b"h5",
+    "onnx/model.onnx": b"onnx",
+    "openvino/openvino_model.xml": b"xml",
+    "openvino/openvino_model.bin": b"bin",
+}
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Path:
+    directory = tmp_path / "model" / "1"
+    directory.mkdir(parents=True)
+    return directory
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    for name in ("HF_TOKEN", "PRIVATE_REPO_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with FakeHub({"org/name": dict(FILES)}).listening() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "shared"))
+        yield hub
+
+
+def refusal(version: Path, options: Options) -> ConchError:
+    with pytest.raises(ConchError) as refused:
+        resolve(version, options)
+    assert "\n" not in refused.value.message
+    return refused.value
+
+
+def test_version_directory_is_the_model_where_nothing_else_is_named(version: Path) -> None:
+    assert resolve(version, Options()) == Location(version, str(version))
+
+
+@pytest.mark.parametrize("place", ["model/1/weights", "model/weights"])
+def test_relative_folder_is_found_beside_the_version_and_beside_the_model(version: Path, place: str) -> None:
+    folder = version.parent.parent / place
+    folder.mkdir()
+
+    assert resolve(version, Options(model="weights")).folder == folder
+
+
+def test_folder_may_be_given_from_the_model_s_directory(version: Path) -> None:
+    (version.parent / "weights").mkdir()
+
+    location = resolve(version, Options(model="$$TRITON_MODEL_DIRECTORY/weights"))
+
+    assert location.folder == version.parent / "weights"
+
+
+@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "../nowhere"])
+def test_folder_that_is_not_there_is_not_looked_for_on_the_hub(version: Path, model: str) -> None:
+    assert refusal(version, Options(model=model)).message == f"model folder '{model}' does not exist"
+
+
+@pytest.mark.parametrize("model", ["a/b/c", "org/na me", "org/..", "org/a--b", "http://host/x"])
+def test_text_that_is_neither_folder_nor_id_is_refused(version: Path, model: str) -> None:
+    error = refusal(version, Options(model=model))
+    assert error.message == (
+        f"model '{model}' is neither a folder, a .gguf file nor an id on the Hugging Face Hub (org/name)"
+    )
+    assert error.code is Code.INVALID_ARG
+
+
+def test_model_file_names_model_revision_and_task(version: Path, hub: FakeHub) -> None:
+    (version / "model.json").write_text(
+        '{"model": "org/name", "revision": "main", "task": "fill-mask", "max_length": 9}'
+    )
+
+    opened = Checkpoint.open(version, Options())
+
+    assert (opened.source, opened.revision, opened.task, opened.max_length) == ("org/name", COMMIT, "fill-mask", 9)
+    assert opened.options.revision == "main"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '"org/name"', "{"])
+def test_broken_model_file_is_refused_by_name(version: Path, text: str) -> None:
+    (version / "model.json").write_text(text)
+
+    with pytest.raises(ConchError, match=r"model\.json (cannot be read|must hold a JSON object)"):
+        Checkpoint.open(version, Options())
+
+
+def test_safetensors_are_fetched_and_no_other_weights(version: Path, hub: FakeHub) -> None:
+    location = resolve(version, Options(model="org/name"))
+
+    assert sorted(hub.fetched) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    assert (location.folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_pickled_weights_are_fetched_where_there_are_no_others(version: Path, hub: FakeHub) -> None:
+    del hub.files["org/name"]["model.safetensors"]
+    del hub.files["org/name"]["model.fp16.safetensors"]
+
+    resolve(version, Options(model="org/name"))
+
+    assert "pytorch_model.bin" in hub.fetched
+
+
+@pytest.mark.parametrize(
+    ("engine", "weights"),
+    [
+        ("onnxruntime", {"onnx/model.onnx"}),
+        ("openvino", {"openvino/openvino_model.xml", "openvino/openvino_model.bin"}),
+    ],
+)
+def test_engine_decides_which_weights_are_fetched(version: Path, hub: FakeHub, engine: str, weights: set[str]) -> None:
+    opened = Checkpoint.open(version, Options(model="org/name", engine=engine))
+
+    assert set(hub.fetched) == {"README.md", "config.json", "tokenizer.json", *weights}
+    assert opened.graph_file(engine) is not None
+
+
+def test_code_is_fetched_only_when_it_is_trusted(version: Path, hub: FakeHub) -> None:
+    resolve(version, Options(model="org/name"))
+    assert "modeling.py" not in hub.fetched
+
+    resolve(version, Options(model="org/name", trust_remote_code=True))
+    assert "modeling.py" in hub.fetched
+
+
+def test_cache_may_be_the_model_s_own(version: Path, hub: FakeHub) -> None:
+    location = resolve(version, Options(model="org/name", cache_dir="cache"))
+
+    assert location.folder.is_relative_to(version.parent / "cache")
+
+
+def test_cached_model_is_served_while_the_hub_is_away(
+    version: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = resolve(version, Options(model="org/name"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+
+    assert resolve(version, Options(model="org/name")) == online
+    assert resolve(version, Options(model="org/name", offline=True)) == online
+
+
+def test_offline_mode_without_a_copy_is_refused(version: Path, hub: FakeHub, tmp_path: Path) -> None:
+    error = refusal(version, Options(model="org/name", offline=True))
+
+    assert error.message.startswith(
+        f"model 'org/name' is not complete in the Hub's cache at {tmp_path / 'shared'}, and offline mode is on"
+    )
+    assert error.code is Code.UNAVAILABLE
+    assert hub.fetched == []
+
+
+def test_hub_away_without_a_copy_is_refused(version: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+
+    error = refusal(version, Options(model="org/name"))
+
+    assert error.message.endswith("and the Hub cannot be reached")
+    assert error.code is Code.UNAVAILABLE
+
+
+def test_model_that_does_not_exist_is_refused(version: Path, hub: FakeHub) -> None:
+    error = refusal(version, Options(model="org/other"))
+
+    assert error.message.startswith("model 'org/other' does not exist on the Hugging Face Hub, or it is private")
+    assert error.code is Code.INVALID_ARG
+
+
+def test_revision_that_does_not_exist_is_refused(version: Path, hub: FakeHub) -> None:
+    error = refusal(version, Options(model="org/name", revision="v9"))
+
+    assert error.message == "model 'org/name' has no revision 'v9' on the Hugging Face Hub"
+
+
+def test_gated_model_is_refused(version: Path, hub: FakeHub) -> None:
+    hub.gated.add("org/name")
+
+    assert refusal(version, Options(model="org/name")).message.startswith("model 'org/name' is gated: accept its")
+
+
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "PRIVATE_REPO_TOKEN"])
+def test_private_model_needs_a_token(
+    version: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    hub.private["org/name"] = "token-of-a-test"
+    assert "or it is private" in refusal(version, Options(model="org/name")).message
+
+    monkeypatch.setenv(variable, "token-of-a-test")
+
+    assert resolve(version, Options(model="org/name")).revision == COMMIT
+
+
+def test_folder_of_that_name_goes_before_the_hub(version: Path, hub: FakeHub) -> None:
+    checkpoint(version.parent / "org" / "name")
+
+    assert resolve(version, Options(model="org/name")).revision == ""
+    assert hub.fetched == []
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [("m" * 300, "File name too long"), ("~nobody-has-this-name/model", "Could not determine home directory.")],
+)
+def test_a_name_that_no_folder_can_have_is_refused(version: Path, model: str, reason: str) -> None:
+    with pytest.raises(ConchError, match="cannot be opened: ") as error:
+        resolve(version, Options(model=model))
+    assert error.value.code is Code.INVALID_ARG
+    assert error.value.message.endswith(reason) and len(error.value.message) < 200

@@ -1,0 +1,107 @@
+"""The task that the files of a checkpoint tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conch.checkpoints.task import canonical, pipeline_tag, task_of
+
+
+def told(architecture: str, kind: str = "bert", **others: Any) -> str:
+    inner = others.pop("config", {})
+    return task_of({"architectures": [architecture], "model_type": kind, **inner}, **others)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "task"),
+    [
+        ("BertModel", "bert", "feature-extraction"),
+        ("BertForMaskedLM", "bert", "fill-mask"),
+        ("BertForTokenClassification", "bert", "token-classification"),
+        ("BertForQuestionAnswering", "bert", "question-answering"),
+        ("BertForSequenceClassification", "bert", "text-classification"),
+        ("ViTForImageClassification", "vit", "image-classification"),
+        ("WhisperForConditionalGeneration", "whisper", "automatic-speech-recognition"),
+        ("Wav2Vec2ForCTC", "wav2vec2", "automatic-speech-recognition"),
+        ("Wav2Vec2ForSequenceClassification", "wav2vec2", "audio-classification"),
+        ("MarianMTModel", "marian", "translation"),
+        ("T5ForConditionalGeneration", "t5", "text2text-generation"),
+        ("Qwen2ForCausalLM", "qwen2", "text-generation"),
+        ("GPT2LMHeadModel", "gpt2", "text-generation"),
+        ("CLIPModel", "clip", "zero-shot-image-classification"),
+        ("DetrForObjectDetection", "detr", "object-detection"),
+    ],
+)
+def test_architecture_tells_the_task(architecture: str, kind: str, task: str) -> None:
+    assert told(architecture, kind) == task
+
+
+def test_classifier_of_one_class_ranks() -> None:
+    assert told("BertForSequenceClassification", labels=1) == "text-ranking"
+    assert told("BertForSequenceClassification", labels=1, card="text-classification") == "text-ranking"
+    assert told("BertForSequenceClassification", labels=3) == "text-classification"
+
+
+def test_model_card_tells_a_classifier_for_any_label() -> None:
+    task = told("BartForSequenceClassification", "bart", labels=3, card="zero-shot-classification")
+    assert task == "zero-shot-classification"
+
+
+def test_model_card_does_not_turn_one_head_into_another() -> None:
+    assert told("BertForTokenClassification", card="text-classification") == "token-classification"
+
+
+@pytest.mark.parametrize(
+    ("card", "params", "task"),
+    [
+        ("summarization", {"translation_en_to_de": {}}, "summarization"),
+        ("", {"summarization": {}}, "summarization"),
+        ("", {"translation_en_to_de": {}, "translation_en_to_fr": {}}, "translation"),
+        ("", {"summarization": {}, "translation_en_to_de": {}}, "text2text-generation"),
+        ("", None, "text2text-generation"),
+    ],
+)
+def test_model_card_goes_before_parameters_of_tasks(card: str, params: Any, task: str) -> None:
+    assert told("T5ForConditionalGeneration", "t5", card=card, config={"task_specific_params": params}) == task
+
+
+def test_sentence_transformers_with_pooling_embed() -> None:
+    modules = [
+        {"type": "sentence_transformers.models.Transformer"},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+    ]
+    assert told("BertForMaskedLM", modules=modules) == "feature-extraction"
+
+
+def test_encoder_of_images_extracts_features_of_images() -> None:
+    assert told("ViTModel", "vit", images=True) == "image-feature-extraction"
+
+
+def test_model_card_tells_where_the_architecture_does_not() -> None:
+    assert task_of({}, card="sentence-similarity") == "feature-extraction"
+    assert told("VitsModel", "vits", card="text-to-speech") == "text-to-audio"
+    assert told("SomethingNew", card="") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("NER", "token-classification"), ("rerank", "text-ranking"), ("translation_en_to_de", "translation_en_to_de")],
+)
+def test_task_has_other_names_too(name: str, task: str) -> None:
+    assert canonical(name) == task
+
+
+@pytest.mark.parametrize(
+    ("readme", "tag"),
+    [
+        ("---\nlicense: mit\npipeline_tag: fill-mask # comment\n---\n", "fill-mask"),
+        ('---\r\npipeline_tag: "translation"\r\n---\r\n', "translation"),
+        ("---\nlicense: mit\n---\npipeline_tag: fill-mask\n", ""),
+        ("pipeline_tag: fill-mask", ""),
+        ("", ""),
+    ],
+)
+def test_pipeline_tag_is_in_the_front_matter(readme: str, tag: str) -> None:
+    assert pipeline_tag(readme) == tag

@@ -1,0 +1,170 @@
+"""Conversations become the text that transformers makes of them, and one clear error where they do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jinja2")
+pytest.importorskip("tokenizers")
+
+from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file, templates_of
+from conch.checkpoints.tokenizers.text import open_tokenizer
+from conch.errors import Code, ConchError
+from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}\n"
+    "    {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TOOLS = (
+    "{{ bos_token }}{%- if tools %}{% for tool in tools %}{{ tool | tojson }}\n"
+    "{{ tool | tojson(indent=2) }}{% endfor %}"
+    "{% endif %}{%- set ns = namespace(count=0) %}"
+    "{%- for message in messages %}{% if message.role == 'skip' %}{% continue %}{% endif %}"
+    "{% set ns.count = ns.count + 1 %}{{ message.role | upper }}: {{ message.content if message.content is defined }}"
+    "{% if message.tool_calls is defined %}{{ message.tool_calls | tojson }}{% endif %}"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+    "{{ eos_token }}\n{% if ns.count > 5 %}{% break %}{% endif %}{% endfor %}"
+    "{% generation %}{% set inside = 1 %}-{% endgeneration %}{{ inside is defined }} {{ documents is none }}"
+    "{{ enable_thinking | default('unset') }}{{ dict(a=1) | tojson }}"
+)
+MESSAGES: list[list[dict[str, Any]]] = [
+    [{"role": "user", "content": "What is <b>this</b> & 日本?"}],
+    [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}],
+    [{"role": "user", "content": "a"}, {"role": "skip", "content": "x"}, {"role": "assistant", "content": "b "}],
+    [{"role": "user", "content": "n", "name": None}] * 8,
+]
+CALLS: list[list[dict[str, Any]]] = [
+    [{"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]}],
+    [{"role": "assistant", "content": "x", "thinking": "because"}, {"role": "user", "content": "y"}],
+]
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Wetter in <Köln>", "parameters": {}}}
+
+
+def folder_with(folder: Path, template: Any, **files: str) -> Path:
+    byte_level().save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+    if template is not None:
+        settings["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    for name, text in files.items():
+        path = folder / name.replace("__", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("template", [CHATML, TOOLS])
+@pytest.mark.parametrize("tools", [None, [], [WEATHER]])
+def test_text_is_that_of_transformers(tmp_path: Path, template: str, tools: list[Any] | None) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = folder_with(tmp_path, template)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = open_tokenizer(folder)
+
+    assert ours.has_chat_template
+    for messages in MESSAGES + (CALLS if template == TOOLS else []):
+        for variables in ({}, {"enable_thinking": False}):
+            wanted = theirs.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=True, **variables
+            )
+            assert ours.chat(messages, tools=tools, **variables) == wanted
+
+
+NAMED = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "files", "expected"),
+    [
+        ("one", {}, {"default": "one"}),
+        (NAMED, {}, {"default": "plain", "tool_use": "tools"}),
+        ("one", {"chat_template__jinja": "file"}, {"default": "file"}),
+        (None, {"chat_template__json": '{"chat_template": "json"}'}, {"default": "json"}),
+        (
+            None,
+            {"chat_template__jinja": "file", "additional_chat_templates/rag__jinja": "rag"},
+            {"default": "file", "rag": "rag"},
+        ),
+        (None, {}, {}),
+        (3, {}, {}),
+    ],
+)
+def test_template_comes_from_wherever_a_checkpoint_has_it(
+    tmp_path: Path, template: Any, files: dict[str, str], expected: dict[str, str]
+) -> None:
+    folder = folder_with(tmp_path, template, **files)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert templates_of(folder, settings) == expected
+
+
+def test_conversations_with_tools_have_their_own_template(tmp_path: Path) -> None:
+    made = open_tokenizer(folder_with(tmp_path, NAMED))
+    assert made.chat(MESSAGES[0]) == "plain"
+    assert made.chat(MESSAGES[0], tools=[WEATHER]) == "tools"
+    assert made.chat(MESSAGES[0], chat_template="tool_use") == "tools"
+
+
+def test_file_replaces_the_template(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "own", other__jinja="{{ messages[0].content }}!")
+    made = open_tokenizer(folder, chat_template=folder / "other.jinja")
+    assert made.chat([{"role": "user", "content": "Hi"}]) == "Hi!"
+
+
+def refusal(template: str | None, messages: Any = MESSAGES[0], **given: Any) -> str:
+    made = ChatTemplate({} if template is None else {"default": template}, {}, "m")
+    with pytest.raises(ConchError) as refused:
+        made.render(messages, **given)
+    assert refused.value.code is Code.INVALID_ARG and "\n" not in refused.value.message
+    return refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "model 'm' has no chat template; send text_input, or set parameter 'chat_template'"),
+        ("a\n{% if %}", "the chat template of model 'm' has an error in line 2: Expected an expression, got"),
+        ("{{ raise_exception('Roles must\nalternate') }}", "messages do not fit the chat template of model 'm': Roles"),
+        ("{{ messages[0].content.x.y }}", "cannot render these messages: UndefinedError: "),
+        ("{{ messages[0].content + 1 }}", "cannot render these messages: TypeError: "),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "cannot render these messages: SecurityError: "),
+        ("{{ messages.append(1) }}", "cannot render these messages: SecurityError: "),
+        ("{% for n in range(999999999) %}{% endfor %}", "cannot render these messages: OverflowError: "),
+    ],
+)
+def test_template_that_cannot_be_rendered_is_refused(template: str | None, message: str) -> None:
+    assert message in refusal(template)
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "messages must be a list with one message at least"),
+        ({"role": "user"}, "messages must be a list with one message at least"),
+        (["Hello"], "messages[0] must be a JSON object with 'role' and 'content'"),
+        ([{"role": "user", "content": "a"}, {"content": "b"}], "messages[1] has no role, such as 'user'"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(messages: Any, message: str) -> None:
+    assert message in refusal("x", messages)
+
+
+def test_other_arguments_are_checked() -> None:
+    assert refusal("x", tools={"a": 1}) == "'tools' must be a list of JSON objects, each the description of a tool"
+    assert refusal("x", chat_template="rag") == "model 'm' has no chat template 'rag', only default"
+
+
+@pytest.mark.parametrize(("name", "text"), [("t.json", "{"), ("t.json", "{}"), ("t.jinja", None)])
+def test_file_that_holds_no_template_is_refused(tmp_path: Path, name: str, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConchError, match=name) as refused:
+        read_file(tmp_path / name)
+    assert refused.value.code is Code.INVALID_ARG

@@ -1,0 +1,225 @@
+"""Whole conversions of tiny language models, with the time for measuring set to nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("openvino_genai")
+
+import torch
+from transformers import LlamaConfig, MistralConfig, Qwen2Config
+
+from conch.backends.engines.openvino.precision import Precision
+from conch.backends.generation.engine_choice import choose_engine, engine_spec
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.manifest import Manifest
+from conch.checkpoints.options import Options
+from conch.convert.causal import export, weights
+from conch.convert.causal import network as causal_network
+from conch.convert.causal.measure import measure, shapes
+from conch.convert.causal.served import spec_of
+from conch.convert.causal.texts import Texts
+from conch.convert.measure import Shape
+from conch.convert.plan import Plan
+from conch.convert.report import document
+from conch.convert.run import Outcome, convert
+from conch.errors import Code, ConchError
+from tests.convert_checkpoints import causal
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return causal(tmp_path_factory.mktemp("llama"), LlamaConfig, num_key_value_heads=2)
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return causal(tmp_path_factory.mktemp("qwen2"), Qwen2Config, num_key_value_heads=2)
+
+
+def plan(model: Path, repository: Path, **given: Any) -> Plan:
+    usual: dict[str, Any] = {"name": "m", "batch_sizes": (1, 2), "sequence_lengths": (16,), "seconds": 0, "threads": 1}
+    return Plan(str(model), repository, **{**usual, **given})
+
+
+def quietly(step: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def converted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return convert(plan(llama, tmp_path_factory.mktemp("models")), quietly)
+
+
+def test_usual_variants_pass_and_are_measured(converted: Outcome) -> None:
+    names = ["torch-fp32", "openvino-fp32", "openvino-int8", "openvino-int4"]
+    found = {one.name: one for one in converted.manifest.variants}
+
+    assert list(found) == names
+    assert [found[name].passed for name in names] == [False, True, True, True], found
+    for one in found.values():
+        assert [(run.batch, run.tokens) for run in one.latency] == [(1, 1), (2, 1), (1, 16)]
+        assert set(one.agreement) == {"perplexity", "top_1", "greedy"}
+    assert found["openvino-fp32"].agreement["greedy"]["prefix"] >= 0.9
+    assert found["openvino-int8"].agreement["top_1"]["value"] > 0.95
+    assert converted.manifest.auto.startswith("openvino-")
+    assert converted.manifest.settings["megabytes"]["openvino-int8"] < 0.7
+
+
+def test_a_converted_model_is_a_checkpoint_with_variants(converted: Outcome) -> None:
+    (folder,) = converted.folders
+
+    checkpoint = Checkpoint.open(folder / "1", Options(variant="openvino-int4"))
+
+    assert checkpoint.task == "text-generation"
+    graph = checkpoint.graph_file("openvino")
+    assert graph == folder / "1" / "openvino-int4" / "openvino_model.xml"
+    assert graph.with_suffix(".bin").is_file()
+    assert graph.with_name("openvino_tokenizer.xml").is_file() and graph.with_name("openvino_detokenizer.bin").is_file()
+    assert checkpoint.has("tokenizer.json", "generation_config.json", "config.json")
+    assert not checkpoint.has("model.safetensors")
+    assert (folder / "config.pbtxt").read_text().count("parameters") == 1  # threads
+    assert Manifest.read(folder / "1") == converted.manifest
+
+
+@pytest.mark.parametrize("capabilities", [("FP32",), ("FP32", "BF16")])
+def test_the_server_computes_as_the_verdict_did(converted: Outcome, capabilities: tuple[str, ...]) -> None:
+    (folder,) = converted.folders
+    parameters = {"threads": {"string_value": "1"}}
+    assert 'key: "threads" value { string_value: "1" }' in (folder / "config.pbtxt").read_text()
+    judged = {}
+    for one in converted.manifest.variants[1:]:
+        chosen = {**parameters, "variant": {"string_value": one.name}}
+        checkpoint = Checkpoint.open(folder / "1", Options.from_config({"parameters": chosen}))
+        assert choose_engine(checkpoint, checkpoint.options, on_gpu=False) == one.engine
+        serves = engine_spec(checkpoint, checkpoint.options, {"kind": "CPU", "device_id": 0}, ())
+        judges = spec_of(folder / "1" / one.path, one.precision, checkpoint.config, 1)
+
+        judged[one.precision] = Precision.of(judges, capabilities)
+        assert Precision.of(serves, capabilities) == judged[one.precision]
+        assert serves.directory == judges.directory and serves.threads == judges.threads
+
+    quantised = Precision("f32", "f16")
+    assert judged == {"fp32": Precision("f32", "f32", exact=True), "int8": quantised, "int4": quantised}
+
+
+def test_the_report_is_in_tokens_a_second(converted: Outcome) -> None:
+    text = document.markdown(converted.manifest)
+
+    assert "| write x1 tok/s | read 16 tok/s | write x2 tok/s |" in text
+    assert "perplexity" in text and "next token 1.0000" in text and " MB |" in text
+    assert "cosine" not in text
+    assert "write x1 tok/s" in document.html(converted.manifest)
+
+
+def test_torch_serves_where_it_is_asked_for(qwen2: Path, tmp_path: Path) -> None:
+    outcome = convert(plan(qwen2, tmp_path, backends=("pytorch", "openvino"), quantize=("int8",)), quietly)
+
+    assert [one.passed for one in outcome.manifest.variants] == [True, True, True], outcome.manifest.variants
+    assert (outcome.folders[0] / "1" / "model.safetensors").is_file()
+
+
+@pytest.fixture(scope="module")
+def spoilt(llama: Path) -> Any:
+    """The export of the model with noise in its weights."""
+    network = causal_network.load(Checkpoint.open(llama), Options())
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in network.module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter += noise * parameter.std() if parameter.dim() > 1 else 0
+    return export.export(network)
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, model: Any, wanted: str) -> None:
+    """Have the files of one precision made from ``model``."""
+    real = weights.write
+
+    def write(right: Any, folder: Path, precision: str, texts: Any) -> Path:
+        return real(model.clone() if precision == wanted else right, folder, precision, texts)
+
+    monkeypatch.setattr(weights, "write", write)
+
+
+def test_a_variant_whose_weights_are_wrong_is_refused(
+    llama: Path, spoilt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, spoilt, "int8")
+    steps: list[str] = []
+
+    outcome = convert(plan(llama, tmp_path, quantize=("int8",)), steps.append)
+
+    found = {one.name: one for one in outcome.manifest.variants}
+    assert not found["openvino-int8"].passed and outcome.manifest.auto == "openvino-fp32"
+    assert any(step.startswith("openvino-int8 refused: perplexity") for step in steps), steps
+    assert not (outcome.folders[0] / "1" / "openvino-int8").exists()
+
+
+def test_nothing_is_written_when_the_export_is_wrong(
+    llama: Path, spoilt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, spoilt, "fp32")
+
+    with pytest.raises(ConchError, match=r"serve the checkpoint as it is \(engine transformers\)") as caught:
+        convert(plan(llama, tmp_path, quantize=("int8",)), quietly)
+
+    assert caught.value.code is Code.INVALID_ARG
+    assert "openvino-int8: openvino-fp32, which it was made from, was refused" in caught.value.message
+    assert not list(tmp_path.glob("m"))
+
+
+def test_a_model_that_no_export_fits_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    folder = causal(tmp_path / "mistral", MistralConfig, num_key_value_heads=2, sliding_window=8)
+
+    with pytest.raises(ConchError, match=r"sees the last 8 tokens only.*: serve the checkpoint as it is"):
+        convert(plan(folder, tmp_path / "models"), quietly)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"backends": ("onnx",)}, "--backend onnx does not run converted language models"),
+        ({"backends": ("torch",)}, "add openvino to --backend"),
+        ({"quantize": ("int8-static",)}, "--quantize int8-static is not made of language models"),
+        ({"layout": "triton"}, "--layout triton is for encoders"),
+        ({"sequence_lengths": (256,)}, "--seq-len 256 is more than the model takes: at most 255"),
+    ],
+)
+def test_what_is_not_for_language_models_is_refused(
+    given: dict[str, Any], said: str, llama: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConchError, match=said):
+        convert(plan(llama, tmp_path, **given), quietly)
+
+
+class Counting:
+    """Takes a millisecond for each token that is there, by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def prefill(self, prompt: Any) -> float:
+        self.now += len(prompt) / 1000
+        return len(prompt) / 1000
+
+    def decode(self, prompts: Any, count: int) -> list[float]:
+        self.now += count * len(prompts) / 1000
+        return [1.0] + [len(prompts) / 1000] * (count - 1)
+
+
+def test_measuring_leaves_out_first_runs_and_ends_with_its_budget(tmp_path: Path) -> None:
+    runs, texts = Counting(), Texts([list(range(50))], [], [])
+
+    reading = measure(runs, Shape(1, 100), texts, 256, budget=1, clock=runs.clock)
+    writing = measure(runs, Shape(4, 1), texts, 256, budget=0, clock=runs.clock)
+
+    assert (reading.batch, reading.tokens, reading.median_ms) == (1, 100, 100)
+    assert (writing.batch, writing.tokens, writing.max_ms) == (4, 1, 4)
+    assert shapes(Plan("m", tmp_path), 200) == [Shape(1, 1), Shape(8, 1), Shape(1, 128), Shape(1, 199)]

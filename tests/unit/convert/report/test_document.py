@@ -1,0 +1,135 @@
+"""The report: every variant with its figures and its verdict, in every form."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from conch.checkpoints.manifest import Latency, Manifest, Source, Variant
+from conch.convert.report import document
+from conch.convert.report.plot import plot
+from conch.convert.report.terminal import table
+from conch.convert.verdict import NOT_ASKED_FOR
+
+AGREEMENT = {
+    "embedding": {"cosine_min": 0.98, "cosine_mean": 0.99, "max_difference": 0.1, "argmax": None},
+    "task": {"name": "order of similarities", "value": 0.99, "delta": -0.01, "low": -0.012, "high": -0.008},
+}
+
+
+def latencies(*medians: float) -> tuple[Latency, ...]:
+    return tuple(
+        Latency(batch, 16, median, 0.1, median - 0.5, median + 1, median, median + 0.6, median + 0.9)
+        for batch, median in zip((1, 8), medians, strict=True)
+    )
+
+
+MANIFEST = Manifest(
+    source=Source("org/<model>|x", "abc"),
+    task="feature-extraction",
+    variants=(
+        Variant("torch-fp32", "torch", "fp32", "", latencies(10, 40), AGREEMENT, True),
+        Variant("onnxruntime-int8", "onnxruntime", "int8", "a.onnx", latencies(2, 8), AGREEMENT, True),
+        Variant("onnxruntime-int8-static", "onnxruntime", "int8-static", "b.onnx", latencies(1, 2), AGREEMENT, False,
+                ("cosine_min 0.93 of embedding is below 0.97",)),
+        Variant("tensorrt-fp16", "tensorrt", "fp16", reasons=("tensorrt is not installed: pip install tensorrt",)),
+    ),
+    auto="onnxruntime-int8",
+    files={},
+    settings={"samples": 99, "data": "built-in", "threads": 2},
+    versions={"torch": "2.0"},
+)  # fmt: skip
+
+
+def shown(width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table(MANIFEST, width))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_log_has_a_line_for_each_variant_and_shape() -> None:
+    lines = list(document.log_lines(MANIFEST))
+
+    assert len(lines) == 6
+    assert lines[1] == (
+        "[ONNX Runtime (int8)] 1x16: mean=2.00ms, sd=0.10ms, min=1.50ms, max=3.00ms, median=2.00ms, 95p=2.60ms, "
+        "99p=2.90ms"
+    )
+
+
+def test_rows_tell_latency_speed_up_agreement_and_verdict() -> None:
+    cells = {variant.name: row for variant, row in document.rows(MANIFEST)}
+
+    assert cells["onnxruntime-int8"] == [
+        "ONNX Runtime (int8)", "2.00", "8.00", "5.00x",
+        "embedding ≥ 0.9800; order of similarities 0.9900 (0.9880 … 0.9920)", "auto",
+    ]  # fmt: skip
+    assert cells["torch-fp32"][-1] == "passes"
+    assert cells["onnxruntime-int8-static"][-1] == "refused: cosine_min 0.93 of embedding is below 0.97"
+    assert cells["tensorrt-fp16"][1:] == ["–", "–", "–", "–", "tensorrt is not installed: pip install tensorrt"]
+
+
+def test_variant_that_was_forced_says_why_it_was_refused() -> None:
+    forced = replace(MANIFEST.variants[2], forced=True)
+
+    assert document.verdict(forced, "") == "forced: cosine_min 0.93 of embedding is below 0.97"
+    assert document.verdict(forced, forced.name) == "auto (forced)"
+
+
+def test_reference_that_nobody_asked_for_is_not_called_refused() -> None:
+    reference = replace(MANIFEST.variants[0], passed=False, reasons=(NOT_ASKED_FOR,))
+
+    assert document.verdict(reference, "") == "reference"
+
+
+def test_markdown_is_a_table_of_all_variants() -> None:
+    text = document.markdown(MANIFEST)
+
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 4
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    assert "Refused: onnxruntime-int8-static: cosine_min 0.93 of embedding is below 0.97." in text
+
+
+def test_html_needs_nothing_else_and_escapes_what_it_is_given() -> None:
+    page = document.html(MANIFEST)
+
+    assert "org/&lt;model&gt;|x" in page and "<model>" not in page
+    assert not re.search(r"<script|<link|<img|src=|@import|url\(", page)
+    assert page.count("<tr") == 1 + 4
+    assert "<svg" in page
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_table_fits_the_terminal(width: int) -> None:
+    text = shown(width)
+
+    assert max(map(len, text.splitlines())) <= width
+    assert all(line[-1] in "│┃┓┩┤┘" for line in text.splitlines() if line[0] in "│┃┏┡├└")
+    for expected in ("ONNX Runtime", "(int8)", "5.00x", "8.00", "auto", "refused"):
+        assert expected in text
+
+
+def test_plot_has_a_bar_for_each_value() -> None:
+    drawing = ElementTree.fromstring(plot({"a": {"x": 1.0, "y": 20.0}, "<b>": {"x": 0.5}}, "ms & more"))
+
+    titles = [title.text for title in drawing.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles == ["a, x: 1.00", "<b>, x: 0.50", "a, y: 20.00"]
+
+
+def test_smaller_values_have_shorter_bars() -> None:
+    drawing = ElementTree.fromstring(plot({"a": {"x": 1.5, "y": 15.0, "z": 150.0}}, ""))
+
+    bars = [one for one in drawing.iter("{http://www.w3.org/2000/svg}rect") if len(one)]
+    heights = [float(bar.attrib["height"]) for bar in bars]
+    assert heights[0] > 0
+    assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=0.2)
+
+
+def test_nothing_to_plot_is_no_plot() -> None:
+    assert plot({}, "") == plot({"a": {}}, "") == ""
