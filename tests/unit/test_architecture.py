@@ -1,0 +1,63 @@
+"""The shape of the house, as ARCHITECTURE.md and pyproject.toml describe it."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "conch"
+#: Repositories and templates hold models, which are files of a user's and no modules of ours.
+MODELS = ("demo/repository/", "convert/templates/")
+#: Modules that import everything, or nothing.
+OUTSIDE = {"conch", "conch.__main__"}
+#: What every ``model.py`` has to be called.
+INTERFACE_NAMES = {"TritonPythonModel"}
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if not path.relative_to(PACKAGE).as_posix().startswith(MODELS))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def layers() -> list[str]:
+    document = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    [contract] = [one for one in document["tool"]["importlinter"]["contracts"] if one["type"] == "layers"]
+    return [module.strip() for layer in contract["layers"] for module in layer.split("|")]
+
+
+def test_every_module_stands_on_a_floor_of_the_layer_contract() -> None:
+    floors = layers()
+    packages = {floor.rpartition(".")[0] for floor in floors}  # the landings between floors: they hold no code
+    outside = {
+        module
+        for module in map(module_of, sources())
+        if module not in packages | OUTSIDE
+        and not any(module == floor or module.startswith(f"{floor}.") for floor in floors)
+    }
+    assert outside == set()
+
+
+def test_a_class_name_occurs_once() -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(module_of(path))
+    assert {name: where for name, where in places.items() if len(where) > 1 and name not in INTERFACE_NAMES} == {}
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_a_module_says_what_it_is_for(path: Path) -> None:
+    text = path.read_text()
+    if text.strip():
+        assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+    assert len(text.splitlines()) <= 400
