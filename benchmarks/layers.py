@@ -77,14 +77,14 @@ class Probe:
 def serve(protocol: str, arguments: list[str]) -> None:
     """The server with its stages measured; prints the table when it ends."""
     from conch.cli import main
-    from conch.frontends.grpc.http2.connection import Connection
+    from conch.frontends.grpc.http2.connection import Http2Connection
     from conch.frontends.http.connection import HttpConnection
     from conch.server.dispatch import Dispatcher
     from conch.server.model import Model
     from conch.workers.host.process import WorkerProcess
 
     probe = Probe()
-    front = HttpConnection if protocol == "http" else Connection
+    front = HttpConnection if protocol == "http" else Http2Connection
     probe.around(front, "data_received", before="read")
     probe.around(Model, "infer", after="submitted")
     probe.around(Dispatcher, "_ask", before="batched")

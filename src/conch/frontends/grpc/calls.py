@@ -14,7 +14,7 @@ from typing import Final
 from conch.errors import ConchError
 from conch.frontends.grpc.http2.frames import MAX_WINDOW, Http2ErrorCode
 from conch.frontends.grpc.http2.limits import STREAM_WINDOW, MessageBudget
-from conch.frontends.grpc.http2.streams import Stream
+from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.messages import ENCODINGS, MessageReader, encode
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import (
@@ -45,7 +45,7 @@ class Call:
         "stream",
     )  # fmt: skip
 
-    def __init__(self, stream: Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
         self.stream = stream
         self.head = head
         self.finished = False
@@ -66,33 +66,33 @@ class Call:
         elif head.timeout is not None:
             self._deadline = loop.call_later(head.timeout, self._expire)
 
-    # What subclasses do
+    # Implemented by subclasses
 
-    def message(self, data: bytes) -> None:
-        """A message has arrived; ``ConchError`` and ``CallFault`` end the call."""
+    def on_message(self, data: bytes) -> None:
+        """Handle a message; whatever is raised ends the call."""
         raise NotImplementedError
 
-    def half_closed(self) -> None:
-        """The client has sent everything, and every message of it was taken."""
+    def on_half_close(self) -> None:
+        """The client has sent everything, and all of its messages have been handled."""
         raise NotImplementedError
 
-    def cancelled(self) -> None:
-        """Nobody waits for the answer any more: give the work up.  Called at most once."""
+    def on_cancel(self) -> None:
+        """Give the work up, because nobody waits for the response any more; called at most once."""
         raise NotImplementedError
 
-    # What the stream tells
+    # Called by the stream
 
-    def data(self, chunk: Buffer) -> None:
+    def on_data(self, chunk: Buffer) -> None:
         if not self.finished:
             self._reader.feed(chunk)
             self._read()
 
-    def reset(self) -> None:
+    def on_reset(self) -> None:
         if not self.finished:
             self._close()
-            self.cancelled()
+            self.on_cancel()
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         """Everything sent so far has left."""
 
     # Reading
@@ -113,7 +113,7 @@ class Call:
             while not self.paused and (message := reader.next()) is not None:
                 if self._reservation is not None:
                     self._release(stream.budget)
-                self.message(message)
+                self.on_message(message)
                 if self.finished:
                     return
             if not stream.remote_ended:
@@ -122,7 +122,7 @@ class Call:
                 self._ended = True
                 if reader.held or reader.missing:
                     raise CallFault(Status.INTERNAL, UNREADABLE)
-                self.half_closed()
+                self.on_half_close()
         except (ConchError, CallFault) as error:
             self.fail(error)
         except Exception as error:
@@ -136,9 +136,9 @@ class Call:
             self._reservation = False
             self.stream.budget.request(self, reader.missing + reader.held, self._granted)
         if self._reservation:
-            self.stream.allow(min(STREAM_WINDOW + reader.missing, MAX_WINDOW))
+            self.stream.raise_receive_window(min(STREAM_WINDOW + reader.missing, MAX_WINDOW))
         else:
-            self.stream.allow(STREAM_WINDOW - reader.held)
+            self.stream.raise_receive_window(STREAM_WINDOW - reader.held)
 
     def _granted(self) -> None:
         self._reservation = True
@@ -196,7 +196,7 @@ class Call:
             self.stream.reset(code)
         else:
             self.finish(status, message)
-        self.cancelled()
+        self.on_cancel()
 
     def _expire(self) -> None:
         self._deadline = None
@@ -216,7 +216,7 @@ class UnaryCall(Call):
 
     __slots__ = ("_begun",)
 
-    def __init__(self, stream: Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
         self._begun = False
         super().__init__(stream, head, loop)
 
@@ -224,11 +224,11 @@ class UnaryCall(Call):
         """Do the work; ``ConchError`` and ``CallFault`` end the call."""
         raise NotImplementedError
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         if not self._begun:
             self._begun = True
             self.run(data)
 
-    def half_closed(self) -> None:
+    def on_half_close(self) -> None:
         if not self._begun:
             raise CallFault(Status.INTERNAL, UNREADABLE)

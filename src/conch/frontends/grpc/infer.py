@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from conch.errors import ConchError, internal, unsupported
 from conch.frontends.grpc.calls import LOGGER, UNREADABLE, UnaryCall
-from conch.frontends.grpc.http2.streams import Stream
+from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
@@ -33,7 +33,7 @@ class InferCall(UnaryCall):
     _model: Model
     _plan: GrpcOutputPlan
 
-    def __init__(self, stream: Stream, head: RequestHead, service: GrpcService) -> None:
+    def __init__(self, stream: Http2Stream, head: RequestHead, service: GrpcService) -> None:
         super().__init__(stream, head, service.loop)
         self._service = service
         self._request: InferRequest | None = None
@@ -51,7 +51,7 @@ class InferCall(UnaryCall):
         service.forwarding.add(self.head, self._request)
         model.infer(self._request)
 
-    def cancelled(self) -> None:
+    def on_cancel(self) -> None:
         request, self._request = self._request, None
         if request is not None:
             request.cancel()

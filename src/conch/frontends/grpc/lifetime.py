@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from conch.frontends.grpc.http2.connection import Connection
+from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.settings import Settings
 
@@ -15,7 +15,7 @@ from conch.settings import Settings
 class Lifetime:
     """Ends a connection that is silent for too long, or too old."""
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
+    def __init__(self, connection: Http2Connection, settings: Settings) -> None:
         self._connection = connection
         self._settings = settings
         self._loop = loop = asyncio.get_running_loop()

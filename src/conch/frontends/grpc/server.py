@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from conch.errors import internal
-from conch.frontends.grpc.http2.connection import Connection
+from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.lifetime import Lifetime
 from conch.frontends.grpc.service import GrpcService
@@ -30,13 +30,13 @@ class GrpcFrontend:
     def __init__(self, server: Server, settings: Settings) -> None:
         self._server = server
         self._settings = settings
-        self._lifetimes: dict[Connection, Lifetime] = {}
+        self._lifetimes: dict[Http2Connection, Lifetime] = {}
         self._listener: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
         self._stopping = False
 
     @property
-    def connections(self) -> Collection[Connection]:
+    def connections(self) -> Collection[Http2Connection]:
         """Those that are open."""
         return self._lifetimes.keys()
 
@@ -51,7 +51,7 @@ class GrpcFrontend:
         context = make_context(self._settings)
         try:
             self._listener = await loop.create_server(
-                lambda: Connection(service, loop, self),
+                lambda: Http2Connection(service, loop, self),
                 host,
                 port,
                 ssl=context,
@@ -79,12 +79,12 @@ class GrpcFrontend:
                 for connection in list(self._lifetimes):
                     connection.fail(Http2ErrorCode.NO_ERROR, "server is stopping")
 
-    def opened(self, connection: Connection) -> None:
+    def on_connection_made(self, connection: Http2Connection) -> None:
         self._lifetimes[connection] = Lifetime(connection, self._settings)
         if self._stopping:
             connection.drain()
 
-    def gone(self, connection: Connection) -> None:
+    def on_connection_lost(self, connection: Http2Connection) -> None:
         self._lifetimes.pop(connection).stop()
         if not self._lifetimes:
             self._all_gone.set()

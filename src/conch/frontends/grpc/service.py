@@ -18,8 +18,7 @@ from conch.errors import ConchError, unavailable, unsupported
 from conch.frontends.grpc.access import Access, HeaderForwarding
 from conch.frontends.grpc.calls import LOGGER, UNREADABLE, Call, UnaryCall
 from conch.frontends.grpc.http2.headers import Field
-from conch.frontends.grpc.http2.roles import NOBODY, Receiver
-from conch.frontends.grpc.http2.streams import Stream
+from conch.frontends.grpc.http2.streams import IGNORE, Http2Stream, StreamHandler
 from conch.frontends.grpc.infer import InferCall
 from conch.frontends.grpc.requests import RequestHead, parse_head
 from conch.frontends.grpc.status import CallFault, Status, http_error
@@ -44,7 +43,7 @@ class Method(NamedTuple):
     """One RPC: who may call it, and the call that serves it."""
 
     access: Access
-    open: Callable[[Stream, RequestHead], Call]
+    open: Callable[[Http2Stream, RequestHead], Call]
 
 
 class GrpcService:
@@ -63,10 +62,10 @@ class GrpcService:
     def parse(self, fields: Sequence[Field]) -> RequestHead:
         return parse_head(fields)
 
-    def open(self, stream: Stream, head: RequestHead) -> Receiver:
+    def open(self, stream: Http2Stream, head: RequestHead) -> StreamHandler:
         if head.http_status is not None:
             stream.finish(http_error(head.http_status))
-            return NOBODY
+            return IGNORE
         method = self._methods.get(head.path)
         if method is None:
             return self._refuse(stream, head, CallFault(Status.UNIMPLEMENTED, ""))
@@ -77,17 +76,17 @@ class GrpcService:
             return self._refuse(stream, head, refused)
         return method.open(stream, head)
 
-    def _refuse(self, stream: Stream, head: RequestHead, error: ConchError | CallFault) -> Receiver:
+    def _refuse(self, stream: Http2Stream, head: RequestHead, error: ConchError | CallFault) -> StreamHandler:
         call = Call(stream, head, self.loop)
         call.fail(error)
         return call
 
     # The table
 
-    def _method(self, group: str, opener: Callable[[Stream, RequestHead], Call]) -> Method:
+    def _method(self, group: str, opener: Callable[[Http2Stream, RequestHead], Call]) -> Method:
         return Method(Access(self.server.settings.grpc_restricted_protocol, group), opener)
 
-    def _table(self) -> dict[str, tuple[str, Callable[[Stream, RequestHead], Call]]]:
+    def _table(self) -> dict[str, tuple[str, Callable[[Http2Stream, RequestHead], Call]]]:
         """The group (as restrictions name it) and the call of every method."""
         unary = self._unary
         table = {
@@ -114,7 +113,7 @@ class GrpcService:
         paths[_HEALTH + "Check"] = ("health", unary(health_pb2.HealthCheckRequest, self._health_check))
         return paths
 
-    def _unary(self, request_class: type[Message], answer: Answer) -> Callable[[Stream, RequestHead], Call]:
+    def _unary(self, request_class: type[Message], answer: Answer) -> Callable[[Http2Stream, RequestHead], Call]:
         return lambda stream, head: ControlCall(stream, head, self, request_class, answer)
 
     # The answers
@@ -182,7 +181,7 @@ class ControlCall(UnaryCall):
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Http2Stream,
         head: RequestHead,
         service: GrpcService,
         request_class: type[Message],
@@ -215,5 +214,5 @@ class ControlCall(UnaryCall):
             LOGGER.exception("%s failed", self.head.path)
             self.fail(CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}"))
 
-    def cancelled(self) -> None:
+    def on_cancel(self) -> None:
         pass

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from conch.errors import ConchError, internal
 from conch.frontends.grpc.calls import LOGGER, Call
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
-from conch.frontends.grpc.http2.streams import Stream
+from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.infer import parse_request
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
@@ -50,7 +50,7 @@ class StreamInferCall(Call):
 
     __slots__ = ("_early", "_half_closed", "_running", "_service", "_turns", "strict")
 
-    def __init__(self, stream: Stream, head: RequestHead, service: GrpcService) -> None:
+    def __init__(self, stream: Http2Stream, head: RequestHead, service: GrpcService) -> None:
         self._service = service
         #: Whether an execution that fails ends the stream.
         self.strict = (head.get("triton_grpc_error") or "").lower() == "true"
@@ -63,7 +63,7 @@ class StreamInferCall(Call):
 
     # What the call tells
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         parsed = parse_request(data)
         try:
             model = self._service.server.model(parsed.model_name, read_version(parsed.model_version))
@@ -83,20 +83,20 @@ class StreamInferCall(Call):
         except ConchError as error:
             exchange.refuse(error)
 
-    def half_closed(self) -> None:
+    def on_half_close(self) -> None:
         self._half_closed = True
         self._finish_if_done()
 
-    def cancelled(self) -> None:
+    def on_cancel(self) -> None:
         running, self._running = self._running, {}
         for request in running.values():
             request.cancel()
 
     def fail(self, error: ConchError | CallFault) -> None:
         super().fail(error)
-        self.cancelled()
+        self.on_cancel()
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         if self.paused and not self._early:
             self.resume()
 
@@ -120,7 +120,7 @@ class StreamInferCall(Call):
         elif queued + self._early > PAUSE_AT:
             self.paused = True
         elif not queued:
-            self.drained()
+            self.on_drained()
 
     def ended(self, request: InferRequest) -> None:
         self._running.pop(request.serial, None)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.connection import Connection
-from conch.frontends.grpc.http2.streams import Stream
+from conch.frontends.grpc.http2.connection import Http2Connection
+from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.service import GrpcService
 from conch.inference import InferRequest
 from conch.settings import Settings
@@ -55,15 +55,15 @@ class Wire:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.server = FakeServer(Settings(), *models())
-        self.lost: list[Connection] = []
+        self.lost: list[Http2Connection] = []
         self.transport = MemoryTransport()
-        self.connection = Connection(GrpcService(self.server, loop), loop, self)  # type: ignore[arg-type]
+        self.connection = Http2Connection(GrpcService(self.server, loop), loop, self)  # type: ignore[arg-type]
         self.connection.connection_made(self.transport)
 
-    def opened(self, connection: Connection) -> None:
+    def on_connection_made(self, connection: Http2Connection) -> None:
         pass
 
-    def gone(self, connection: Connection) -> None:
+    def on_connection_lost(self, connection: Http2Connection) -> None:
         self.lost.append(connection)
 
     def hang_up(self) -> None:
@@ -188,7 +188,7 @@ def test_calls_are_freed_without_the_garbage_collector(loop):
             )
         assert not wire.connection.streams
         wire.server.models["echo"].received.clear()
-        alive = [one for one in gc.get_objects() if isinstance(one, (Call, Stream, InferRequest))]
+        alive = [one for one in gc.get_objects() if isinstance(one, (Call, Http2Stream, InferRequest))]
         assert alive == []
     finally:
         gc.enable()

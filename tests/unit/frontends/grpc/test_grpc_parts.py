@@ -11,7 +11,7 @@ from conch.errors import Code, ConchError
 from conch.frontends.grpc import messages
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
 from conch.frontends.grpc.http2.headers import HeaderDecoder, encode_headers
-from conch.frontends.grpc.http2.limits import Allowance, MessageBudget
+from conch.frontends.grpc.http2.limits import MessageBudget, RateLimiter
 from conch.frontends.grpc.messages import MessageReader, encode
 from conch.frontends.grpc.requests import parse_timeout
 from conch.frontends.grpc.status import STATUS, Status, encode_message
@@ -144,7 +144,7 @@ def test_timeout_is_read(text, seconds):
 
 
 def test_allowance_refuses_a_burst_and_recovers():
-    allowance = Allowance("things", burst=3, rate=2)
+    allowance = RateLimiter("things", burst=3, rate=2)
     for _ in range(3):
         allowance.take(100.0)
     with pytest.raises(ConnectionFault, match="too many things"):

@@ -1,4 +1,4 @@
-"""The vocabulary of HTTP/2: frame types, flags, settings, error codes and how frames are put into bytes (RFC 9113).
+"""The vocabulary of HTTP/2 (RFC 9113): frame types, flags, settings, error codes, and the encoding of frames.
 
 Used by the rest of the gRPC front end; pure.
 """
@@ -35,12 +35,12 @@ INITIAL_WINDOW_SIZE: Final = 4
 MAX_FRAME_SIZE: Final = 5
 MAX_HEADER_LIST_SIZE: Final = 6
 
-#: What both sides start with, before any SETTINGS or WINDOW_UPDATE.
+#: The values that hold until a SETTINGS or WINDOW_UPDATE frame changes them (bytes).
 DEFAULT_WINDOW: Final = 65_535
 DEFAULT_FRAME_SIZE: Final = 16_384
 MAX_WINDOW: Final = 2**31 - 1
 
-#: A frame's header: length (24 bits) and type, flags, stream.
+#: A frame's header: length (24 bits) and type (8 bits), flags, stream id.
 FRAME: Final = Struct(">IBI")
 FRAME_HEADER_SIZE: Final = FRAME.size
 WORD: Final = Struct(">I")
@@ -68,7 +68,7 @@ class Http2ErrorCode(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The peer broke a rule of the connection: it ends with GOAWAY, this code and these words."""
+    """The client broke a rule of the connection, which ends with a GOAWAY that has this code and message."""
 
     def __init__(self, code: Http2ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """The peer broke a rule of one stream: it ends with RST_STREAM and this code."""
+    """The client broke a rule of one stream, which ends with a RST_STREAM that has this code."""
 
     def __init__(self, code: Http2ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -84,28 +84,35 @@ class StreamFault(Exception):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A whole frame."""
+    """A frame of type ``kind`` on stream ``stream``, 0 for the connection."""
     return FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
+    """A SETTINGS frame with these values."""
     return frame(SETTINGS, 0, 0, b"".join([SETTING.pack(*item) for item in values.items()]))
 
 
 def window_update(stream: int, increment: int) -> bytes:
+    """A WINDOW_UPDATE frame that lets the client send ``increment`` more bytes."""
     return frame(WINDOW_UPDATE, 0, stream, WORD.pack(increment))
 
 
 def rst_stream(stream: int, code: Http2ErrorCode) -> bytes:
+    """A RST_STREAM frame, which ends a stream at once."""
     return frame(RST_STREAM, 0, stream, WORD.pack(code))
 
 
 def goaway(last_stream: int, code: Http2ErrorCode, message: str = "") -> bytes:
+    """A GOAWAY frame: streams above ``last_stream`` are not served."""
     return frame(GOAWAY, 0, 0, GOAWAY_HEAD.pack(last_stream, code) + message.encode())
 
 
 def without_padding(flags: int, payload: bytes) -> bytes:
-    """The payload of a HEADERS frame without what ``flags`` say surrounds it: padding and a priority."""
+    """The payload of a HEADERS frame without the padding and the priority that ``flags`` announce.
+
+    Raises ``ConnectionFault`` if they do not fit into it.
+    """
     start, end = 0, len(payload)
     if flags & PADDED:
         if not end:

@@ -1,7 +1,7 @@
-"""Header blocks (HPACK, RFC 7541): decoding what clients send, encoding what the server answers.
+"""Header blocks (HPACK, RFC 7541): decodes those of clients, encodes those of the server.
 
-The library ``hpack`` decodes; blocks that come again are not decoded again.  Used by one
-connection each, on the event loop.
+The library ``hpack`` decodes; a block that repeats is decoded once.  Each connection has a decoder of its own and uses
+it on the event loop.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hpack
 from hpack.table import HeaderTable
 
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
+from conch.frontends.grpc.http2.limits import MAX_CONTINUATIONS, MAX_HEADER_BLOCK
 
 #: Bytes of a decoded header list, counted as RFC 7541 does (32 more for each field).
 MAX_HEADER_LIST: Final = 32 << 10
@@ -25,7 +26,7 @@ Head = TypeVar("Head")
 
 
 class _WatchedTable(HeaderTable):
-    """A dynamic table that says when it may have changed: an entry was added, or it was resized (RFC 7541, 4)."""
+    """A dynamic table that notes in ``changed`` that an entry was added or that it was resized (RFC 7541, 4)."""
 
     def __init__(self) -> None:
         self.changed = False
@@ -46,11 +47,11 @@ class _WatchedTable(HeaderTable):
 
 
 class HeaderDecoder(Generic[Head]):
-    """Decodes the blocks of one connection, in the order in which they came.
+    """Decodes the blocks of one connection, which must be given in the order of their arrival.
 
-    What a block means depends on its bytes and the dynamic table only.  So the result of a block
-    that leaves the table alone (one of indexed fields, mostly) holds for equal blocks until
-    another one changes the table; ``parse`` is then not called again either.
+    What a block means depends only on its bytes and the dynamic table.  So the result for a block that leaves the
+    table alone (one of indexed fields, mostly) is kept and serves equal blocks until another block changes the table;
+    ``parse`` is not called for them again.
     """
 
     def __init__(self, parse: Callable[[Sequence[Field]], Head]) -> None:
@@ -61,9 +62,10 @@ class HeaderDecoder(Generic[Head]):
         self._parsed: dict[bytes, Head] = {}
 
     def head(self, block: bytes) -> Head:
-        """What ``parse`` makes of the block's fields; it may raise ``StreamFault``.
+        """The block's fields as ``parse`` returns them.
 
-        Raises ``ConnectionFault`` for a block that cannot be decoded: the table is lost then.
+        Raises ``StreamFault`` if ``parse`` does, and ``ConnectionFault`` for a block that cannot be decoded, after
+        which the table is no longer that of the client.
         """
         known = self._parsed.get(block)
         if known is not None:
@@ -77,7 +79,7 @@ class HeaderDecoder(Generic[Head]):
         return head
 
     def fields(self, block: bytes) -> Sequence[Field]:
-        """The fields of a block; raises ``ConnectionFault``."""
+        """The fields of a block, names and values; raises ``ConnectionFault`` for one that cannot be decoded."""
         self._table.changed = False
         try:
             fields: Sequence[Any] = list(self._decoder.decode(block, raw=True))
@@ -90,8 +92,27 @@ class HeaderDecoder(Generic[Head]):
         return fields
 
 
+class PartialHeaderBlock:
+    """A header block whose CONTINUATION frames are still arriving; ``flags`` are those of its HEADERS frame."""
+
+    def __init__(self, stream_id: int, flags: int, payload: bytes) -> None:
+        self.stream_id = stream_id
+        self.flags = flags
+        self._parts = [payload]
+
+    def add(self, payload: bytes) -> None:
+        """Append a part; raises ``ConnectionFault`` if the block becomes too large."""
+        self._parts.append(payload)
+        if len(self._parts) > MAX_CONTINUATIONS or sum(map(len, self._parts)) > MAX_HEADER_BLOCK:
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+
+    def joined(self) -> bytes:
+        """The whole block."""
+        return b"".join(self._parts)
+
+
 def encode_headers(fields: Sequence[Field]) -> bytes:
-    """A block that neither reads nor changes a dynamic table: literal fields, never indexed ones' names aside."""
+    """A block of literal fields, which neither reads nor changes the client's dynamic table."""
     return b"".join([_encode_field(name, value) for name, value in fields])
 
 

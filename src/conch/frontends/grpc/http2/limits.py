@@ -1,7 +1,7 @@
-"""What one connection may cost: bytes held, streams, frames that make work for nothing.
+"""Limits of one connection: bytes held, streams, frames that make work for nothing.
 
-The figures are far above what gRPC clients do (their bandwidth pings and window updates are
-frequent) and far below what hurts.  Used by connections, on the event loop.
+The figures are far above what gRPC clients need (their bandwidth pings and window updates are frequent) and far below
+what hurts.  Used by connections, on the event loop.
 """
 
 from __future__ import annotations
@@ -15,42 +15,42 @@ from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
 MAX_STREAMS: Final = 1024
 #: Bytes that a stream may send before a message of it is taken; the receive window of a new stream.
 STREAM_WINDOW: Final = 256 << 10
-#: Bytes of larger messages that a connection collects at the same time.
+#: Bytes of messages larger than that, incomplete ones, that a connection holds at the same time.
 MESSAGE_BUDGET: Final = 256 << 20
 #: DATA is handled as it arrives, so that large frames cost no memory and save work.
 RECEIVE_FRAME_SIZE: Final = 1 << 20
-#: Bytes of a header block, in whatever number of frames; and that number.
+#: The size of a header block (bytes) over all its frames, and the number of its CONTINUATION frames.
 MAX_HEADER_BLOCK: Final = 32 << 10
 MAX_CONTINUATIONS: Final = 16
-#: Frames that wait because the peer does not read.
-MAX_HELD_FRAMES: Final = 10_000
+#: Frames that may wait because the client does not read.
+MAX_BLOCKED_FRAMES: Final = 10_000
 
 
-class Allowance:
-    """Refuses what comes more often than ``rate`` times a second for longer than ``burst`` of them."""
+class RateLimiter:
+    """A token bucket: events may come ``rate`` times a second on average, and ``burst`` at once."""
 
-    __slots__ = ("_burst", "_left", "_rate", "_seen", "_what")
+    __slots__ = ("_burst", "_events", "_rate", "_tokens", "_updated")
 
-    def __init__(self, what: str, burst: int, rate: int) -> None:
-        self._what = what
+    def __init__(self, events: str, burst: int, rate: int) -> None:
+        self._events = events
         self._burst = burst
         self._rate = rate
-        self._left = float(burst)
-        self._seen = 0.0
+        self._tokens = float(burst)
+        self._updated = 0.0
 
     def take(self, now: float) -> None:
-        """Count one at time ``now`` (seconds); raises ``ConnectionFault`` when there are too many."""
-        self._left = min(self._burst, self._left + (now - self._seen) * self._rate) - 1
-        self._seen = now
-        if self._left < 0:
-            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, f"too many {self._what}")
+        """Count an event at ``now`` (seconds); raises ``ConnectionFault``, naming ``events``, if there are too many."""
+        self._tokens = min(self._burst, self._tokens + (now - self._updated) * self._rate) - 1
+        self._updated = now
+        if self._tokens < 0:
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, f"too many {self._events}")
 
 
 class MessageBudget:
-    """Shares the bytes that a connection may hold of incomplete messages larger than a window.
+    """Shares out the bytes that a connection may hold of incomplete messages larger than a window.
 
-    A message whose size fits is *granted* it at once, others wait their turn, and the first in line
-    is always served when nobody else is: any single message can be received.
+    A message that fits is granted its size at once; others wait in order.  When nothing is granted, the first gets
+    whatever it asks for, so that any single message can be received.
     """
 
     __slots__ = ("_granted", "_left", "_waiting")
@@ -60,13 +60,13 @@ class MessageBudget:
         self._granted: dict[object, int] = {}
         self._waiting: deque[tuple[object, int, Callable[[], None]]] = deque()
 
-    def request(self, owner: object, size: int, granted: Callable[[], None]) -> None:
-        """Ask for ``size`` bytes for ``owner``; ``granted`` is called as soon as it has them, perhaps now."""
-        self._waiting.append((owner, size, granted))
+    def request(self, owner: object, size: int, on_granted: Callable[[], None]) -> None:
+        """Ask for ``size`` bytes for ``owner``; ``on_granted`` is called once they are reserved, perhaps at once."""
+        self._waiting.append((owner, size, on_granted))
         self._grant()
 
     def release(self, owner: object) -> None:
-        """The owner's message is complete or given up; no effect on one that asked for nothing."""
+        """Return the bytes of an owner whose message is complete or given up; without effect if it asked for none."""
         size = self._granted.pop(owner, None)
         if size is None:
             self._waiting = deque(entry for entry in self._waiting if entry[0] is not owner)
@@ -76,7 +76,7 @@ class MessageBudget:
 
     def _grant(self) -> None:
         while self._waiting and (self._waiting[0][1] <= self._left or not self._granted):
-            owner, size, granted = self._waiting.popleft()
+            owner, size, on_granted = self._waiting.popleft()
             self._left -= size
             self._granted[owner] = size
-            granted()
+            on_granted()

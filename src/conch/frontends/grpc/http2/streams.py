@@ -1,14 +1,15 @@
-"""One HTTP/2 stream: its windows, what waits to be sent on it, and who receives what comes in.
+"""One HTTP/2 stream: its windows, the data queued to be sent, and the handler of what arrives.
 
-Made by a connection for every request; calls hold it to answer.  Runs on the event loop.
+A connection makes one for every request; calls hold it to answer.  Runs on the event loop.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Final, Protocol
 
+from conch.frontends.grpc.http2.frame_writer import Http2FrameWriter
 from conch.frontends.grpc.http2.frames import (
     DATA,
     END_HEADERS,
@@ -20,55 +21,92 @@ from conch.frontends.grpc.http2.frames import (
     window_update,
 )
 from conch.frontends.grpc.http2.limits import STREAM_WINDOW, MessageBudget
-from conch.frontends.grpc.http2.roles import NOBODY, Receiver
 from conch.tensors import Buffer
 
-if TYPE_CHECKING:
-    from conch.frontends.grpc.http2.connection import Connection
-    from conch.frontends.grpc.http2.outbox import Outbox
+
+class StreamHandler(Protocol):
+    """Handles what happens on a stream; called on the event loop."""
+
+    def on_data(self, chunk: Buffer) -> None:
+        """Take the next bytes of the body; they are empty only at its end, when ``stream.remote_ended`` is set."""
+
+    def on_reset(self) -> None:
+        """The client reset the stream, or its connection ended: nothing can be sent any more."""
+
+    def on_drained(self) -> None:
+        """Everything that was queued has been sent."""
 
 
-class Stream:
-    """``queued`` counts bytes of DATA that wait to be sent; ``closed`` streams take nothing any more."""
+class _IgnoringHandler:
+    """Handles a stream that nobody listens to: one that is over, or that was refused when it was opened."""
+
+    def on_data(self, chunk: Buffer) -> None:
+        pass
+
+    def on_reset(self) -> None:
+        pass
+
+    def on_drained(self) -> None:
+        pass
+
+
+IGNORE: Final[StreamHandler] = _IgnoringHandler()
+
+
+class StreamOwner(Protocol):
+    """What a stream needs of its connection; ``budget`` is shared by the messages arriving on all its streams."""
+
+    budget: MessageBudget
+
+    def on_stream_closed(self, stream: Http2Stream) -> None:
+        """The server has ended or reset the stream."""
+
+
+class Http2Stream:
+    """A request and its response.
+
+    ``queued`` counts the bytes of DATA that wait to be sent, ``send_window`` and ``receive_window`` those that flow
+    control allows.  ``remote_ended`` says that the client has sent everything, ``closed`` that nothing can be sent.
+    """
 
     __slots__ = (
-        "_connection", "_data", "_in_line", "_outbox", "_trailers", "closed", "id", "queued", "receive_window",
-        "receiver", "remote_ended", "send_window",
+        "_data", "_enqueued", "_owner", "_trailers", "_writer", "closed", "handler", "id", "queued", "receive_window",
+        "remote_ended", "send_window",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, outbox: Outbox, id: int, send_window: int) -> None:
+    def __init__(self, owner: StreamOwner, writer: Http2FrameWriter, id: int, send_window: int) -> None:
         self.id = id
         self.send_window = send_window
         self.receive_window = STREAM_WINDOW
         self.queued = 0
         self.remote_ended = False
         self.closed = False
-        self.receiver: Receiver = NOBODY
-        self._connection = connection
-        self._outbox = outbox
+        self.handler: StreamHandler = IGNORE
+        self._owner = owner
+        self._writer = writer
         self._data: deque[Buffer] | None = None
         self._trailers: bytes | None = None
-        self._in_line = False
+        self._enqueued = False
 
     @property
     def budget(self) -> MessageBudget:
-        """The bytes that messages arriving on this connection share."""
-        return self._connection.budget
+        """What large messages that arrive on this connection may hold together."""
+        return self._owner.budget
 
     # Sending
 
     def respond(self, headers: bytes, body: Sequence[Buffer], size: int, trailers: bytes) -> None:
-        """The whole answer: a header block, ``size`` bytes of DATA, trailers."""
-        outbox = self._outbox
-        if size > self.send_window or size > outbox.window or size > outbox.frame_size or outbox.paused:
+        """Send a whole response: a header block, ``size`` bytes of DATA in parts, and the block of trailers."""
+        writer = self._writer
+        if size > self.send_window or size > writer.window or size > writer.frame_size or writer.paused:
             self.send_headers(headers)
             self.send(body, size)
             self.finish(trailers)
             return
-        if outbox.block_prefix:
-            headers, outbox.block_prefix = outbox.block_prefix + headers, b""
-        outbox.window -= size
-        outbox.add(
+        if writer.block_prefix:
+            headers, writer.block_prefix = writer.block_prefix + headers, b""
+        writer.window -= size
+        writer.add(
             (
                 FRAME.pack(len(headers) << 8 | HEADERS, END_HEADERS, self.id),
                 headers,
@@ -82,21 +120,22 @@ class Stream:
         self._ended()
 
     def send_headers(self, block: bytes) -> None:
+        """Send the header block that begins the response."""
         self._write_headers(block, END_HEADERS)
 
     def send(self, body: Sequence[Buffer], size: int) -> None:
-        """Queue ``size`` bytes of DATA, more than none."""
+        """Queue ``size`` (at least one) bytes of DATA, given in parts."""
         if self._data is None:
             self._data = deque(body)
         else:
             self._data.extend(body)
         self.queued += size
-        if not self._in_line and self.send_window > 0:
-            self._in_line = True
-            self._outbox.ready(self)
+        if not self._enqueued and self.send_window > 0:
+            self._enqueued = True
+            self._writer.enqueue(self)
 
     def finish(self, block: bytes) -> None:
-        """End the stream with this header block, after all data."""
+        """End the stream with a block of trailers, sent behind all queued data."""
         if self.queued:
             self._trailers = block
         else:
@@ -104,27 +143,27 @@ class Stream:
             self._ended()
 
     def reset(self, code: Http2ErrorCode) -> None:
-        """End the stream at once; what is queued is dropped and the receiver not told."""
+        """End the stream at once; queued data is dropped, and the handler is not told."""
         if not self.closed:
-            self._connection.forget(self)
-            self._outbox.write(rst_stream(self.id, code))
+            self._owner.on_stream_closed(self)
+            self._writer.write(rst_stream(self.id, code))
 
     def _write_headers(self, block: bytes, flags: int) -> None:
-        outbox = self._outbox
-        if outbox.block_prefix:
-            block, outbox.block_prefix = outbox.block_prefix + block, b""
-        outbox.write(FRAME.pack(len(block) << 8 | HEADERS, flags, self.id) + block)
+        writer = self._writer
+        if writer.block_prefix:
+            block, writer.block_prefix = writer.block_prefix + block, b""
+        writer.write(FRAME.pack(len(block) << 8 | HEADERS, flags, self.id) + block)
 
     def _ended(self) -> None:
-        self._connection.forget(self)
+        self._owner.on_stream_closed(self)
         if not self.remote_ended:
             # The client need not send the rest: the answer is complete (RFC 9113, 8.1).
-            self._outbox.write(rst_stream(self.id, Http2ErrorCode.NO_ERROR))
+            self._writer.write(rst_stream(self.id, Http2ErrorCode.NO_ERROR))
 
-    # The outbox's side
+    # Called by the frame writer
 
     def take(self, size: int) -> list[Buffer]:
-        """``size`` queued bytes, uncopied, for a frame."""
+        """Remove the next ``size`` queued bytes, as parts that are not copied, and count them against the window."""
         data = self._data
         assert data is not None
         self.queued -= size
@@ -140,47 +179,47 @@ class Stream:
             parts.append(part)
         return parts
 
-    def out_of_turn(self) -> None:
-        """The stream has left the line: all is sent, or its window is used up."""
-        self._in_line = False
+    def on_dequeued(self) -> None:
+        """The writer has removed the stream from its queue: all is sent, or the send window is used up."""
+        self._enqueued = False
         if self.queued or self.closed:
             return
         if self._trailers is not None:
             self.finish(self._trailers)
         else:
-            self.receiver.drained()
+            self.handler.on_drained()
 
-    def widen(self, increment: int) -> None:
-        """The peer has changed how much may be sent; the caller has checked the sum."""
+    def increase_send_window(self, increment: int) -> None:
+        """Allow ``increment`` more bytes (fewer if negative), as the client said; the caller has checked the sum."""
         self.send_window += increment
-        if self.queued and not self._in_line and self.send_window > 0:
-            self._in_line = True
-            self._outbox.ready(self)
+        if self.queued and not self._enqueued and self.send_window > 0:
+            self._enqueued = True
+            self._writer.enqueue(self)
 
     def discard(self) -> None:
-        """Drop what is queued; the stream is closed."""
+        """Close the stream and drop its queued data."""
         self.closed = True
-        # The receiver holds the stream: without a cycle both are freed at once, not by the garbage collector.
-        self.receiver = NOBODY
+        # The handler holds the stream: without a cycle both are freed at once, not by the garbage collector.
+        self.handler = IGNORE
         self.queued = 0
         self._data = None
         self._trailers = None
 
     # Receiving
 
-    def deliver(self, chunk: Buffer, last: bool) -> None:
-        """Pass on what came from the client; ``last`` if nothing follows."""
+    def receive(self, chunk: Buffer, last: bool) -> None:
+        """Pass bytes of the body to the handler; ``last`` says that nothing follows."""
         if self.closed:
             return
         self.receive_window -= len(chunk)
         if last:
             self.remote_ended = True
         if chunk or last:
-            self.receiver.data(chunk)
+            self.handler.on_data(chunk)
 
-    def allow(self, size: int) -> None:
-        """Let the client send up to ``size`` further bytes; small raises are put off until they are worth a frame."""
+    def raise_receive_window(self, size: int) -> None:
+        """Let the client send ``size`` further bytes; small increments are put off until they are worth a frame."""
         increment = size - self.receive_window
         if increment >= STREAM_WINDOW // 2 and not self.remote_ended and not self.closed:
             self.receive_window += increment
-            self._outbox.write(window_update(self.id, increment))
+            self._writer.write(window_update(self.id, increment))

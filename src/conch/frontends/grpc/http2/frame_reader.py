@@ -1,13 +1,12 @@
-"""Received bytes taken apart into frames.
+"""Splits the bytes that a connection receives into frames.
 
-Owned by a connection, which is told of each frame; runs on the event loop.  Control frames are
-handed over whole.  The payload of DATA frames is passed on as it arrives, so that large frames
-need not be collected first.
+Owned by the connection, which is called for each frame; runs on the event loop.  Control frames are handed over
+whole.  The payload of DATA frames goes to its stream as it arrives, so that large frames need not be collected first.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Final, Protocol
 
 from conch.frontends.grpc.http2.frames import (
     CONTINUATION,
@@ -22,29 +21,42 @@ from conch.frontends.grpc.http2.frames import (
     Http2ErrorCode,
 )
 from conch.frontends.grpc.http2.limits import MAX_HEADER_BLOCK, RECEIVE_FRAME_SIZE
+from conch.frontends.grpc.http2.streams import Http2Stream
 
-if TYPE_CHECKING:
-    from conch.frontends.grpc.http2.connection import Connection
-    from conch.frontends.grpc.http2.streams import Stream
+#: Chunks of at least this many bytes are views of the received buffer, if they are at least a quarter of it.
+_MIN_VIEW: Final = 4096
 
-#: Chunks from this size on are views of the received buffer, if they are at least a quarter of it.
-_VIEWED = 4096
+
+class FrameHandler(Protocol):
+    """Handles frames as they are read; either method may raise ``ConnectionFault``."""
+
+    #: Set once nothing that arrives counts any more: reading stops.
+    closed: bool
+
+    def on_data(self, stream_id: int, length: int, payload: int, last: bool) -> Http2Stream | None:
+        """A DATA frame has begun, with ``length`` bytes of which ``payload`` are not padding.
+
+        Returns the stream that receives the payload, None to skip it; ``last`` says that the frame ends the stream.
+        """
+
+    def on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """A frame of any other type has arrived."""
 
 
 class Http2FrameReader:
-    """Holds what has arrived of a frame that is incomplete."""
+    """Reads frames from bytes in pieces of any size; keeps what has arrived of an incomplete frame."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, handler: FrameHandler) -> None:
+        self._handler = handler
         self._greeted = False
         self._buffer = bytearray()
-        #: Bytes that must be in the buffer before looking at it again is worth while.
+        #: Bytes that the buffer must hold before it is read again.
         self._needed = len(PREFACE)
         #: A DATA frame in progress: its stream, bytes of payload and of padding to come, whether it ends the stream.
-        self._data: tuple[Stream | None, int, int, bool] | None = None
+        self._data: tuple[Http2Stream | None, int, int, bool] | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take received bytes; raises ``ConnectionFault``."""
+        """Read what was received; raises ``ConnectionFault`` for bytes that are not valid HTTP/2."""
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._needed:
@@ -65,12 +77,12 @@ class Http2FrameReader:
         return size if self._greeted else 0
 
     def _read(self, data: bytes, at: int) -> int:
-        """Handle all complete frames from ``at`` on, and returns where the first incomplete one begins."""
-        connection = self._connection
+        """Handle all complete frames from ``at`` on; returns where the first incomplete one begins."""
+        handler = self._handler
         if self._data is not None:
-            at = self._continue(data, at)
+            at = self._continue_data(data, at)
         end = len(data)
-        while end - at >= 9 and not connection.closed:
+        while end - at >= 9 and not handler.closed:
             word, flags, stream_id = FRAME.unpack_from(data, at)
             length, kind, stream_id = word >> 8, word & 0xFF, stream_id & MAX_WINDOW
             body = at + 9
@@ -80,7 +92,7 @@ class Http2FrameReader:
                 if flags & PADDED and length and body == end:
                     self._needed = 10
                     return at
-                at = self._begin(flags, stream_id, length, data, body)
+                at = self._begin_data(flags, stream_id, length, data, body)
                 continue
             if length > MAX_HEADER_BLOCK and kind in (HEADERS, CONTINUATION):
                 raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
@@ -88,12 +100,12 @@ class Http2FrameReader:
                 self._needed = 9 + length
                 return at
             at = body + length
-            connection.on_frame(kind, flags, stream_id, data[body:at])
+            handler.on_frame(kind, flags, stream_id, data[body:at])
         self._needed = 9
         return at
 
-    def _begin(self, flags: int, stream_id: int, length: int, data: bytes, at: int) -> int:
-        """Handle what is there of the DATA frame whose payload begins at ``at``; returns where the next one begins."""
+    def _begin_data(self, flags: int, stream_id: int, length: int, data: bytes, at: int) -> int:
+        """Handle what has arrived of the DATA frame whose payload begins at ``at``; returns where it ends so far."""
         padding = 0
         payload = length
         if flags & PADDED:
@@ -105,16 +117,17 @@ class Http2FrameReader:
             if payload < 0:
                 raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "padding exceeds the frame")
         last = bool(flags & END_STREAM)
-        stream = self._connection.on_data(stream_id, length, payload, last)
+        stream = self._handler.on_data(stream_id, length, payload, last)
         end = at + payload
         if end + padding > len(data):
             self._data = (stream, payload, padding, last)
-            return self._continue(data, at)
+            return self._continue_data(data, at)
         if stream is not None:
-            stream.deliver(_chunk(data, at, end), last)
+            stream.receive(_chunk(data, at, end), last)
         return end + padding
 
-    def _continue(self, data: bytes, at: int) -> int:
+    def _continue_data(self, data: bytes, at: int) -> int:
+        """Handle more of the DATA frame in progress, from ``at`` on; returns where it ends so far."""
         assert self._data is not None
         stream, payload, padding, last = self._data
         taken = min(payload, len(data) - at)
@@ -124,12 +137,12 @@ class Http2FrameReader:
         done = not payload and not padding
         self._data = None if done else (stream, payload, padding, last)
         if stream is not None and (taken or done):
-            stream.deliver(_chunk(data, at, at + taken), last and done)
+            stream.receive(_chunk(data, at, at + taken), last and done)
         return at + taken + skipped
 
 
 def _chunk(data: bytes, start: int, end: int) -> bytes | memoryview:
-    """A part of received data: a view where it is much of it, or else a copy, which keeps nothing else alive."""
-    if end - start >= _VIEWED and 4 * (end - start) >= len(data):
+    """A part of received data: a view if it is much of the data, otherwise a copy, which keeps nothing else alive."""
+    if end - start >= _MIN_VIEW and 4 * (end - start) >= len(data):
         return memoryview(data)[start:end]
     return data[start:end]
