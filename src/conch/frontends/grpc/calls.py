@@ -1,7 +1,7 @@
-"""One gRPC call on a stream: its deadline, the messages that come in, how it answers and ends.
+"""One gRPC call on a stream: its deadline, the messages that arrive, how it responds and ends.
 
-``Call`` is any call, ``UnaryCall`` one with a single message each way; what they do is in subclasses
-(:mod:`~conch.frontends.grpc.service`, ``infer``, ``stream_infer``).  Run on the event loop.
+``Call`` is any call, ``UnaryCall`` one with a single message each way; subclasses do the work
+(:mod:`~conch.frontends.grpc.control`, ``infer``, ``stream_infer``).  Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from conch.tensors import Buffer
 
 LOGGER: Final = logging.getLogger("conch")
 
-#: What Triton says of messages that are no protocol buffers, or incomplete.
+#: Triton's words for messages that are not protocol buffers, or incomplete.
 UNREADABLE: Final = "Unable to parse request"
 
 _TOO_LATE: Final = "Deadline Exceeded"
@@ -38,7 +38,7 @@ _ACCEPTS: Final = ",".join(ENCODINGS).encode()
 
 
 class Call:
-    """``finished`` calls send nothing more; ``paused`` ones take no messages."""
+    """A call in progress; it sends nothing more once ``finished``, and handles no messages while ``paused``."""
 
     __slots__ = (
         "_deadline", "_ended", "_loop", "_reader", "_reservation", "_started", "encoding", "finished", "head", "paused",
@@ -98,7 +98,7 @@ class Call:
     # Reading
 
     def resume(self) -> None:
-        """Take messages again, soon."""
+        """Handle messages again, from the next turn of the event loop on."""
         self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
@@ -117,38 +117,35 @@ class Call:
                 if self.finished:
                     return
             if not stream.remote_ended:
-                self._allow()
+                self._open_window()
             elif not self.paused and not self._ended:
                 self._ended = True
                 if reader.held or reader.missing:
                     raise CallFault(Status.INTERNAL, UNREADABLE)
                 self.on_half_close()
-        except (ConchError, CallFault) as error:
-            self.fail(error)
         except Exception as error:
-            LOGGER.exception("%s failed", self.head.path)
-            self.fail(CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}"))
+            self.fail(error)
 
-    def _allow(self) -> None:
-        """Let the client send more: a window, less what is held; all of a message whose bytes are reserved."""
+    def _open_window(self) -> None:
+        """Let the client send more: a window less what is held, or all of a message whose bytes are reserved."""
         reader = self._reader
         if self._reservation is None and reader.missing > self.stream.receive_window:
             self._reservation = False
-            self.stream.budget.request(self, reader.missing + reader.held, self._granted)
+            self.stream.budget.request(self, reader.missing + reader.held, self._on_granted)
         if self._reservation:
             self.stream.raise_receive_window(min(STREAM_WINDOW + reader.missing, MAX_WINDOW))
         else:
             self.stream.raise_receive_window(STREAM_WINDOW - reader.held)
 
-    def _granted(self) -> None:
+    def _on_granted(self) -> None:
         self._reservation = True
-        self._allow()
+        self._open_window()
 
     def _release(self, budget: MessageBudget) -> None:
         self._reservation = None
         budget.release(self)
 
-    # Answering
+    # Responding
 
     def send(self, body: Sequence[Buffer]) -> None:
         """Send a message, given in parts; more may follow."""
@@ -160,8 +157,8 @@ class Call:
             self.stream.send_headers(response_headers(self.encoding))
         self.stream.send(parts, size)
 
-    def answer(self, body: Sequence[Buffer]) -> None:
-        """Send the only message, and the status OK."""
+    def respond(self, body: Sequence[Buffer]) -> None:
+        """Send the only message, given in parts, and the status OK."""
         if self.finished:
             return
         parts, size = encode(body, self.encoding)
@@ -170,7 +167,7 @@ class Call:
         self.stream.respond(headers, parts, size, OK_TRAILERS)
 
     def finish(self, status: Status = Status.OK, message: str = "") -> None:
-        """End the call with a status, behind the messages sent."""
+        """End the call with a status, sent behind all messages."""
         if self.finished:
             return
         self._close()
@@ -180,14 +177,17 @@ class Call:
             self._started = True
         self.stream.finish(trailers(status, message, only=not self._started, accepts=accepts))
 
-    def fail(self, error: ConchError | CallFault) -> None:
-        """End the call with an error."""
+    def fail(self, error: Exception) -> None:
+        """End the call with the status of an error; one that is not expected (a bug) is logged as it is handled."""
+        if not isinstance(error, ConchError | CallFault):
+            LOGGER.exception("%s failed", self.head.path)
+            error = CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}")
         self.finish(*status_of(error))
 
-    def cut_off(self, status: Status, message: str, code: Http2ErrorCode = Http2ErrorCode.CANCEL) -> None:
-        """End the call with a status although work for it goes on, which is given up.
+    def abort(self, status: Status, message: str, code: Http2ErrorCode = Http2ErrorCode.CANCEL) -> None:
+        """End the call with a status, and give up the work for it.
 
-        If messages still wait to be sent they are dropped, and the stream is reset with ``code`` instead.
+        If messages still wait to be sent, they are dropped and the stream is reset with ``code`` instead.
         """
         if self.finished:
             return
@@ -200,7 +200,7 @@ class Call:
 
     def _expire(self) -> None:
         self._deadline = None
-        self.cut_off(Status.DEADLINE_EXCEEDED, _TOO_LATE)
+        self.abort(Status.DEADLINE_EXCEEDED, _TOO_LATE)
 
     def _close(self) -> None:
         self.finished = True

@@ -1,54 +1,50 @@
 """``ModelInfer``: one request, one response.
 
-Opened by the service for every call; runs on the event loop.
+The service opens an ``InferCall`` for every stream of this RPC; runs on the event loop.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from conch.errors import ConchError, internal, unsupported
-from conch.frontends.grpc.calls import LOGGER, UNREADABLE, UnaryCall
+from conch.errors import internal, unsupported
+from conch.frontends.grpc.calls import UNREADABLE, UnaryCall
+from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
 from conch.inference import InferRequest, InferResponse
+from conch.server.model import Model
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import GrpcOutputPlan, decode_infer, encode_infer
-
-if TYPE_CHECKING:
-    from conch.frontends.grpc.service import GrpcService
-    from conch.server.model import Model
 
 
 class InferCall(UnaryCall):
     """Ends when its request does: with the only response, or with an error."""
 
-    __slots__ = ("_kept", "_model", "_plan", "_request", "_responses", "_service")
+    __slots__ = ("_context", "_kept", "_model", "_plan", "_request", "_responses")
 
     _model: Model
     _plan: GrpcOutputPlan
 
-    def __init__(self, stream: Http2Stream, head: RequestHead, service: GrpcService) -> None:
-        super().__init__(stream, head, service.loop)
-        self._service = service
+    def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
+        super().__init__(stream, head, context.loop)
+        self._context = context
         self._request: InferRequest | None = None
         self._kept: InferResponse | None = None
         self._responses = 0
 
     def run(self, message: bytes) -> None:
         parsed = parse_request(message)
-        service = self._service
-        model = service.server.model(parsed.model_name, read_version(parsed.model_version))
+        context = self._context
+        model = context.server.model(parsed.model_name, read_version(parsed.model_version))
         if model.signature.decoupled:
             raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         self._model = model
-        self._request, self._plan = decode_infer(parsed, self._respond, model.version)
-        service.forwarding.add(self.head, self._request)
+        self._request, self._plan = decode_infer(parsed, self._on_response, model.version)
+        context.forwarding.add(self.head.metadata, self._request)
         model.infer(self._request)
 
     def on_cancel(self) -> None:
@@ -56,12 +52,12 @@ class InferCall(UnaryCall):
         if request is not None:
             request.cancel()
 
-    def fail(self, error: ConchError | CallFault) -> None:
+    def fail(self, error: Exception) -> None:
         self._request = None
         super().fail(error)
 
-    def _respond(self, response: InferResponse) -> None:
-        """The only response may be followed by an empty final one."""
+    def _on_response(self, response: InferResponse) -> None:
+        """Keep the only response until the request ends, which an empty final response may say separately."""
         if response.final and self._kept is None:
             self._kept = response
         elif not response.empty:
@@ -79,20 +75,18 @@ class InferCall(UnaryCall):
                 raise internal(f"expected a single response, got {self._responses}")
             if answer.error is not None:
                 raise answer.error
-            model, service = self._model, self._service
+            model, context = self._model, self._context
             batched = model.signature.max_batch_size > 0
             body = encode_infer(request, answer, self._plan, model.labels, batched)
-            if service.compression != "none":
-                self.encoding = choose_encoding(service.compression, self.head.accepted_encodings)
-            self.answer(body)
-        except ConchError as error:
-            self.fail(error)
+            if context.compression != "none":
+                self.encoding = choose_encoding(context.compression, self.head.accepted_encodings)
+            self.respond(body)
         except Exception as error:
-            LOGGER.exception("a response of model '%s' cannot be sent", self._model.name)
-            self.fail(CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}"))
+            self.fail(error)
 
 
 def parse_request(data: bytes) -> service_pb2.ModelInferRequest:
+    """The message in ``data``; raises ``CallFault`` for what is not one."""
     try:
         return service_pb2.ModelInferRequest.FromString(data)
     except DecodeError:

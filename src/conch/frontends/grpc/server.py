@@ -1,27 +1,21 @@
-"""The gRPC front end: listens, makes connections, drains them at shutdown.
+"""The gRPC front end: listens, keeps track of its connections, drains them at shutdown.
 
-Started and stopped by the server's wiring; everything runs on its event loop.
+Started and stopped by :mod:`conch.app`; runs on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
 
-from conch.errors import internal
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.lifetime import Lifetime
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.grpc.tls import make_context
+from conch.frontends.listening import listen
+from conch.server.core import Server
 from conch.settings import Settings
-
-if TYPE_CHECKING:
-    from conch.server.core import Server
-
-_BACKLOG: Final = 1024
 
 
 class GrpcFrontend:
@@ -47,21 +41,13 @@ class GrpcFrontend:
         """
         loop = asyncio.get_running_loop()
         service = GrpcService(self._server, loop)
-
-        context = make_context(self._settings)
-        try:
-            self._listener = await loop.create_server(
-                lambda: Http2Connection(service, loop, self),
-                host,
-                port,
-                ssl=context,
-                backlog=_BACKLOG,
-                reuse_port=self._settings.reuse_grpc_port or None,
-            )
-        except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            raise internal(f"Socket '{host}:{port}' already in use " if taken else f"{host}:{port}: {error}") from error
-        address: tuple[str, int] = self._listener.sockets[0].getsockname()[:2]
+        self._listener, address = await listen(
+            lambda: Http2Connection(service, loop, self),
+            host,
+            port,
+            reuse_port=self._settings.reuse_grpc_port,
+            ssl=make_context(self._settings),
+        )
         return address
 
     async def stop(self, grace_seconds: float) -> None:

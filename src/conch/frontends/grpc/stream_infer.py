@@ -1,25 +1,27 @@
 """``ModelStreamInfer``: any number of requests on one stream, run concurrently.
 
-Opened by the service for every stream; runs on the event loop.  A request that fails does not end
-the stream, unless its execution failed and the client asks for that (metadata
-``triton_grpc_error: true``).  Requests of models that are not decoupled are answered in their
-order, each by one response; responses of decoupled models are sent as they come.
+The service opens a ``StreamInferCall`` for every stream of this RPC; runs on the event loop.  A request that fails
+does not end the stream, unless its execution failed and the client asks for that (metadata
+``triton_grpc_error: true``).  Requests to models that are not decoupled get one response each, in the order of the
+requests; responses of decoupled models are sent as they come.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from conch.errors import ConchError, internal
-from conch.frontends.grpc.calls import LOGGER, Call
+from conch.frontends.grpc.calls import Call
+from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.infer import parse_request
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
-from conch.frontends.grpc.status import CallFault, Status
+from conch.frontends.grpc.status import Status
 from conch.inference import InferRequest, InferResponse
+from conch.server.model import Model
 from conch.tensors import Buffer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import (
@@ -32,56 +34,53 @@ from conch.wire.grpc.infer import (
     encode_stream_response,
 )
 
-if TYPE_CHECKING:
-    from conch.frontends.grpc.service import GrpcService
-    from conch.server.model import Model
-
-#: Bytes of responses that wait, for a slow client or for their turn, before the client's next requests do, too.
+#: Bytes of responses that may wait, for a slow client or for earlier responses, before further requests wait too.
 PAUSE_AT: Final = 16 << 20
-#: Bytes of responses that wait before the client is given up.
+#: Bytes of responses that may wait before the call is aborted.
 GIVE_UP_AT: Final = 512 << 20
 
 
 class StreamInferCall(Call):
-    """``_running`` are the requests that have not ended; ``_turns`` the places of responses that keep an order.
+    """Any number of requests and their responses.
 
-    ``_early`` counts bytes of responses that are there before their turn.
+    ``_running`` holds the requests that have not ended, by serial number; ``_pending`` a slot for each response that
+    must keep its order, first to last; ``_early_bytes`` counts the bytes of responses that wait for earlier ones.
     """
 
-    __slots__ = ("_early", "_half_closed", "_running", "_service", "_turns", "strict")
+    __slots__ = ("_context", "_early_bytes", "_half_closed", "_pending", "_running", "strict")
 
-    def __init__(self, stream: Http2Stream, head: RequestHead, service: GrpcService) -> None:
-        self._service = service
+    def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
+        self._context = context
         #: Whether an execution that fails ends the stream.
         self.strict = (head.get("triton_grpc_error") or "").lower() == "true"
         self._running: dict[int, InferRequest] = {}
-        self._turns: deque[_Turn] = deque()
-        self._early = 0
+        self._pending: deque[_ResponseSlot] = deque()
+        self._early_bytes = 0
         self._half_closed = False
-        super().__init__(stream, head, service.loop)
-        self.encoding = choose_encoding(service.compression, head.accepted_encodings)
+        super().__init__(stream, head, context.loop)
+        self.encoding = choose_encoding(context.compression, head.accepted_encodings)
 
-    # What the call tells
+    # Called by the base class
 
     def on_message(self, data: bytes) -> None:
         parsed = parse_request(data)
         try:
-            model = self._service.server.model(parsed.model_name, read_version(parsed.model_version))
-            exchange = _Exchange(self, model)
-            request, exchange.plan = decode_infer(parsed, exchange.respond, model.version)
-            exchange.request = request
-            self._service.forwarding.add(self.head, request)
+            model = self._context.server.model(parsed.model_name, read_version(parsed.model_version))
+            streamed = _StreamedRequest(self, model)
+            request, streamed.plan = decode_infer(parsed, streamed.on_response, model.version)
+            streamed.request = request
+            self._context.forwarding.add(self.head.metadata, request)
         except ConchError as error:
             self._refuse(error, parsed.id)
             return
         if not model.signature.decoupled:
-            exchange.turn = _Turn()
-            self._turns.append(exchange.turn)
+            streamed.slot = _ResponseSlot()
+            self._pending.append(streamed.slot)
         self._running[request.serial] = request
         try:
             model.infer(request)
         except ConchError as error:
-            exchange.refuse(error)
+            streamed.refuse(error)
 
     def on_half_close(self) -> None:
         self._half_closed = True
@@ -92,52 +91,53 @@ class StreamInferCall(Call):
         for request in running.values():
             request.cancel()
 
-    def fail(self, error: ConchError | CallFault) -> None:
+    def fail(self, error: Exception) -> None:
         super().fail(error)
         self.on_cancel()
 
     def on_drained(self) -> None:
-        if self.paused and not self._early:
+        if self.paused and not self._early_bytes:
             self.resume()
 
-    # What exchanges ask for
+    # Called by the requests
 
-    def deliver(self, turn: _Turn | None, message: list[Buffer]) -> None:
-        """Send a response, or keep it until its turn."""
-        if turn is None:
+    def deliver(self, slot: _ResponseSlot | None, message: list[Buffer]) -> None:
+        """Send a response; one with a slot waits until those before it have been sent."""
+        if slot is None:
             self.send(message)
         else:
-            turn.message = message
-            turn.size = sum(map(len, message))
-            self._early += turn.size
-            while self._turns and (first := self._turns[0]).message is not None:
-                self._turns.popleft()
-                self._early -= first.size
+            slot.message = message
+            slot.size = sum(map(len, message))
+            self._early_bytes += slot.size
+            while self._pending and (first := self._pending[0]).message is not None:
+                self._pending.popleft()
+                self._early_bytes -= first.size
                 self.send(first.message)
         queued = self.stream.queued
         if queued > GIVE_UP_AT:
-            self.cut_off(Status.RESOURCE_EXHAUSTED, "Responses are not read", Http2ErrorCode.ENHANCE_YOUR_CALM)
-        elif queued + self._early > PAUSE_AT:
+            self.abort(Status.RESOURCE_EXHAUSTED, "Responses are not read", Http2ErrorCode.ENHANCE_YOUR_CALM)
+        elif queued + self._early_bytes > PAUSE_AT:
             self.paused = True
         elif not queued:
             self.on_drained()
 
-    def ended(self, request: InferRequest) -> None:
+    def on_ended(self, request: InferRequest) -> None:
+        """A request has had its last response."""
         self._running.pop(request.serial, None)
         self._finish_if_done()
 
     def _refuse(self, error: ConchError, request_id: str) -> None:
-        turn = _Turn()
-        self._turns.append(turn)
-        self.deliver(turn, encode_stream_error(error.message, request_id))
+        slot = _ResponseSlot()
+        self._pending.append(slot)
+        self.deliver(slot, encode_stream_error(error.message, request_id))
 
     def _finish_if_done(self) -> None:
         if self._half_closed and not self._running and not self.finished:
             self.finish()
 
 
-class _Turn:
-    """The place of a response in the order of a stream; ``message`` and its ``size`` once it is there."""
+class _ResponseSlot:
+    """The place of a response in the order of a stream; ``message`` and its ``size`` are set when it is there."""
 
     __slots__ = ("message", "size")
 
@@ -146,10 +146,10 @@ class _Turn:
         self.size = 0
 
 
-class _Exchange:
-    """One request of a stream and its responses."""
+class _StreamedRequest:
+    """One request of a stream, and what becomes of its responses."""
 
-    __slots__ = ("_call", "_model", "_only", "_responses", "plan", "request", "turn")
+    __slots__ = ("_call", "_model", "_only", "_responses", "plan", "request", "slot")
 
     request: InferRequest
     plan: GrpcOutputPlan
@@ -159,37 +159,36 @@ class _Exchange:
         self._model = model
         self._only: InferResponse | None = None
         self._responses = 0
-        self.turn: _Turn | None = None
+        self.slot: _ResponseSlot | None = None
 
-    def respond(self, response: InferResponse) -> None:
+    def on_response(self, response: InferResponse) -> None:
         call = self._call
         if not call.finished:
             try:
                 self._deliver(response)
             except Exception as error:
-                LOGGER.exception("a response of model '%s' cannot be sent", self._model.name)
-                call.fail(CallFault(Status.INTERNAL, f"{type(error).__name__}: {error}"))
+                call.fail(error)
         if response.final:
             self._end()
 
     def refuse(self, error: ConchError) -> None:
-        """The request was not accepted."""
-        self._call.deliver(self.turn, encode_stream_error(error.message, self.request.id))
+        """Answer a request that was not accepted."""
+        self._call.deliver(self.slot, encode_stream_error(error.message, self.request.id))
         self._end()
 
     def _end(self) -> None:
-        self._call.ended(self.request)
-        # The request holds this exchange: without a cycle both are freed at once.
+        self._call.on_ended(self.request)
+        # The request holds this object: without a cycle both are freed at once.
         del self.request
 
     def _deliver(self, response: InferResponse) -> None:
-        if self.turn is not None:
+        if self.slot is not None:
             self._deliver_only(response)
         elif not response.empty or (response.final and self.plan.empty_final):
             self._send(response)
 
     def _deliver_only(self, response: InferResponse) -> None:
-        """Exactly one response of a model that is not decoupled; an empty final one may follow it."""
+        """Send exactly one response for a model that is not decoupled; an empty final one may follow it."""
         if response.final and self._only is None:
             self._only = response
         elif not response.empty:
@@ -206,7 +205,7 @@ class _Exchange:
         try:
             if response.error is not None:
                 raise response.error
-            if response.empty and self.turn is None:
+            if response.empty and self.slot is None:
                 message = encode_empty_final(self.request, self.plan)
             else:
                 batched = model.signature.max_batch_size > 0
@@ -217,4 +216,4 @@ class _Exchange:
                 call.fail(error)
                 return
             message = encode_execution_error(error.message, self.request, self.plan, response.final)
-        call.deliver(self.turn, message)
+        call.deliver(self.slot, message)

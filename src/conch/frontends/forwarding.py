@@ -1,0 +1,48 @@
+"""Turns request headers (HTTP) or metadata (gRPC) into parameters of inference requests.
+
+``--http-header-forward-pattern`` and ``--grpc-header-forward-pattern`` choose which.
+Made once from the settings; pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from conch.errors import invalid
+from conch.inference import InferRequest, ParameterValue
+
+_RESERVED: Final = {
+    "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
+}  # fmt: skip
+
+
+class HeaderForwarding:
+    """Forwards headers in whose name ``pattern`` is found, ignoring case; an empty pattern forwards none.
+
+    Raises INVALID_ARG, naming ``option``, for a pattern that is no regular expression.
+    """
+
+    def __init__(self, pattern: str, option: str) -> None:
+        try:
+            self._pattern = re.compile(pattern, re.IGNORECASE) if pattern else None
+        except re.error as error:
+            raise invalid(f"invalid {option} '{pattern}': {error}") from None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any header can be forwarded."""
+        return self._pattern is not None
+
+    def add(self, headers: Iterable[tuple[str, str]], request: InferRequest) -> None:
+        """Add the matching headers to a request's parameters; raises INVALID_ARG for reserved names."""
+        if self._pattern is None:
+            return
+        forwarded: dict[str, ParameterValue] = {}
+        for name, value in headers:
+            if self._pattern.search(name):
+                if name in _RESERVED or name.startswith("triton_"):
+                    raise invalid(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+                forwarded[name] = value
+        request.parameters = {**request.parameters, **forwarded}

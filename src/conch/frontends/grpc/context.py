@@ -1,0 +1,23 @@
+"""What all calls of the gRPC front end share; made by the service, used on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from conch.frontends.forwarding import HeaderForwarding
+from conch.server.core import Server
+
+
+@dataclass(frozen=True, slots=True)
+class ServingContext:
+    """The server, and the options that apply to inference: ``forwarding`` and ``compression`` (its level).
+
+    ``tasks`` keeps the tasks of calls alive until they are done.
+    """
+
+    server: Server
+    loop: asyncio.AbstractEventLoop
+    forwarding: HeaderForwarding
+    compression: str
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)

@@ -1,0 +1,131 @@
+"""Every RPC but inference: health, metadata, configuration, repository, statistics, logging.
+
+Called by the service; runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from conch.errors import unsupported
+from conch.frontends.grpc.calls import UNREADABLE, UnaryCall
+from conch.frontends.grpc.context import ServingContext
+from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.grpc.requests import RequestHead
+from conch.frontends.grpc.status import CallFault, Status
+from conch.server.core import Server
+from conch.wire.grpc import control
+
+#: From a request's message to the response's, or to an awaitable of it; what it raises ends the call.
+Respond = Callable[[Any], Message | Awaitable[Message]]
+
+
+class ControlMethods:
+    """The methods; each makes the message of a response out of that of a request, or raises ``ConchError``."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def server_live(self, request: pb.ServerLiveRequest) -> Any:
+        return pb.ServerLiveResponse(live=self._server.live)
+
+    def server_ready(self, request: pb.ServerReadyRequest) -> Any:
+        return pb.ServerReadyResponse(ready=self._server.ready)
+
+    def model_ready(self, request: pb.ModelReadyRequest) -> Any:
+        ready = self._server.model_ready(request.name, control.read_version(request.version))
+        return pb.ModelReadyResponse(ready=ready)
+
+    def server_metadata(self, request: pb.ServerMetadataRequest) -> Any:
+        return pb.ServerMetadataResponse(**self._server.metadata())
+
+    def model_metadata(self, request: pb.ModelMetadataRequest) -> Any:
+        return control.model_metadata(self._server.model_metadata(request.name, control.read_version(request.version)))
+
+    def model_config(self, request: pb.ModelConfigRequest) -> Any:
+        return control.model_config(self._server.model(request.name, control.read_version(request.version)).config)
+
+    def model_statistics(self, request: pb.ModelStatisticsRequest) -> Any:
+        return control.statistics(self._server.statistics(request.name, control.read_version(request.version)))
+
+    def repository_index(self, request: pb.RepositoryIndexRequest) -> Any:
+        control.check_repository_name(request.repository_name)
+        return control.index(self._server.index(request.ready))
+
+    async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
+        config, files = control.read_load(request)
+        await self._server.load(request.model_name, config, files)
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload(self, request: pb.RepositoryModelUnloadRequest) -> Any:
+        await self._server.unload(request.model_name, control.read_unload(request))
+        return pb.RepositoryModelUnloadResponse()
+
+    def log_settings(self, request: pb.LogSettingsRequest) -> Any:
+        changes = control.read_log_settings(request)
+        if changes:
+            self._server.update_logs(changes)
+        return control.log_settings(self._server.logs)
+
+    def health_check(self, request: health_pb2.HealthCheckRequest) -> Any:
+        serving = health_pb2.HealthCheckResponse.ServingStatus
+        return health_pb2.HealthCheckResponse(status=serving.SERVING if self._server.ready else serving.NOT_SERVING)
+
+
+def not_available(feature: str) -> Respond:
+    """A method that refuses all requests, because the server does not have ``feature``."""
+
+    def refuse(request: Any) -> Message:
+        raise unsupported(f"this server does not have {feature} yet")
+
+    return refuse
+
+
+class ControlCall(UnaryCall):
+    """A unary call whose response is made by one function, which may be awaited.
+
+    A load that has begun goes on when the client hangs up.
+    """
+
+    __slots__ = ("_context", "_request_class", "_respond")
+
+    def __init__(
+        self,
+        stream: Http2Stream,
+        head: RequestHead,
+        context: ServingContext,
+        request_class: type[Message],
+        respond: Respond,
+    ) -> None:
+        super().__init__(stream, head, context.loop)
+        self._context = context
+        self._request_class = request_class
+        self._respond = respond
+
+    def run(self, message: bytes) -> None:
+        try:
+            request = self._request_class.FromString(message)
+        except DecodeError:
+            raise CallFault(Status.INTERNAL, UNREADABLE) from None
+        response = self._respond(request)
+        if isinstance(response, Message):
+            self.respond([response.SerializeToString()])
+        else:
+            task = asyncio.ensure_future(self._respond_later(response))
+            self._context.tasks.add(task)
+            task.add_done_callback(self._context.tasks.discard)
+
+    async def _respond_later(self, response: Awaitable[Message]) -> None:
+        try:
+            self.respond([(await response).SerializeToString()])
+        except Exception as error:
+            self.fail(error)
+
+    def on_cancel(self) -> None:
+        pass

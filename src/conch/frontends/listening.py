@@ -1,0 +1,35 @@
+"""Binds the TCP ports of both front ends; called once for each, on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from ssl import SSLContext
+from typing import Final
+
+from conch.errors import internal
+
+_BACKLOG: Final = 1024
+
+
+async def listen(
+    factory: Callable[[], asyncio.Protocol],
+    host: str,
+    port: int,
+    *,
+    reuse_port: bool = False,
+    ssl: SSLContext | None = None,
+) -> tuple[asyncio.Server, tuple[str, int]]:
+    """Listen on ``host:port`` (port 0: a free one); returns the server and its address.
+
+    ``factory`` makes the protocol of each connection.  Raises INTERNAL with Triton's text when the port is taken.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        server = await loop.create_server(factory, host, port, ssl=ssl, backlog=_BACKLOG, reuse_port=reuse_port or None)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        raise internal(f"Socket '{host}:{port}' already in use " if taken else f"{host}:{port}: {error}") from error
+    address: tuple[str, int] = server.sockets[0].getsockname()[:2]
+    return server, address
