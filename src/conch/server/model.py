@@ -7,7 +7,8 @@ business: a dispatcher with instances, or an ensemble.  Lives on the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -127,6 +128,15 @@ class Model:
             self._left()
             self.statistics.record_failure(FailureReason.REJECTED, monotonic_ns() - request.times.arrived)
             raise
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep this version loaded, even if it is replaced, while a request to it is being decoded."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self._left()
 
     async def finish(self, seconds: float | None = None) -> bool:
         """Wait until nothing is in flight; False when ``seconds`` run out first."""

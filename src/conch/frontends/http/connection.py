@@ -1,9 +1,9 @@
-"""HTTP/1.1 on a connection: parsing by httptools, keep-alive, pipelining, limits.
+"""The server's side of an HTTP/1.1 connection: parsing by httptools, keep-alive, pipelining, limits.
 
-Runs on the event loop as an ``asyncio.Protocol``.  A request is handed to the application once
-it is there in full; the next one of the same connection follows after the answer.  Everything
-that a client can make the server keep is bounded: header bytes, body bytes, chunks, pipelined
-requests, time.  Why not an ASGI server: docs/decisions/0002-http-over-httptools.md.
+Runs on the event loop as an ``asyncio.Protocol``.  A request is handed to the application once it has arrived in full,
+the next one of the same connection after the response.  Everything that a client can make the server keep is bounded:
+header bytes, body bytes, chunks, pipelined requests, time.  Why not an ASGI server:
+docs/decisions/0002-http-over-httptools.md.
 """
 
 from __future__ import annotations
@@ -15,47 +15,46 @@ from typing import Protocol
 
 import httptools
 
-from conch.frontends.http.exchange import Exchange
+from conch.frontends.http.exchange import JSON, HttpExchange
 
-JSON_TYPE = (b"Content-Type", b"application/json")
-#: Bytes read while a head is not complete; the read in which it begins counts as a whole.
+#: Bytes that may be read while a head is not complete; the read in which it begins counts as a whole.
 MAX_HEAD_BYTES = 512 * 1024
 _HEAD_TOO_LARGE = f"request header exceeds the maximum of {MAX_HEAD_BYTES} bytes"
 MAX_CHUNKS = 65536
 MAX_PIPELINED = 64
-#: The largest body at all: tensors beyond 2 GiB do not fit gRPC either.
+#: The largest body of all (bytes): more than 2 GiB does not fit into a gRPC message either.
 MAX_BODY_BYTES = 2**31 - 1
 
 
-class Application(Protocol):
-    """What connections serve."""
+class HttpApplication(Protocol):
+    """Serves the requests of connections; called on the event loop."""
 
-    def handle(self, exchange: Exchange) -> None:
-        """Answer a complete exchange, now or later."""
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer an exchange whose request has arrived in full, now or later."""
 
-    def body_limit(self, exchange: Exchange) -> int:
-        """The largest body to read (bytes) for a request of which only the head is there."""
+    def body_limit(self, exchange: HttpExchange) -> int:
+        """The largest body (bytes) to read for a request of which only the head has arrived."""
 
     def too_large(self, size: int, limit: int) -> str:
-        """What to tell the client of a body that has at least ``size`` bytes."""
+        """The error message for a body of at least ``size`` bytes."""
 
     def error_body(self, message: str) -> bytes:
-        """The body of an answer to what is not a request."""
+        """The JSON body of the response to a request that cannot be parsed, or is too large."""
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client's connection.  ``connections`` is the listener's set of the open ones."""
+    """One client's connection.  It adds itself to ``connections``, the listener's set of the open ones."""
 
     transport: asyncio.Transport
 
-    def __init__(self, application: Application, connections: set[HttpConnection]) -> None:
+    def __init__(self, application: HttpApplication, connections: set[HttpConnection]) -> None:
         self._application = application
         self._connections = connections
         self._parser = httptools.HttpRequestParser(self)
-        self._current: Exchange | None = None
-        self._waiting: deque[Exchange] = deque()
+        self._current: HttpExchange | None = None
+        self._waiting: deque[HttpExchange] = deque()
         self._closing = False
-        self._unread = False  # whether the client leaves answers lying
+        self._unread = False  # whether the client does not read its responses
         self._reading = True
         self.active = monotonic()
         self._in_head = True
@@ -66,7 +65,7 @@ class HttpConnection(asyncio.Protocol):
         self._body_size = 0
         self._chunks = 0
 
-    # The transport's calls.
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
@@ -79,10 +78,10 @@ class HttpConnection(asyncio.Protocol):
         self._waiting.clear()
         if self._current is not None:
             current, self._current = self._current, None
-            current.disconnected()
+            current.disconnect()
 
     def pause_writing(self) -> None:
-        """The client does not read: take nothing more from it until it does."""
+        """The client does not read: read nothing from it either until it does."""
         self._unread = True
         self._control_reading()
 
@@ -109,7 +108,7 @@ class HttpConnection(asyncio.Protocol):
                 if self._head_bytes > MAX_HEAD_BYTES:
                     self._refuse(431, _HEAD_TOO_LARGE)
 
-    # The parser's calls.
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         self._target = b""
@@ -139,7 +138,7 @@ class HttpConnection(asyncio.Protocol):
                 path = httptools.parse_url(path).path or b"/"
             except httptools.HttpParserInvalidURLError:
                 raise _Refused(400, "invalid request target") from None
-        self._exchange = Exchange(
+        self._exchange = HttpExchange(
             self, self._parser.get_method(), path, self._headers, self._parser.should_keep_alive()
         )
         self._body_limit = self._application.body_limit(self._exchange)
@@ -178,16 +177,16 @@ class HttpConnection(asyncio.Protocol):
             self._waiting.append(exchange)
             self._control_reading()
 
-    # The exchange's and the listener's calls.
+    # Called by exchanges and by the listener
 
-    def exchange_ended(self, exchange: Exchange) -> None:
-        """The current exchange has been answered: go on with the next, or close where that was announced."""
+    def on_exchange_ended(self, exchange: HttpExchange) -> None:
+        """Go on with the next request, or close if the response said so."""
         self._current = None
         self.active = monotonic()
         if not exchange.keep_alive or self._closing:
             self.transport.close()
         elif self._waiting:
-            # Not from here: an answer given at once would answer the next one from within itself.
+            # Not from here: exchanges that are answered at once would nest.
             asyncio.get_running_loop().call_soon(self._next)
 
     @property
@@ -196,7 +195,7 @@ class HttpConnection(asyncio.Protocol):
         return self._current is None and not self._waiting
 
     def shut_down(self) -> None:
-        """Close now if idle, else after the answer that is due."""
+        """Close now if idle, otherwise after the response that is due."""
         self._closing = True
         if self.idle:
             self.transport.close()
@@ -210,9 +209,9 @@ class HttpConnection(asyncio.Protocol):
             self._application.handle(self._current)
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """Go on as if the offer of another protocol had not been made (RFC 9110, 7.8).
+        """Ignore the offer of another protocol (RFC 9110, 7.8).
 
-        The parser has taken the request to end with its head; a new one gets it without the offer.
+        The parser ends such a request with its head; a new parser gets the head without the offer, and ``rest``.
         """
         exchange = self._exchange
         if exchange.method == b"CONNECT":
@@ -236,18 +235,18 @@ class HttpConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what cannot be understood, and close; answers that are still due are given up."""
+        """Answer a request that cannot be read, and close; responses that are still due are given up."""
         if self.transport.is_closing():
             return
         if self._current is None:
-            refused = Exchange(self, b"", b"", {}, keep_alive=False)
-            refused.respond(status, [JSON_TYPE], self._application.error_body(message))
+            refused = HttpExchange(self, b"", b"", {}, keep_alive=False)
+            refused.respond(status, [JSON], self._application.error_body(message))
         else:
             self.transport.close()
 
 
 class _Refused(Exception):
-    """Raised out of the parser's callbacks to stop reading this connection."""
+    """Raised by the parser's callbacks to stop reading this connection."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

@@ -1,23 +1,20 @@
 """Everything over HTTP but inference: health, metadata, configuration, repository, statistics, logging.
 
-Runs on the event loop.
+Called by the router; runs on the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import logging
 from collections.abc import Awaitable
 from typing import Final
 
-from conch.errors import ConchError, internal, unavailable, unsupported
-from conch.frontends.http.exchange import Exchange
-from conch.frontends.http.status import JSON, refuse
+from conch.errors import unavailable, unsupported
+from conch.frontends.http.exchange import JSON, HttpExchange
+from conch.frontends.http.status import refuse
+from conch.frontends.http.tasks import ExchangeTasks
 from conch.server.core import Server
 from conch.wire.json import control as wire
-
-LOG = logging.getLogger("conch")
 
 _PLAIN: Final = (b"Content-Type", b"text/plain")
 _REPOSITORY: Final = "'repository_name' specification is not supported"
@@ -28,79 +25,70 @@ class ControlRoutes:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = ExchangeTasks(refuse)
 
-    def live(self, exchange: Exchange) -> None:
+    def live(self, exchange: HttpExchange) -> None:
         self._refuse_if_exiting()
         exchange.respond(200 if self._server.live else 400, [_PLAIN])
 
-    def ready(self, exchange: Exchange) -> None:
+    def ready(self, exchange: HttpExchange) -> None:
         self._refuse_if_exiting()
         exchange.respond(200 if self._server.ready else 400, [_PLAIN])
 
-    def model_ready(self, exchange: Exchange, name: str, version: int) -> None:
+    def model_ready(self, exchange: HttpExchange, name: str, version: int) -> None:
         self._refuse_if_exiting()
         if self._server.model_ready(name, version):
             exchange.respond(200, [_PLAIN])
         else:
             exchange.respond(400, [JSON], wire.error_body("Model version not ready"))
 
-    def server_metadata(self, exchange: Exchange) -> None:
+    def server_metadata(self, exchange: HttpExchange) -> None:
         exchange.respond(200, [JSON], wire.document_body(self._server.metadata()))
 
-    def model_metadata(self, exchange: Exchange, name: str, version: int) -> None:
+    def model_metadata(self, exchange: HttpExchange, name: str, version: int) -> None:
         exchange.respond(200, [JSON], wire.document_body(self._server.model_metadata(name, version)))
 
-    def config(self, exchange: Exchange, name: str, version: int) -> None:
+    def config(self, exchange: HttpExchange, name: str, version: int) -> None:
         exchange.respond(200, [JSON], self._server.model(name, version).config_json)
 
-    def statistics(self, exchange: Exchange, name: str = "", version: int = -1) -> None:
+    def statistics(self, exchange: HttpExchange, name: str = "", version: int = -1) -> None:
         entries = self._server.statistics(name, version)
         exchange.respond(200, [JSON], wire.document_body({"model_stats": entries}))
 
-    def index(self, exchange: Exchange) -> None:
+    def index(self, exchange: HttpExchange) -> None:
         exchange.respond(200, [JSON], wire.document_body(self._server.index(wire.read_index(exchange.body))))
 
-    def load(self, exchange: Exchange, repository: str, name: str) -> None:
+    def load(self, exchange: HttpExchange, repository: str, name: str) -> None:
         if repository:
             raise unsupported(_REPOSITORY)
         parameters = wire.read_load(exchange.body)
-        self._later(exchange, self._server.load(name, parameters.config, parameters.files))
+        self._respond_after(exchange, self._server.load(name, parameters.config, parameters.files))
 
-    def unload(self, exchange: Exchange, repository: str, name: str) -> None:
+    def unload(self, exchange: HttpExchange, repository: str, name: str) -> None:
         if repository:
             raise unsupported(_REPOSITORY)
         self._server.require_explicit_control()
-        self._later(exchange, self._server.unload(name, wire.read_unload(exchange.body)))
+        self._respond_after(exchange, self._server.unload(name, wire.read_unload(exchange.body)))
 
-    def log_settings(self, exchange: Exchange) -> None:
+    def log_settings(self, exchange: HttpExchange) -> None:
         exchange.respond(200, [JSON], wire.document_body(dataclasses.asdict(self._server.logs)))
 
-    def change_log_settings(self, exchange: Exchange) -> None:
+    def change_log_settings(self, exchange: HttpExchange) -> None:
         self._server.update_logs(wire.read_log_settings(exchange.body))
         self.log_settings(exchange)
 
-    def not_available(self, exchange: Exchange) -> None:
+    def not_available(self, exchange: HttpExchange) -> None:
         raise unsupported("this server does not have shared memory and tracing yet")
 
     def _refuse_if_exiting(self) -> None:
         if self._server.exiting:
             raise unavailable("Server exiting")
 
-    def _later(self, exchange: Exchange, action: Awaitable[None]) -> None:
+    def _respond_after(self, exchange: HttpExchange, action: Awaitable[None]) -> None:
         """Answer with an empty body when ``action`` is done."""
 
-        async def run() -> None:
-            try:
-                await action
-            except ConchError as error:
-                refuse(exchange, error)
-            except Exception as error:
-                LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
-                refuse(exchange, internal(f"{type(error).__name__}: {error}"))
-            else:
-                exchange.respond(200, [JSON])
+        async def respond() -> None:
+            await action
+            exchange.respond(200, [JSON])
 
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(exchange, respond())

@@ -1,37 +1,46 @@
 """One HTTP request and its response, as handlers see them.
 
-Belongs to the connection that made it (``connection.py``) and lives on the event loop.
+Made by a connection (``connection.py``), which sends the response; lives on the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import Final, Protocol
 
 from conch.tensors import Buffer
 
-if TYPE_CHECKING:
-    from conch.frontends.http.connection import HttpConnection
-
+#: A header that many responses have.
+JSON: Final = (b"Content-Type", b"application/json")
 Headers = Iterable[tuple[bytes, bytes]]
 
 _STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-#: Below this a response goes out as one buffer; above it joining would cost more than it saves.
+#: A body of fewer bytes goes out in one buffer with its head; for a larger one joining costs more than it saves.
 _JOIN_BELOW = 32 * 1024
 
 
-class Exchange:
+class ExchangeOwner(Protocol):
+    """The connection of an exchange: it sends on ``transport``, and goes on with the next exchange."""
+
+    transport: asyncio.Transport
+
+    def on_exchange_ended(self, exchange: HttpExchange) -> None:
+        """The response has been written."""
+
+
+class HttpExchange:
     """A request that arrived in full, and the means to answer it.
 
     ``path`` is the raw target without its query, ``headers`` have lower-case names (the last of
     equal ones wins), ``body`` is the whole body, after chunked framing and before decompression.
-    Answer with :meth:`respond`, or :meth:`start`, :meth:`write` … and :meth:`finish`.  When the
-    client goes away first, ``on_disconnect`` is called and answers are dropped.
+    Answer with :meth:`respond`, or with :meth:`start`, :meth:`write` … and :meth:`finish`.  If the client hangs up
+    first, ``on_disconnect`` is called, and what is sent after that is dropped.
     """
 
     __slots__ = (
-        "_connection",
+        "_owner",
         "body",
         "headers",
         "keep_alive",
@@ -42,9 +51,9 @@ class Exchange:
     )
 
     def __init__(
-        self, connection: HttpConnection, method: bytes, path: bytes, headers: dict[bytes, bytes], keep_alive: bool
+        self, owner: ExchangeOwner, method: bytes, path: bytes, headers: dict[bytes, bytes], keep_alive: bool
     ) -> None:
-        self._connection: HttpConnection | None = connection
+        self._owner: ExchangeOwner | None = owner
         self.method = method
         self.path = path
         self.headers = headers
@@ -54,57 +63,57 @@ class Exchange:
         self.started = False
 
     def respond(self, status: int, headers: Headers, *body: Buffer) -> None:
-        """Send a complete response; ``body`` may come in parts, which are not copied when they are large."""
-        connection = self._connection
-        if connection is None:
+        """Send a complete response; ``body`` may be given in parts, which are not copied if they are large."""
+        owner = self._owner
+        if owner is None:
             return
         length = sum(map(len, body))
         head = self._head(status, headers, b"Content-Length: %d\r\n\r\n" % length)
         self.started = True
         if self.method == b"HEAD":
-            connection.transport.write(head)
+            owner.transport.write(head)
         elif length < _JOIN_BELOW:
-            connection.transport.write(b"".join((head, *body)))
+            owner.transport.write(b"".join((head, *body)))
         else:
-            connection.transport.writelines([head, *body])
-        self._end(connection)
+            owner.transport.writelines([head, *body])
+        self._end(owner)
 
     def start(self, status: int, headers: Headers) -> None:
         """Begin a response of unknown length."""
-        if self._connection is not None:
+        if self._owner is not None:
             self.started = True
-            self._connection.transport.write(self._head(status, headers, b"Transfer-Encoding: chunked\r\n\r\n"))
+            self._owner.transport.write(self._head(status, headers, b"Transfer-Encoding: chunked\r\n\r\n"))
 
     def write(self, data: bytes) -> None:
         """Send a part of a response that :meth:`start` began."""
-        if self._connection is not None and data:
-            self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if self._owner is not None and data:
+            self._owner.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def finish(self) -> None:
         """End a response that :meth:`start` began."""
-        connection = self._connection
-        if connection is not None:
-            connection.transport.write(b"0\r\n\r\n")
-            self._end(connection)
+        owner = self._owner
+        if owner is not None:
+            owner.transport.write(b"0\r\n\r\n")
+            self._end(owner)
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that the client has not taken yet."""
-        return self._connection.transport.get_write_buffer_size() if self._connection else 0
+        """Bytes of responses that wait until the client reads them."""
+        return self._owner.transport.get_write_buffer_size() if self._owner else 0
 
     @property
     def gone(self) -> bool:
-        """Whether nobody waits for an answer any more."""
-        return self._connection is None
+        """Whether the exchange has been answered, or its client has hung up."""
+        return self._owner is None
 
     def abort(self) -> None:
-        """Close the connection without a proper end, so that the client knows that something is missing."""
-        if self._connection is not None:
-            self._connection.transport.abort()
+        """Close the connection without ending the response, so that the client knows that something is missing."""
+        if self._owner is not None:
+            self._owner.transport.abort()
 
-    def disconnected(self) -> None:
-        """The client is gone; called by the connection."""
-        self._connection = None
+    def disconnect(self) -> None:
+        """The client has hung up; called by the connection."""
+        self._owner = None
         callback, self.on_disconnect = self.on_disconnect, None
         if callback is not None:
             callback()
@@ -117,7 +126,7 @@ class Exchange:
         lines.append(framing)
         return b"".join(lines)
 
-    def _end(self, connection: HttpConnection) -> None:
-        self._connection = None
+    def _end(self, owner: ExchangeOwner) -> None:
+        self._owner = None
         self.on_disconnect = None
-        connection.exchange_ended(self)
+        owner.on_exchange_ended(self)

@@ -5,17 +5,17 @@ Runs on the event loop.  A client that goes away cancels its request.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from conch.errors import ConchError, internal, invalid, unsupported
-from conch.frontends.http.exchange import Exchange
-from conch.frontends.http.status import JSON, STATUS, refuse
-from conch.inference import InferRequest, InferResponse, ParameterValue
+from conch.errors import ConchError, internal, unsupported
+from conch.frontends.forwarding import HeaderForwarding
+from conch.frontends.http.exchange import JSON, HttpExchange
+from conch.frontends.http.status import STATUS, refuse
+from conch.frontends.http.tasks import ExchangeTasks
+from conch.inference import InferRequest, InferResponse
 from conch.server.core import Server
 from conch.server.model import Model
 from conch.wire import compression
@@ -29,11 +29,6 @@ BINARY: Final = (b"Content-Type", b"application/octet-stream")
 EVENTS: Final = (b"Content-Type", b"text/event-stream; charset=utf-8")
 #: A stream whose client leaves this much unread (bytes) is given up.
 UNREAD_LIMIT: Final = 64 << 20
-#: JSON beyond this (bytes) is decoded in a thread.
-LARGE_JSON: Final = 1 << 20
-_RESERVED: Final = frozenset(
-    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
-)
 
 
 class Inference:
@@ -42,11 +37,12 @@ class Inference:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._limit = server.settings.http_max_input_size
-        pattern = server.settings.http_header_forward_pattern
-        self._forwarded = re.compile(pattern.encode(), re.IGNORECASE) if pattern else None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._forwarding = HeaderForwarding(
+            server.settings.http_header_forward_pattern, "--http-header-forward-pattern"
+        )
+        self._tasks = ExchangeTasks(refuse)
 
-    def infer(self, exchange: Exchange, name: str, version: int) -> None:
+    def infer(self, exchange: HttpExchange, name: str, version: int) -> None:
         """``POST …/infer``."""
         model = self._server.model(name, version)
         if model.signature.decoupled:
@@ -55,49 +51,23 @@ class Inference:
         json_size = len(exchange.body) if length is None else 0
         self._start(exchange, model, partial(self._decode_infer, exchange, model, length), json_size)
 
-    def generate(self, exchange: Exchange, name: str, version: int) -> None:
+    def generate(self, exchange: HttpExchange, name: str, version: int) -> None:
         """``POST …/generate``."""
         self._generate(exchange, name, version, _Generate(exchange))
 
-    def generate_stream(self, exchange: Exchange, name: str, version: int) -> None:
+    def generate_stream(self, exchange: HttpExchange, name: str, version: int) -> None:
         """``POST …/generate_stream``."""
         self._generate(exchange, name, version, _GenerateStream(exchange))
 
-    def _generate(self, exchange: Exchange, name: str, version: int, answer: _Generate | _GenerateStream) -> None:
+    def _generate(self, exchange: HttpExchange, name: str, version: int, answer: _Generate | _GenerateStream) -> None:
         model = self._server.model(name, version)
         compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
         self._start(exchange, model, partial(self._decode_generate, exchange, model, answer), len(exchange.body))
 
-    def _start(self, exchange: Exchange, model: Model, decode: Callable[[], InferRequest], json_size: int) -> None:
-        if json_size > LARGE_JSON:
-            task = asyncio.get_running_loop().create_task(self._start_large(exchange, model, decode))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return
-        request = decode()
-        model.infer(request)
-        if not request.finished:
-            exchange.on_disconnect = request.cancel
+    def _start(self, exchange: HttpExchange, model: Model, decode: Callable[[], InferRequest], json_size: int) -> None:
+        self._tasks.decode(exchange, json_size, decode, partial(_send, exchange, model), model)
 
-    async def _start_large(self, exchange: Exchange, model: Model, decode: Callable[[], InferRequest]) -> None:
-        """Decode in a thread, so that others are served meanwhile."""
-        try:
-            request = await asyncio.to_thread(decode)
-            if exchange.gone:
-                return
-            if model.stopping and not self._server.exiting:  # it was reloaded meanwhile
-                model = self._server.model(model.name)
-            model.infer(request)
-        except ConchError as error:
-            refuse(exchange, error)
-        except Exception as error:
-            LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
-            refuse(exchange, internal(f"{type(error).__name__}: {error}"))
-        else:
-            if not request.finished:
-                exchange.on_disconnect = request.cancel
-
-    def _decode_infer(self, exchange: Exchange, model: Model, length: bytes | None) -> InferRequest:
+    def _decode_infer(self, exchange: HttpExchange, model: Model, length: bytes | None) -> InferRequest:
         body = exchange.body
         encoding = exchange.headers.get(b"content-encoding")
         if encoding is not None:
@@ -107,25 +77,28 @@ class Inference:
             body, parse_header_length(length, len(body)), model.signature, answer, max_input_size=self._limit
         )
         answer.request = request
-        if self._forwarded is not None:
-            self._forward_headers(exchange, request)
+        if self._forwarding.enabled:
+            self._forwarding.add(_text(exchange.headers), request)
         return request
 
-    def _decode_generate(self, exchange: Exchange, model: Model, answer: _Generate | _GenerateStream) -> InferRequest:
+    def _decode_generate(
+        self, exchange: HttpExchange, model: Model, answer: _Generate | _GenerateStream
+    ) -> InferRequest:
         request = decode_generate(exchange.body, model.signature, answer, max_input_size=self._limit)
         answer.request = request
         return request
 
-    def _forward_headers(self, exchange: Exchange, request: InferRequest) -> None:
-        assert self._forwarded is not None
-        forwarded: dict[str, ParameterValue] = {}
-        for key, value in exchange.headers.items():
-            if self._forwarded.search(key):
-                name = key.decode("latin-1")
-                if name in _RESERVED or name.startswith("triton_"):
-                    raise invalid(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
-                forwarded[name] = value.decode("latin-1")
-        request.parameters = {**request.parameters, **forwarded}
+
+def _send(exchange: HttpExchange, model: Model, request: InferRequest) -> None:
+    """Send a request to its model; the client's hanging up cancels it."""
+    model.infer(request)
+    if not request.finished:
+        exchange.on_disconnect = request.cancel
+
+
+def _text(headers: dict[bytes, bytes]) -> Iterator[tuple[str, str]]:
+    for name, value in headers.items():
+        yield name.decode("latin-1"), value.decode("latin-1")
 
 
 class _Answer:
@@ -135,7 +108,7 @@ class _Answer:
 
     request: InferRequest
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: HttpExchange) -> None:
         self._exchange = exchange
 
     def __call__(self, response: InferResponse) -> None:
@@ -162,7 +135,7 @@ class _Infer(_Answer):
 
     plan: JsonOutputPlan
 
-    def __init__(self, exchange: Exchange, model: Model) -> None:
+    def __init__(self, exchange: HttpExchange, model: Model) -> None:
         super().__init__(exchange)
         self._model = model
         self._kept: list[InferResponse] | None = None
@@ -203,7 +176,7 @@ class _Generate(_Answer):
 
     __slots__ = ("_count", "_first")
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: HttpExchange) -> None:
         super().__init__(exchange)
         self._first: InferResponse | None = None
         self._count = 0

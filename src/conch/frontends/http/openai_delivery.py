@@ -12,10 +12,9 @@ from functools import partial
 from typing import Final
 
 from conch.errors import ConchError, internal
-from conch.frontends.http.exchange import Exchange
+from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.inference import EVENTS, UNREAD_LIMIT
 from conch.frontends.http.openai_status import STATUS, refuse
-from conch.frontends.http.status import JSON
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.tensors import WireTensor
@@ -37,7 +36,7 @@ class Delivery:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: HttpExchange,
         model: Model,
         inputs: Sequence[dict[str, WireTensor]],
         *,
@@ -110,7 +109,7 @@ class Delivery:
 class GenerationDelivery(Delivery):
     """A chat or completions, as one object or as events."""
 
-    def __init__(self, exchange: Exchange, model: Model, asked: ChatRequest | CompletionRequest) -> None:
+    def __init__(self, exchange: HttpExchange, model: Model, asked: ChatRequest | CompletionRequest) -> None:
         self._answer: Answer = asked.answer(model.name)
         self._choices = asked.choices
         self._top = asked.top
@@ -160,7 +159,7 @@ class GenerationDelivery(Delivery):
 class EmbeddingDelivery(Delivery):
     """The embeddings of all texts, as one object."""
 
-    def __init__(self, exchange: Exchange, model: Model, asked: EmbeddingRequest) -> None:
+    def __init__(self, exchange: HttpExchange, model: Model, asked: EmbeddingRequest) -> None:
         inputs = asked.inputs(model.signature)
         super().__init__(exchange, model, inputs, outputs=wanted_outputs(model.signature))
         self._rows = [tensors[PROMPT].shape[0] if tensors[PROMPT].shape else 1 for tensors in inputs]

@@ -16,7 +16,7 @@ from conch import logs
 from conch.errors import Code, ConchError, invalid
 from conch.frontends.http.connection import MAX_BODY_BYTES
 from conch.frontends.http.control import ControlRoutes
-from conch.frontends.http.exchange import Exchange
+from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
 from conch.frontends.http.openai_status import refuse as refuse_openai
@@ -65,7 +65,7 @@ class Router:
         self._table = [(re.compile(pattern), api, handlers) for pattern, api, handlers in table]
         self._known: dict[bytes, _Route] = {}
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: HttpExchange) -> None:
         """Answer a complete exchange, whatever happens."""
         if logs.current().log_verbose_level:
             logs.verbose(1, "HTTP request: %s %s", exchange.method.decode(), exchange.path.decode("latin-1"))
@@ -89,7 +89,7 @@ class Router:
             LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
             refuse(exchange, ConchError("internal server error", Code.INTERNAL))
 
-    def body_limit(self, exchange: Exchange) -> int:
+    def body_limit(self, exchange: HttpExchange) -> int:
         """JSON is limited by the settings, binary tensors by what can be addressed."""
         return MAX_BODY_BYTES if b"inference-header-content-length" in exchange.headers else self._max_input_size
 
@@ -113,7 +113,7 @@ class Router:
                 return route
         raise _NotFound
 
-    def _missing_header(self, exchange: Exchange, api: str) -> str:
+    def _missing_header(self, exchange: HttpExchange, api: str) -> str:
         """Why a request to a restricted API is refused; empty when it is not."""
         header, value, shown = self._restrictions[api]
         allowed = exchange.headers.get(header) == value

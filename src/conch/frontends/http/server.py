@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from time import monotonic
 
-from conch.errors import internal
-from conch.frontends.http.connection import Application, HttpConnection
-from conch.frontends.http.exchange import Exchange
-from conch.frontends.http.status import JSON
+from conch.frontends.http.connection import HttpApplication, HttpConnection
+from conch.frontends.http.exchange import JSON, HttpExchange
+from conch.frontends.listening import listen
 from conch.telemetry.metrics import Registry
 from conch.wire.json.control import error_body
 
-#: Connections on which nothing happens for so long (s) are closed.
+#: Connections on which nothing has happened for this long (s) are closed.
 IDLE_SECONDS = 600.0
 _SWEEP_SECONDS = 30.0
 
@@ -21,7 +19,7 @@ _SWEEP_SECONDS = 30.0
 class HttpListener:
     """A port and its connections."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: HttpApplication) -> None:
         self._application = application
         self._connections: set[HttpConnection] = set()
         self._server: asyncio.Server | None = None
@@ -29,21 +27,10 @@ class HttpListener:
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> tuple[str, int]:
         """Listen; returns the address.  Raises INTERNAL with Triton's text when the port is taken."""
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: HttpConnection(self._application, self._connections),
-                host,
-                port,
-                reuse_port=reuse_port or None,
-                backlog=1024,
-            )
-        except OSError as error:
-            raise internal(
-                f"Socket '{host}:{port}' already in use " if _is_taken(error) else f"{host}:{port}: {error}"
-            ) from error
-        self._sweep = loop.call_later(_SWEEP_SECONDS, self._close_idle)
-        address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
+        self._server, address = await listen(
+            lambda: HttpConnection(self._application, self._connections), host, port, reuse_port=reuse_port
+        )
+        self._sweep = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._close_idle)
         return address
 
     def refuse_new(self) -> None:
@@ -52,7 +39,7 @@ class HttpListener:
             self._server.close()
 
     async def stop(self, seconds: float) -> None:
-        """Stop listening, let answers that are due go out for at most ``seconds``, close the rest."""
+        """Stop listening; wait at most ``seconds`` for responses that are due, then close the other connections."""
         self.refuse_new()
         if self._sweep is not None:
             self._sweep.cancel()
@@ -80,7 +67,7 @@ class MetricsPage:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: HttpExchange) -> None:
         if exchange.method != b"GET":
             exchange.respond(405, [JSON], error_body("Method Not Allowed"))
         elif exchange.path == b"/metrics":
@@ -88,7 +75,7 @@ class MetricsPage:
         else:
             exchange.respond(200, [self._TEXT])
 
-    def body_limit(self, exchange: Exchange) -> int:
+    def body_limit(self, exchange: HttpExchange) -> int:
         return 0
 
     def too_large(self, size: int, limit: int) -> str:
@@ -96,7 +83,3 @@ class MetricsPage:
 
     def error_body(self, message: str) -> bytes:
         return error_body(message)
-
-
-def _is_taken(error: OSError) -> bool:
-    return error.errno == errno.EADDRINUSE

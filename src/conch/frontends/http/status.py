@@ -1,11 +1,11 @@
-"""From error codes to HTTP statuses: the one table for the HTTP front end."""
+"""Refusals of the KServe API: the HTTP status of each error code, and the body of an error.  Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from conch.errors import Code, ConchError
-from conch.frontends.http.exchange import Exchange
+from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.wire.compression import ACCEPTED, UNSUPPORTED_COMPRESSION
 from conch.wire.json.control import error_body
 
@@ -19,13 +19,12 @@ STATUS: Final = {
     Code.ALREADY_EXISTS: 400,
     Code.CANCELLED: 400,
 }
-JSON: Final = (b"Content-Type", b"application/json")
 RETRY: Final = (b"Retry-After", b"1")
 _ENCODINGS: Final = (b"Accept-Encoding", ACCEPTED.encode())
 
 
-def refuse(exchange: Exchange, error: ConchError, status: int = 0) -> None:
-    """Answer with an error; 503 says when to try again, an unsupported compression which are supported.
+def refuse(exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
+    """Answer with an error.  503 says when to try again, an unsupported compression which ones are supported.
 
     ``status`` replaces that of the error's code.
     """

@@ -7,7 +7,7 @@ import pytest
 
 from conch.errors import ConchError
 from conch.frontends.http import connection as module
-from conch.frontends.http.exchange import Exchange
+from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.server import HttpListener
 
 LIMIT = 1000
@@ -43,17 +43,17 @@ class Site:
     """The application under test: ``exchanges`` collects what arrived; ``answer`` may answer at once."""
 
     def __init__(self) -> None:
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[HttpExchange] = []
         self.arrived = asyncio.Event()
-        self.answer: Callable[[Exchange], None] | None = lambda exchange: exchange.respond(200, [], exchange.body)
+        self.answer: Callable[[HttpExchange], None] | None = lambda exchange: exchange.respond(200, [], exchange.body)
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: HttpExchange) -> None:
         self.exchanges.append(exchange)
         self.arrived.set()
         if self.answer is not None:
             self.answer(exchange)
 
-    def body_limit(self, exchange: Exchange) -> int:
+    def body_limit(self, exchange: HttpExchange) -> int:
         return LIMIT
 
     def too_large(self, size: int, limit: int) -> str:
@@ -62,7 +62,7 @@ class Site:
     def error_body(self, message: str) -> bytes:
         return message.encode()
 
-    async def next(self) -> Exchange:
+    async def next(self) -> HttpExchange:
         await self.arrived.wait()
         self.arrived.clear()
         return self.exchanges[-1]
@@ -124,7 +124,7 @@ async def test_large_response_arrives_whole(client: Client, site: Site) -> None:
 
 
 async def test_streamed_response_is_chunked(client: Client, site: Site) -> None:
-    def answer(exchange: Exchange) -> None:
+    def answer(exchange: HttpExchange) -> None:
         exchange.start(200, [(b"content-type", b"text/event-stream")])
         exchange.write(b"one")
         exchange.write(b"two")

@@ -1,0 +1,233 @@
+"""Models that are unloaded or replaced while a large request to them is being decoded in a thread."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conch.config.pbtxt import parse
+from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.http.routes import Router
+from conch.frontends.http.tasks import LARGE_JSON
+from conch.inference import InferRequest, InferResponse
+from conch.server.model import Model
+from conch.server.rollout import Rollout
+from conch.server.states import ModelState, ModelTable, State, VersionState
+from conch.settings import Settings
+from conch.telemetry.metrics import Registry
+from conch.telemetry.statistics import ModelStatistics
+from conch.tensors import WireTensor, pack_bytes
+
+CONFIG = """
+name: "m" backend: "python" max_batch_size: 0
+input [
+  {name: "text_input" data_type: TYPE_STRING dims: [1] optional: true},
+  {name: "messages" data_type: TYPE_STRING dims: [1] optional: true}
+]
+output [
+  {name: "text_output" data_type: TYPE_STRING dims: [1]},
+  {name: "embedding" data_type: TYPE_FP32 dims: [2]}
+]
+"""
+#: Another model under the same name: what was decoded for the one above does not fit it.
+OTHER = """
+name: "m" backend: "python" max_batch_size: 0
+input [{name: "text_input" data_type: TYPE_FP32 dims: [3]}]
+output [{name: "score" data_type: TYPE_FP32 dims: [1]}]
+model_transaction_policy {decoupled: true}
+"""
+LARGE = "x" * (LARGE_JSON + 1)
+
+
+class Executor:
+    """Answers every request at once; ``label`` is the text, and says which load of the model it was."""
+
+    ready = True
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def submit(self, request: InferRequest) -> None:
+        text = WireTensor("text_output", "BYTES", (1,), pack_bytes([self.label.encode()]))
+        vector = WireTensor("embedding", "FP32", (2,), np.array([1, len(self.label)], np.float32).tobytes())
+        request.times.started = 1
+        request.answered = True
+        request.respond(InferResponse([tensor for tensor in (text, vector) if tensor.name in request.outputs]))
+
+    def fail_waiting(self, error: Exception) -> None: ...
+
+    def set_log(self, levels: Any) -> None: ...
+
+    async def stop(self, seconds: float) -> None: ...
+
+
+class Core:
+    """As much of the server as the front end asks for."""
+
+    def __init__(self) -> None:
+        self.settings = Settings()
+        self.exiting = False
+        self.table = ModelTable()
+        self.model = self.table.find
+        self.rollout = Rollout(None, None, self.table, Registry(cpu=False, gpu=False))  # type: ignore[arg-type]
+
+    def load(self, label: str, version: int, config: str = CONFIG) -> Model:
+        """Load a version, in place of everything that the model had."""
+        known = self.table.models.setdefault("m", ModelState("m"))
+        self.rollout.retire_all(known)
+        model = Model(parse(config, "x"), version, Executor(label), ModelStatistics("m", version), {})
+        known.versions = {version: VersionState(State.READY, "", model)}
+        return model
+
+
+class Threads(ThreadPoolExecutor):
+    """Runs functions of the event loop's; holds the one after the first ``passed`` back until ``release``."""
+
+    def __init__(self, passed: int) -> None:
+        super().__init__(1)
+        self.passed = passed
+        self.held = asyncio.Event()
+        self.release = threading.Event()
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        if self.passed:
+            self.passed -= 1
+            return super().submit(function, *arguments, **options)
+        self.held.set()
+
+        def later() -> Any:
+            assert self.release.wait(30)
+            return function(*arguments, **options)
+
+        return super().submit(later)
+
+
+class Transport:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.write(b"".join(parts))
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Client:
+    """One exchange at a time with a router."""
+
+    def __init__(self, core: Core) -> None:
+        self.router = Router(core)  # type: ignore[arg-type]
+        self.transport = Transport()
+        self.ended = asyncio.Event()
+
+    def on_exchange_ended(self, exchange: HttpExchange) -> None:
+        self.ended.set()
+
+    def post(self, path: str, document: dict[str, Any]) -> HttpExchange:
+        exchange = HttpExchange(self, b"POST", path.encode(), {}, True)  # type: ignore[arg-type]
+        exchange.body = json.dumps(document).encode()
+        assert len(exchange.body) > LARGE_JSON
+        self.router.handle(exchange)
+        return exchange
+
+    async def response(self) -> tuple[int, str]:
+        await asyncio.wait_for(self.ended.wait(), 30)
+        head, _, body = self.transport.written.partition(b"\r\n\r\n")
+        return int(head.split()[1]), body.decode()
+
+
+@pytest.fixture
+async def core() -> AsyncIterator[Core]:
+    core = Core()
+    yield core
+    await core.rollout.finish(5)
+
+
+INFER = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [LARGE]}]}
+GENERATE = {"text_input": LARGE}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": LARGE}]}
+COMPLETION = {"model": "m", "prompt": LARGE}
+EMBEDDING = {"model": "m", "input": LARGE}
+
+KSERVE = [("infer", INFER), ("generate", GENERATE), ("generate_stream", GENERATE)]
+OPENAI = [("chat/completions", CHAT), ("completions", COMPLETION), ("embeddings", EMBEDDING)]
+
+
+async def exchange_while(core: Core, path: str, document: dict[str, Any], change: Callable[[], Any]) -> tuple[int, str]:
+    """The status and body of the response to a request during whose decoding ``change`` happens."""
+    threads = Threads(passed=1 if path.startswith("/v1/") else 0)  # the first one reads only what the model's name is
+    asyncio.get_running_loop().set_default_executor(threads)
+    client = Client(core)
+    client.post(path, document)
+    await asyncio.wait_for(threads.held.wait(), 30)
+    change()
+    for _ in range(10):  # what has no requests ends within these turns of the loop
+        await asyncio.sleep(0)
+    threads.release.set()
+    return await client.response()
+
+
+@pytest.mark.parametrize(("method", "document"), KSERVE)
+async def test_version_is_unloaded_while_its_request_is_decoded(core: Core, method: str, document: dict) -> None:
+    first = core.load("first", 1)
+    status, body = await exchange_while(
+        core, f"/v2/models/m/versions/1/{method}", document, lambda: core.load("second", 2)
+    )
+    assert status == 200
+    assert "first" in body and "second" not in body
+    assert await core.rollout.finish(5)
+    assert first.stopping and not first.in_flight
+
+
+@pytest.mark.parametrize(("method", "document"), KSERVE)
+async def test_model_becomes_another_while_its_request_is_decoded(core: Core, method: str, document: dict) -> None:
+    core.load("first", 1)
+    status, body = await exchange_while(core, f"/v2/models/m/{method}", document, lambda: core.load("second", 1, OTHER))
+    assert status == 200
+    assert "first" in body
+
+
+@pytest.mark.parametrize(("method", "document"), OPENAI)
+async def test_model_becomes_another_while_its_openai_request_is_prepared(
+    core: Core, method: str, document: dict
+) -> None:
+    core.load("first", 1)
+    status, body = await exchange_while(core, f"/v1/{method}", document, lambda: core.load("second", 1, OTHER))
+    assert status == 200
+    assert "first" in body or json.loads(body)["data"][0]["embedding"] == [1.0, 5.0]
+
+
+@pytest.mark.parametrize(("method", "document"), KSERVE)
+async def test_server_stops_while_a_request_is_decoded(core: Core, method: str, document: dict) -> None:
+    model = core.load("first", 1)
+
+    def stop() -> None:
+        core.exiting = model.stopping = True
+
+    status, body = await exchange_while(core, f"/v2/models/m/{method}", document, stop)
+    assert status == 503
+    assert "Server is stopping" in body
+    assert not model.in_flight
+
+
+async def test_client_hangs_up_while_its_request_is_decoded(core: Core) -> None:
+    model = core.load("first", 1)
+    threads = Threads(passed=0)
+    asyncio.get_running_loop().set_default_executor(threads)
+    exchange = Client(core).post("/v2/models/m/infer", INFER)
+    await asyncio.wait_for(threads.held.wait(), 30)
+    exchange.disconnect()
+    threads.release.set()
+    assert await asyncio.wait_for(model.finish(), 30)
+    assert model.statistics.success_count == 0
