@@ -1,7 +1,7 @@
-"""Compressed bodies: what ``Content-Encoding`` and ``Accept-Encoding`` ask for.
+"""Compresses and decompresses HTTP bodies as ``Accept-Encoding`` and ``Content-Encoding`` say.
 
-Called by the HTTP front end.  Decompression is bounded, so that a small body never becomes a huge
-one.  ``deflate`` is the zlib format.
+Called by the HTTP front end; pure.  Decompression is bounded, so that a small body cannot become a huge one.
+``deflate`` is the zlib format.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from conch.errors import invalid, unsupported
 from conch.tensors import Buffer
 
-#: What a 501 for another encoding sends as its ``Accept-Encoding``.
+#: The ``Accept-Encoding`` header of the 501 response to an encoding that is not supported.
 ACCEPTED: Final = "gzip, deflate"
 UNSUPPORTED_COMPRESSION: Final = "Unsupported compression type"
 
@@ -54,7 +54,7 @@ def decompress(body: Buffer, encoding: str, limit: int) -> Buffer:
 
 
 def check_identity(encoding: str) -> None:
-    """Refuse compressed bodies where Triton does: ``generate`` and ``generate_stream``."""
+    """Raise INVALID_ARG for compressed bodies of ``generate`` and ``generate_stream``, as Triton does."""
     if encoding != "identity":
         raise invalid("Unsupported content-encoding, only 'identity' is supported.")
 
@@ -85,7 +85,7 @@ def _weight(parameters: str) -> float:
 
 
 def compress(parts: Iterable[Buffer], encoding: str) -> bytes:
-    """A response's body compressed with ``gzip`` or ``deflate``; the parts are not joined before."""
+    """A response's body, given in parts, compressed with ``gzip`` or ``deflate``."""
     compressor = zlib.compressobj(wbits=_WINDOW_BITS[encoding])
     chunks = [compressor.compress(part) for part in parts]
     chunks.append(compressor.flush())

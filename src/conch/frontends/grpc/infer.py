@@ -43,7 +43,7 @@ class InferCall(UnaryCall):
         if model.signature.decoupled:
             raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         self._model = model
-        self._request, self._plan = decode_infer(parsed, self._on_response, model.version)
+        self._request, self._plan = decode_infer(parsed, model.signature, self._on_response)
         context.forwarding.add(self.head.metadata, self._request)
         model.infer(self._request)
 
@@ -76,8 +76,7 @@ class InferCall(UnaryCall):
             if answer.error is not None:
                 raise answer.error
             model, context = self._model, self._context
-            batched = model.signature.max_batch_size > 0
-            body = encode_infer(request, answer, self._plan, model.labels, batched)
+            body = encode_infer(request, answer, self._plan, model.labels)
             if context.compression != "none":
                 self.encoding = choose_encoding(context.compression, self.head.accepted_encodings)
             self.respond(body)

@@ -67,7 +67,7 @@ class StreamInferCall(Call):
         try:
             model = self._context.server.model(parsed.model_name, read_version(parsed.model_version))
             streamed = _StreamedRequest(self, model)
-            request, streamed.plan = decode_infer(parsed, streamed.on_response, model.version)
+            request, streamed.plan = decode_infer(parsed, model.signature, streamed.on_response)
             streamed.request = request
             self._context.forwarding.add(self.head.metadata, request)
         except ConchError as error:
@@ -208,8 +208,7 @@ class _StreamedRequest:
             if response.empty and self.slot is None:
                 message = encode_empty_final(self.request, self.plan)
             else:
-                batched = model.signature.max_batch_size > 0
-                body = encode_infer(self.request, response, self.plan, model.labels, batched)
+                body = encode_infer(self.request, response, self.plan, model.labels)
                 message = encode_stream_response(body, response.final)
         except ConchError as error:
             if call.strict:

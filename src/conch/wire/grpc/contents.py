@@ -1,4 +1,4 @@
-"""Tensor data given in the typed fields of ``InferTensorContents``, as the bytes that tensors are kept as.
+"""Converts tensor data from the typed fields of ``InferTensorContents`` to the bytes of a tensor.
 
 Called by :mod:`conch.wire.grpc.infer` for inputs without raw contents; pure.
 """

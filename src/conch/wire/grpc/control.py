@@ -1,7 +1,7 @@
 """Messages of everything but inference: metadata, repository, statistics, log settings.
 
-Called by the gRPC front end on the event loop.  ``read_…`` takes a request's message apart,
-the others make responses out of the server's answers, which are laid out as HTTP shows them.
+Called by the gRPC front end on the event loop.  ``read_…`` reads the message of a request; the others make responses
+from the server's documents, which are laid out as HTTP shows them.  Pure.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def read_version(text: str) -> int:
     """
     if not text:
         return -1
-    found = _NUMBER.match(text)
-    version = int(found.group()) if found else 2**63
+    match = _NUMBER.match(text)
+    version = int(match.group()) if match else 2**63
     if not -(2**63) <= version < 2**63:
         raise invalid(
             f"failed to get model version from specified version string '{text}' (details: stol),"
@@ -48,13 +48,13 @@ def model_config(config: ModelConfig) -> service_pb2.ModelConfigResponse:
     return service_pb2.ModelConfigResponse(config=config)
 
 
-#: The members that gRPC has; JSON has what generation counts besides.
+#: The members that gRPC has; the server's entries also have those of generation, which only JSON shows.
 _STATISTICS: Final = frozenset(service_pb2.ModelStatistics.DESCRIPTOR.fields_by_name)
 
 
 def statistics(entries: Iterable[Mapping[str, Any]]) -> service_pb2.ModelStatisticsResponse:
-    known = [{name: value for name, value in entry.items() if name in _STATISTICS} for entry in entries]
-    return service_pb2.ModelStatisticsResponse(model_stats=known)
+    shared = [{name: value for name, value in entry.items() if name in _STATISTICS} for entry in entries]
+    return service_pb2.ModelStatisticsResponse(model_stats=shared)
 
 
 def index(entries: Iterable[Mapping[str, Any]]) -> service_pb2.RepositoryIndexResponse:

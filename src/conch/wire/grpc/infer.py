@@ -1,7 +1,7 @@
 """Inference messages: from ``ModelInferRequest`` to a request, and from a response to the bytes of its message.
 
-Called by the gRPC front end for every inference, on the event loop.  A response's tensors are
-never put into a message object: its bytes are the tensors' own buffers between small encoded parts.
+Called by the gRPC front end for every inference, on the event loop.  The tensors of a response are never put into a
+message object: the bytes sent are the tensors' own buffers between small encoded parts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Final
 from tritonclient.grpc import service_pb2
 
 from conch.errors import ConchError, invalid, not_found
-from conch.inference import InferRequest, InferResponse, ParameterValue
+from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
 from conch.tensors import CONFIG_NAME, Buffer, WireTensor
+from conch.wire.classification import classify
 from conch.wire.grpc.contents import read_contents
 from conch.wire.grpc.parameters import (
     FINAL_RESPONSE,
@@ -25,7 +26,6 @@ from conch.wire.grpc.parameters import (
     read_request_parameters,
     response_parameter,
 )
-from conch.wire.json.classification import classify
 
 #: Keys (field number and wire type) of a response's id, of its tensors' bytes and, on a stream, of the whole response.
 _ID: Final = b"\x1a"
@@ -35,26 +35,29 @@ _INFER_RESPONSE: Final = b"\x12"
 
 @dataclass(slots=True)
 class GrpcOutputPlan:
-    """How the client wants the response; ``classification`` names outputs and how many classes they become.
+    """How the client wants the response.
 
-    ``version`` is the model version as the request gave it, perhaps not at all.
+    ``version`` is the model version as the request gave it (empty for none), ``batched`` says whether outputs begin
+    with a batch dimension, ``classification`` names outputs and how many classes they become, ``empty_final`` asks for
+    a message when a request ends without another response.
     """
 
     version: str
+    batched: bool = False
     classification: dict[str, int] = field(default_factory=dict)
     empty_final: bool = False
 
 
 def decode_infer(
-    message: service_pb2.ModelInferRequest, on_response: Callable[[InferResponse], None], version: int
+    message: service_pb2.ModelInferRequest, signature: ModelSignature, on_response: Callable[[InferResponse], None]
 ) -> tuple[InferRequest, GrpcOutputPlan]:
-    """The request in ``message`` for model version ``version``, and how its response is to be written.
+    """The request in ``message`` to the model of ``signature``, and how its response is to be written.
 
     The request is not yet checked against the model (:mod:`conch.validation` does that).  Raises
     INVALID_ARG with Triton's texts for whatever is wrong with the message.
     """
-    request = InferRequest(message.model_name, {}, on_response, model_version=version, id=message.id)
-    plan = GrpcOutputPlan(message.model_version)
+    request = InferRequest(message.model_name, {}, on_response, model_version=signature.version, id=message.id)
+    plan = GrpcOutputPlan(message.model_version, signature.max_batch_size > 0)
     parameters = message.parameters
     if parameters:
         plan.empty_final = read_request_parameters(parameters, request)
@@ -119,7 +122,7 @@ def _read_output(output: service_pb2.ModelInferRequest.InferRequestedOutputTenso
 
 
 def _no_region(parameters: Parameters) -> ConchError:
-    """No region can be registered with this server, so none is there."""
+    """The error for a region that was not registered; no region can be."""
     return not_found(f"Unable to find shared memory region: '{parameters['shared_memory_region'].string_param}'")
 
 
@@ -128,13 +131,11 @@ def encode_infer(
     response: InferResponse,
     plan: GrpcOutputPlan,
     labels: Callable[[str], Sequence[str] | None],
-    batched: bool,
 ) -> list[Buffer]:
     """The bytes of a ``ModelInferResponse``, in parts.
 
-    ``labels`` gives the label file's lines of an output, if it has one; ``batched`` says whether
-    outputs begin with a batch dimension.  Raises INVALID_ARG for outputs that cannot be written the
-    way the client asked.
+    ``labels`` gives the label file's lines of an output, if it has one.  Raises INVALID_ARG for outputs that cannot be
+    written the way the client asked.
     """
     version = response.model_version if response.model_version >= 0 else request.model_version
     body: list[Buffer] = [_model(response.model_name or request.model_name, version)]
@@ -150,7 +151,7 @@ def encode_infer(
             continue
         classes = plan.classification.get(tensor.name)
         if classes:
-            tensor = classify(tensor, classes, labels(tensor.name), batched)
+            tensor = classify(tensor, classes, labels(tensor.name), plan.batched)
         body.append(_output(tensor.name, tensor.datatype, tuple(tensor.shape)))
         contents += (_RAW_OUTPUT_CONTENTS, _varint(len(tensor.data)), tensor.data)
     return body + contents
@@ -173,14 +174,14 @@ def encode_stream_error(error: str, request_id: str) -> list[Buffer]:
 
 
 def encode_execution_error(error: str, request: InferRequest, plan: GrpcOutputPlan, final: bool) -> list[Buffer]:
-    """A ``ModelStreamInferResponse`` for an error that execution ended with, or sent in between."""
+    """A ``ModelStreamInferResponse`` for an error of the model; more responses follow unless it is ``final``."""
     message = service_pb2.ModelStreamInferResponse(error_message=_text(error))
     _fill(message.infer_response, request, plan, final)
     return [message.SerializeToString()]
 
 
 def encode_empty_final(request: InferRequest, plan: GrpcOutputPlan) -> list[Buffer]:
-    """A ``ModelStreamInferResponse`` that only says that its request has ended."""
+    """A ``ModelStreamInferResponse`` without outputs that says that its request has ended."""
     message = service_pb2.ModelStreamInferResponse()
     _fill(message.infer_response, request, plan, True)
     return [message.SerializeToString()]
@@ -194,12 +195,12 @@ def _fill(response: service_pb2.ModelInferResponse, request: InferRequest, plan:
 
 
 def _text(text: str) -> str:
-    """Text that protocol buffers take, which may not hold lone surrogates."""
+    """``text`` without lone surrogates, which protocol buffers refuse."""
     return text.encode("utf-8", "replace").decode()
 
 
-# Encoded messages one after the other are the encoding of all their fields together, so parts that
-# come again are encoded once.
+# The concatenation of encoded messages is the encoding of all their fields together, so parts that repeat are encoded
+# once.
 
 
 def _encode(response: service_pb2.ModelInferResponse) -> bytes:

@@ -1,7 +1,7 @@
 """JSON bodies of everything but inference: metadata, repository, statistics, log settings, errors.
 
-Called by the HTTP front end on the event loop.  ``read_…`` takes a request's body, ``…_body``
-makes a response's; neither does what the client asked for.
+Called by the HTTP front end on the event loop.  ``read_…`` parses the body of a request, ``…_body`` makes that of a
+response; pure.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from conch.errors import internal, invalid, unavailable, unsupported
+from conch.logs import FORMATS
 from conch.tensors import Buffer
 from conch.wire.json import text
 
-LOG_FORMATS: Final = ("default", "ISO8601")
 _FILE: Final = "file:"
 
 
@@ -29,12 +29,12 @@ class LoadParameters:
 
 
 def error_body(message: str) -> bytes:
-    """The body of every failure."""
+    """The body of an error response."""
     return text.dumps({"error": text.string(text.utf8(message))})
 
 
 def document_body(document: Any) -> bytes:
-    """A response whose layout is made elsewhere: metadata, statistics, the repository index, settings."""
+    """The body of a response whose document the server lays out: metadata, statistics, the index, settings."""
     return text.dumps(document)
 
 
@@ -47,7 +47,7 @@ def read_index(body: Buffer) -> bool:
 
 
 def read_load(body: Buffer) -> LoadParameters:
-    """Raises INTERNAL for parameters that are not known, as Triton does, and INVALID_ARG for bad base64."""
+    """The parameters of a load; raises INTERNAL for unknown ones, as Triton does, INVALID_ARG for bad base64."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in text.as_members(_object(body).get("parameters", {})).items():
@@ -89,7 +89,7 @@ def read_log_settings(body: Buffer) -> dict[str, bool | int | str]:
             settings[key] = text.as_unsigned(value)
         elif key == "log_format":
             settings[key] = text.as_string(value)
-            if value not in LOG_FORMATS:
+            if value not in FORMATS:
                 raise unavailable(f"invalid argument for --log_format, got: {value}")
     return settings
 

@@ -1,7 +1,7 @@
 """Bodies of ``POST …/generate`` and ``…/generate_stream``: a plain JSON object in, plain JSON objects out.
 
-Called by the HTTP front end on the event loop.  Members named like an input are tensors, all
-others are parameters.  Source: Triton's generate extension.
+Called by the HTTP front end: on the event loop, but for large bodies, which are decoded in a thread.  Members named
+like an input are tensors, all others are parameters.  Source: Triton's generate extension.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def decode_generate(
 
 
 class _Members:
-    """Sorts the members of one body into inputs and parameters."""
+    """Sorts the members of a body into tensors, which go into ``request.inputs``, and ``parameters``."""
 
     def __init__(self, signature: ModelSignature, request: InferRequest, max_input_size: int) -> None:
         self.signature = signature

@@ -1,8 +1,8 @@
 """Bodies of ``POST …/infer``: from JSON (and binary tensors behind it) to a request, and from a response back.
 
-Called by the HTTP front end for every inference, on the event loop.  Tensors given in binary are
-slices of the body, never copies.  Source: the KServe v2 protocol with Triton's extensions for
-binary data, classification, sequences, scheduling and parameters.
+Called by the HTTP front end for every inference: on the event loop, but for large JSON, which is decoded in a thread.
+Tensors given in binary are slices of the body, never copies.  Source: the KServe v2 protocol with Triton's extensions
+for binary data, classification, sequences, scheduling and parameters.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 from conch.errors import invalid
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, ParameterValue
 from conch.tensors import Buffer
+from conch.wire.classification import classify
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
-from conch.wire.json.classification import classify
 from conch.wire.json.inputs import raw_input, read_inputs, refuse_region
 
 #: What ``--http-max-input-size`` is unless given, in bytes.
@@ -34,7 +34,11 @@ class RequestedOutput(NamedTuple):
 
 @dataclass(slots=True)
 class JsonOutputPlan:
-    """How the client wants the response.  ``outputs`` is empty when all outputs are wanted."""
+    """How the client wants the response.
+
+    ``outputs`` is empty if the client names none and gets all, in binary if ``binary`` says so.  ``batched`` says
+    whether outputs begin with a batch dimension.
+    """
 
     binary: bool = False
     batched: bool = False

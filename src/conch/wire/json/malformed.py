@@ -1,7 +1,7 @@
-"""Why a JSON document is refused, in RapidJSON's words and offsets.
+"""Why a JSON document is refused, in RapidJSON's words and with its offsets.
 
-Clients of Triton see RapidJSON's reasons; the parsers used here have others.  Called by
-:mod:`conch.wire.json.text` once a document has been refused, never on the way of a good request.
+Clients of Triton see RapidJSON's reasons; the parsers used here give others.  Called by :mod:`conch.wire.json.text` for
+documents that were refused, never for a valid request; pure.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NumberTooBig(ValueError):
 
 
 def float_reader(data: bytes) -> Callable[[str], float] | None:
-    """How to read the numbers of a document; ``None``, which is faster, if no exponent is large."""
+    """The function that reads the numbers of a document; None, which is faster, if no exponent is large."""
     return _finite if _MAYBE_TOO_BIG.search(data) else None
 
 
@@ -54,7 +54,7 @@ def _finite(text: str) -> float:
 
 
 def nesting(data: bytes) -> int:
-    """How deep the arrays and objects of a document are nested; anything above 127 counts as 127."""
+    """The depth to which arrays and objects are nested in a document; more than 127 counts as 127."""
     _, depths = _brackets(data)
     return int(depths.max(initial=0))
 
@@ -93,7 +93,7 @@ def reason(data: bytes, text: str, error: json.JSONDecodeError) -> tuple[str, in
 
 
 def _literal_prefix(data: bytes) -> int:
-    """How many bytes could have begun a literal; RapidJSON points behind them."""
+    """The number of bytes that could have begun a literal; RapidJSON's offset is behind them."""
     best = 0
     for literal in _LITERALS:
         length = 0

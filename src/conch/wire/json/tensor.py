@@ -1,7 +1,7 @@
-"""Tensor data between JSON values and the bytes that tensors are kept as.
+"""Converts tensor data between JSON values and the bytes of a :class:`~conch.tensors.WireTensor`.
 
-Called by :mod:`conch.wire.json.infer` and :mod:`conch.wire.json.generate`.  JSON arrays may be
-nested in any way; only their elements, in order, matter.
+Called by :mod:`conch.wire.json.infer` and :mod:`conch.wire.json.generate`; pure.  JSON arrays may be nested in any way:
+only their elements, in order, matter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTES: Final = "Unable to parse JSON bytes array"
 _SIGNED: Final = (frozenset({int}), "attempt to access JSON non-signed-integer as signed-integer")
 _UNSIGNED: Final = (frozenset({int}), "attempt to access JSON non-unsigned-integer as unsigned-integer")
 _DOUBLE: Final = (frozenset({int, float}), "attempt to access JSON non-number as double")
-#: What JSON elements may be by native format, and what is said about others.
+#: The Python types that JSON elements may have, by native format, and the error message for others.
 _ELEMENTS: Final[dict[str, tuple[frozenset[type], str]]] = {
     "?": (frozenset({bool}), "attempt to access JSON non-boolean as boolean"),
     **dict.fromkeys("bhiq", _SIGNED),

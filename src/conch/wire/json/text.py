@@ -1,8 +1,7 @@
-"""JSON text: reading it with the errors Triton gives, typed access to its values, writing it.
+"""JSON text: parses it with Triton's errors, gives typed access to its values, writes it.
 
-Owns what is particular to JSON itself: nesting, numbers that are not finite, text that is not
-UTF-8, and the words for values of the wrong type.  Called by every other module of the package;
-pure functions, run on the server's event loop.
+Owns what is particular to JSON itself: nesting, numbers that are not finite, text that is not UTF-8, and the messages
+for values of the wrong type.  Called by every other module of the package; pure.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def loads(data: Buffer) -> Any:
 
 
 def _loads_leniently(data: bytes) -> Any:
-    """What orjson refuses and RapidJSON may accept."""
+    """Parse what orjson refuses: RapidJSON may accept it, and if not, the error is RapidJSON's."""
     data = data.removeprefix(BOM_UTF8)
     _check_depth(data)
     text = data.decode("utf-8", "surrogateescape")
@@ -150,7 +149,7 @@ def as_object(value: Any, context: str = "") -> dict[str, Any]:
 
 
 def as_members(value: Any, context: str = "") -> dict[str, Any]:
-    """The members of an object, to go through all of them."""
+    """An object whose members are to be iterated over: the error for another type is a different one."""
     if type(value) is dict:
         return value
     raise wrong("attempt to get members for non-object", context)

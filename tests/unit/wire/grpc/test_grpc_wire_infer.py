@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from conch.errors import Code, ConchError
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature
 from conch.tensors import WireTensor
 from conch.wire.grpc.infer import (
     GrpcOutputPlan,
@@ -20,6 +20,8 @@ from conch.wire.grpc.infer import (
     encode_stream_error,
     encode_stream_response,
 )
+
+SIGNATURE = ModelSignature("m", 1, 0, {}, {})
 
 
 def ignore(response: InferResponse) -> None:
@@ -38,13 +40,13 @@ def request_message(datatype: str = "FP32", data: bytes | None = b"\0\0\0\0", **
 
 def refusal(message: pb.ModelInferRequest) -> str:
     with pytest.raises(ConchError) as caught:
-        decode_infer(message, ignore, 1)
+        decode_infer(message, SIGNATURE, ignore)
     assert caught.value.code is Code.INVALID_ARG
     return caught.value.message
 
 
 def decoded(message: pb.ModelInferRequest) -> InferRequest:
-    return decode_infer(message, ignore, 1)[0]
+    return decode_infer(message, SIGNATURE, ignore)[0]
 
 
 # Inputs
@@ -138,7 +140,7 @@ def test_parameters_go_where_they_belong():
     parameters["triton_enable_empty_final_response"].bool_param = True
     parameters["binary_data_output"].string_param = "nothing special"
     parameters["real"].double_param = 0.5
-    request, plan = decode_infer(message, ignore, 1)
+    request, plan = decode_infer(message, SIGNATURE, ignore)
     assert request.correlation_id == 2**64 - 1
     assert request.flags == SEQUENCE_START | SEQUENCE_END
     assert (request.priority, request.timeout) == (2**64 - 1, 5)
@@ -209,7 +211,7 @@ def placed(target: str, **parameters: dict[str, object]) -> pb.ModelInferRequest
 @pytest.mark.parametrize("target", ["input", "output"])
 def test_shared_memory_regions_are_unknown(target):
     with pytest.raises(ConchError) as caught:
-        decode_infer(placed(target, **MEMORY), ignore, 1)
+        decode_infer(placed(target, **MEMORY), SIGNATURE, ignore)
     assert (caught.value.code, caught.value.message) == (
         Code.NOT_FOUND, "Unable to find shared memory region: 'r'",
     )  # fmt: skip
@@ -276,7 +278,7 @@ def test_wrong_classification_is_refused(parameters, text):
 
 def encoded(response: InferResponse, request: InferRequest | None = None, **plan) -> pb.ModelInferResponse:
     request = request or InferRequest("m", {}, ignore, model_version=3, id="7")
-    parts = encode_infer(request, response, GrpcOutputPlan("", **plan), lambda output: ["a", "b"], batched=True)
+    parts = encode_infer(request, response, GrpcOutputPlan("", batched=True, **plan), lambda output: ["a", "b"])
     return pb.ModelInferResponse.FromString(b"".join(parts))
 
 
@@ -304,7 +306,7 @@ def test_large_buffers_are_not_copied():
     data = bytes(1 << 20)
     response = InferResponse([WireTensor("O", "UINT8", (1 << 20,), data)])
     request = InferRequest("m", {}, ignore, model_version=1)
-    assert any(part is data for part in encode_infer(request, response, GrpcOutputPlan(""), lambda _: None, False))
+    assert any(part is data for part in encode_infer(request, response, GrpcOutputPlan(""), lambda _: None))
 
 
 def test_only_requested_outputs_are_sent():
@@ -330,7 +332,7 @@ def test_classification_is_by_row_of_the_batch():
 def test_stream_response_is_marked():
     request = InferRequest("m", {}, ignore, model_version=1)
     response = InferResponse([WireTensor("O", "UINT8", (300,), bytes(300))])
-    body = encode_infer(request, response, GrpcOutputPlan(""), lambda _: None, False)
+    body = encode_infer(request, response, GrpcOutputPlan(""), lambda _: None)
     for final in (True, False):
         message = pb.ModelStreamInferResponse.FromString(b"".join(encode_stream_response(body, final)))
         assert not message.error_message

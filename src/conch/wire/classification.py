@@ -1,7 +1,6 @@
 """The classification extension: an output as its best classes instead of its values.
 
-Called by :mod:`conch.wire.json.infer`, and by the gRPC front end's translation, for outputs that
-ask for it.
+Called by :mod:`conch.wire.json.infer` and :mod:`conch.wire.grpc.infer` for outputs whose client asks for it; pure.
 """
 
 from __future__ import annotations

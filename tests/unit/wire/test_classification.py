@@ -9,7 +9,7 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.tensors import NATIVE_FORMAT, WireTensor, split_bytes
-from conch.wire.json.classification import classify
+from conch.wire.classification import classify
 
 
 def top(count: int, values: list[float], datatype: str = "FP32", labels: list[str] | None = None) -> list[bytes]:
