@@ -1,7 +1,7 @@
 """The process of ``conch serve``: binds the ports, loads the models, waits for a signal, stops in order.
 
-The only place where front ends, server and telemetry are wired together.  The ports answer from the
-start: live at once, ready when the models are.
+The only place where front ends, server and telemetry are put together.  The ports answer from the start: the server is
+live at once, and ready when its models are.  Called by the command line.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from conch.telemetry.metrics import MetricsConfig, Registry
 
 LOG = logging.getLogger("conch")
 
-#: What the last answers may take to leave after everything has stopped (s).
+#: How long the last responses may take to be sent after everything has stopped (s).
 FLUSH_SECONDS = 2.0
 
 
 def run(settings: Settings, on_ready: Callable[[Server], None] | None = None) -> int:
-    """Serve until told to stop; the exit status.  ``on_ready`` is called once the startup models are loaded."""
+    """Serve until SIGINT or SIGTERM; returns the exit status.
+
+    ``on_ready`` is called when all models that are to be loaded at start have been.
+    """
     try:
         import uvloop
 
@@ -81,8 +84,8 @@ async def _serve(settings: Settings, on_ready: Callable[[Server], None] | None =
 
 
 def _warn_of_missing_features(settings: Settings) -> None:
-    """Say which options of tritonserver's are understood and have no effect yet."""
-    asked = {
+    """Warn of options of ``tritonserver`` that are accepted but have no effect yet."""
+    options = {
         "--model-namespacing": settings.model_namespacing,
         "--cache-config": settings.cache_config,
         "--rate-limit": settings.rate_limit != "off",
@@ -90,7 +93,7 @@ def _warn_of_missing_features(settings: Settings) -> None:
         "--backend-directory": settings.backend_directory,
         "--allow-client-shm": settings.allow_client_shm,
     }
-    for option, given in asked.items():
+    for option, given in options.items():
         if given:
             LOG.warning("%s has no effect: this server does not have that yet", option)
 
@@ -111,7 +114,7 @@ def _signalled(number: int, stop: asyncio.Event) -> None:
 
 
 class _Process:
-    """The listeners and the server behind them."""
+    """The front ends, each on a port of its own, and the server behind them."""
 
     def __init__(self, settings: Settings, server: Server, registry: Registry) -> None:
         self._settings = settings
@@ -124,7 +127,7 @@ class _Process:
         self._metrics: HttpListener | None = HttpListener(MetricsPage(registry)) if settings.allow_metrics else None
 
     async def listen(self) -> None:
-        """Bind the ports and say where they are.  Raises INTERNAL when one is taken."""
+        """Bind the ports and log their addresses.  Raises INTERNAL when one is taken."""
         settings = self._settings
         if self._grpc is not None:
             address = await self._grpc.start(settings.grpc_address, settings.grpc_port)
@@ -142,7 +145,7 @@ class _Process:
             LOG.info("Started Metrics Service at %s:%d", *address)
 
     async def stop(self, seconds: float) -> bool:
-        """Refuse, finish, unload, close; False when ``seconds`` did not suffice."""
+        """Refuse connections, finish requests, unload models, close; False if that takes longer than ``seconds``."""
         listeners = [listener for listener in (self._http, self._openai, self._metrics) if listener is not None]
         for listener in listeners:
             listener.refuse_new()
@@ -156,7 +159,7 @@ class _Process:
         return in_time
 
     def log_tables(self) -> None:
-        """The tables that Triton prints at start."""
+        """Log the tables that Triton prints when it starts."""
         settings = self._settings
         logs.table("", ["Repository Agent", "Path"], [])
         logs.table(

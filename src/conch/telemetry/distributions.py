@@ -1,6 +1,6 @@
-"""Durations kept as distributions: a histogram with fixed buckets, and a summary over the recent past.
+"""Distributions of durations and sizes: a histogram with fixed buckets, and a summary of the recent past.
 
-``ModelStatistics`` observes into them on the event loop; the metrics page reads them.
+Updated by ``ModelStatistics`` and read by the metrics page, both on the event loop.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil, nan
 from time import monotonic
 
-#: A summary's quantiles speak of this many seconds, and of this many observations at most, whichever is less: enough
-#: for the 0.999 quantile, and a busy model's seven summaries still render in about 3 ms.
+#: A summary's quantiles cover this many seconds, but at most this many observations: enough for the 0.999 quantile,
+#: while the seven summaries of a busy model still render in about 3 ms.
 SUMMARY_SECONDS = 60.0
 SUMMARY_OBSERVATIONS = 4096
 
@@ -29,12 +29,13 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
+        """Count ``times`` observations of a value."""
         self._counts[bisect_left(self.bounds, value)] += times
         self.count += times
         self.sum += value * times
 
     def cumulative(self) -> list[int]:
-        """Observations at or below each bound, then all of them."""
+        """The number of observations up to each bound, and then that of all."""
         total = 0
         return [total := total + count for count in self._counts]
 
@@ -51,12 +52,13 @@ class Summary:
         self.sum = 0
 
     def observe(self, value: int) -> None:
+        """Count an observation, now."""
         self._recent.append((self._clock(), value))
         self.count += 1
         self.sum += value
 
     def quantiles(self, ranks: Sequence[float]) -> list[float]:
-        """The value at each rank (0 to 1, nearest rank); not a number when nothing happened recently."""
+        """The value at each rank (0 to 1, nearest rank); NaN if there are no recent observations."""
         oldest = self._clock() - SUMMARY_SECONDS
         values = sorted(value for when, value in self._recent if when >= oldest)
         if not values:

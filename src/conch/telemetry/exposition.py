@@ -1,6 +1,7 @@
-"""Prometheus' text format, version 0.0.4, for families of numbers that are read when the page is asked for.
+"""Prometheus' text format, version 0.0.4.
 
-Written out here because Triton's counters have no ``_total`` suffix, which ``prometheus_client`` always adds.
+Implemented here because ``prometheus_client`` always adds ``_total`` to the names of counters, which Triton does not.
+Called by the registry and by collectors of families; pure.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ class Metric(NamedTuple):
 
 
 class MetricSample(NamedTuple):
-    """One number of a family; ``labels`` is what ``label_text`` made, ``suffix`` such as ``_sum`` ends the name."""
+    """One number of a family; ``labels`` are text, ``suffix`` (``_sum`` …) follows the name."""
 
     labels: str
     value: float
     suffix: str = ""
 
 
-#: What a collector yields: a family and its numbers now.
+#: A family and its current numbers, as collectors yield them.
 Family = tuple[Metric, Iterable[MetricSample]]
 
 
 def page(families: Iterable[Family]) -> bytes:
-    """The page that lists all families, those without a sample too."""
+    """The page with all families, also those without a sample."""
     lines: list[str] = []
     for metric, samples in families:
         lines.append(f"# HELP {metric.name} {metric.help}")
@@ -43,14 +44,14 @@ def page(families: Iterable[Family]) -> bytes:
 
 
 def label_text(labels: Mapping[str, str]) -> str:
-    """The labels in their order, with braces; nothing when there are none."""
+    """The labels in their order, in braces; empty if there are none."""
     if not labels:
         return ""
     return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
 
 
 def number(value: float) -> str:
-    """Whole numbers without a fraction; the shortest text that gives the number back otherwise."""
+    """The text of a number: whole ones without a fraction, others as the shortest text that reads back the same."""
     if isinstance(value, int):
         return str(value)
     if isnan(value):

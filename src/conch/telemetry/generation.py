@@ -1,6 +1,6 @@
-"""What models that write text have done, token by token: latencies, lengths, cache.
+"""Statistics of models that generate text, token by token: latencies, lengths, KV cache.
 
-Kept by ``ModelStatistics`` for models whose worker reports it.  Names on the metrics page are vLLM's.
+Owned by ``ModelStatistics``, for models whose workers report them; the metrics page shows them under vLLM's names.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ COUNT_BUCKETS: Final = (1, 2, 5, 10, 20)
 
 
 class Generation:
-    """Totals over the life of a model version, and what its workers have under way now.
+    """Totals over the life of a model version, and the current load of its workers.
 
-    ``reasons`` are how sequences ended: ``stop``, ``length``, ``abort`` or ``error``.
+    ``reasons`` counts sequences by how they ended: ``stop``, ``length``, ``abort`` or ``error``.
     """
 
     def __init__(self) -> None:
@@ -53,13 +53,14 @@ class Generation:
         self._now: dict[int, Mapping[str, Any]] = {}
 
     def add(self, worker: int, load: Mapping[str, Any]) -> None:
-        """Take what a worker says of its last step; nothing means that it is gone.
+        """Add what a worker reports of its last step; an empty report means that the worker is gone.
 
-        ``running``, ``waiting`` (sequences), ``used`` and ``capacity`` (tokens of KV cache, 0: unlimited) are what is
-        so now; the others happened since it said so last: ``prompt`` and ``generated`` (tokens), ``preempted``,
-        ``queries`` and ``hits`` (tokens), ``first`` (seconds from arrival to first tokens), ``gaps`` (pairs of seconds
-        between tokens and how many had them), ``ended`` (for each request: reason of each sequence, seconds in all, in
-        queues, to the first token, after it, prompt and generated tokens, their greatest number).
+        ``running`` and ``waiting`` (sequences), ``used`` and ``capacity`` (tokens of KV cache, 0: unlimited) are
+        current values.  The others have happened since the last report: ``prompt`` and ``generated`` (tokens),
+        ``preempted`` (sequences), ``queries`` and ``hits`` (tokens of the prefix cache), ``first`` (seconds from the
+        arrival of a request to its first token), ``gaps`` (pairs: seconds between two tokens, how often), ``ended``
+        (for each request: the reason of each sequence; seconds in all, in the queue, to the first token, after it;
+        tokens of the prompt, generated, and at most).
         """
         if not load:
             self._now.pop(worker, None)
@@ -88,27 +89,27 @@ class Generation:
 
     @property
     def running(self) -> int:
-        """Sequences in a batch now."""
+        """The number of sequences in a batch now."""
         return sum(self._values("running"))
 
     @property
     def waiting(self) -> int:
-        """Sequences that are with a worker, but in no batch."""
+        """The number of sequences that a worker has, but not in a batch."""
         return sum(self._values("waiting"))
 
     @property
     def cache_usage(self) -> float:
-        """The used share of the KV cache, 0 to 1; 0 where it has no limit."""
+        """The share of the KV cache that is used, 0 to 1; 0 if it has no limit."""
         capacity = sum(self._values("capacity"))
         return sum(self._values("used")) / capacity if capacity else 0.0
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens of KV cache that are in use."""
+        """The number of tokens in the KV cache."""
         return sum(self._values("used"))
 
     def snapshot(self) -> dict[str, Any]:
-        """What the statistics extension adds for these models."""
+        """The member ``generation`` of the model's entry in the statistics extension."""
         return {
             "running": self.running,
             "waiting": self.waiting,

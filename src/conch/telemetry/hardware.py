@@ -1,6 +1,6 @@
-"""Gauges of the machine: CPU and memory through psutil, NVIDIA GPUs through pynvml where it is installed.
+"""Metrics of the machine: CPU and memory through psutil, NVIDIA GPUs through pynvml where it is installed.
 
-The metrics page calls ``collect`` for every scrape; the machine is read at most once per ``interval`` (seconds).
+The registry calls ``collect`` for every scrape; the machine is read at most once per ``interval`` (seconds).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GPU_ENERGY: Final = Metric(
 
 
 class _Polled:
-    """Keeps what was read until it is ``interval`` seconds old."""
+    """Families that are read again when they are ``interval`` seconds old."""
 
     def __init__(self, interval: float, clock: Callable[[], float]) -> None:
         self._interval = interval
@@ -36,6 +36,7 @@ class _Polled:
         self._families: list[Family] = []
 
     def collect(self) -> list[Family]:
+        """The families as they were read last."""
         now = self._clock()
         if now - self._read_at >= self._interval:
             self._read_at = now
@@ -43,11 +44,12 @@ class _Polled:
         return self._families
 
     def read(self) -> Iterator[Family]:
+        """Read the machine."""
         raise NotImplementedError
 
 
 class CpuGauges(_Polled):
-    """The machine's CPU and memory; utilization is that since the last reading, at first since the start."""
+    """The machine's CPU and memory; utilization is the average since the last reading, at first since the start."""
 
     def __init__(self, interval: float, clock: Callable[[], float] = monotonic, psutil: Any = None) -> None:
         super().__init__(interval, clock)
@@ -62,9 +64,9 @@ class CpuGauges(_Polled):
 
 
 class GpuGauges(_Polled):
-    """Every NVIDIA GPU that the driver shows.  A value that a GPU does not have is left out.
+    """All NVIDIA GPUs that the driver shows; a value that a GPU does not have is left out.
 
-    Raises when there is no pynvml, or no driver; ``gpu_gauges`` asks.
+    Raises ImportError without pynvml, and pynvml's errors without a driver; ``gpu_gauges`` handles both.
     """
 
     def __init__(self, interval: float, clock: Callable[[], float] = monotonic, pynvml: Any = None) -> None:
@@ -102,7 +104,7 @@ class GpuGauges(_Polled):
 
 
 def gpu_gauges(interval: float) -> GpuGauges | None:
-    """The gauges, or nothing on a machine without pynvml or without a GPU's driver."""
+    """The gauges; None on a machine without pynvml or without a driver."""
     try:
         return GpuGauges(interval)
     except Exception:  # ImportError, or whatever pynvml says of a missing driver

@@ -1,8 +1,8 @@
-"""The metrics page, and the registry of what is on it.
+"""The metrics page, and the registry of what it shows.
 
-The server's wiring makes one ``Registry``; whoever loads a model takes its ``ModelStatistics`` from it, registers them
-when the version starts to serve and takes them out when it is gone; the metrics listener renders.  Everything runs on
-the event loop.  Numbers are read when the page is rendered, so recording knows nothing of pages.
+:mod:`conch.app` makes one ``Registry``.  The server takes the ``ModelStatistics`` of each model version from it,
+registers them when the version begins to serve and unregisters them when it has ended; the metrics port renders the
+page.  Everything runs on the event loop.  Numbers are read when the page is rendered, so recording knows nothing of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PINNED: Final[tuple[Family, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """Which distributions of latencies are kept: ``--metrics-config``."""
+    """Which distributions of latencies are kept, as ``--metrics-config`` says."""
 
     counter_latencies: bool = True
     summary_latencies: bool = False
@@ -60,10 +60,9 @@ class MetricsConfig:
 
 
 class Registry:
-    """What the metrics page shows.
+    """Everything that the metrics page shows.
 
-    ``cpu`` and ``gpu`` say whether to report the machine, which is read once per half of
-    ``interval_ms`` at most, as Triton does.
+    ``cpu`` and ``gpu`` say whether to show the machine, which is read at most twice per ``interval_ms``, as in Triton.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Registry:
         namespace: str = "",
         cached: bool = False,
     ) -> None:
-        """Show a model version, in place of an earlier load of the same.
+        """Show a model version, in place of an earlier load of the same version.
 
         ``tags`` are those of the model's ``metric_tags``; ``cached`` says that it uses the response cache.
         """
@@ -121,13 +120,13 @@ class Registry:
         )
 
     def unregister(self, statistics: ModelStatistics, *, namespace: str = "") -> None:
-        """Show a model version no more; a later load of the same stays."""
+        """Stop showing a model version; a later load of the same version stays."""
         key = _key(statistics, namespace)
         if key in self._models and self._models[key].statistics is statistics:
             del self._models[key]
 
     def add(self, collect: Callable[[], Iterable[Family]]) -> None:
-        """Show also what ``collect`` returns at every scrape."""
+        """Also show the families that ``collect`` returns, at every scrape."""
         self._collectors.append(collect)
 
     def render(self) -> bytes:

@@ -1,10 +1,10 @@
-"""What one version of a model has done so far, as the statistics extension and the metrics page report it.
+"""Counters of one model version, for the statistics extension and the metrics page.
 
-The model's owner in the server makes one ``ModelStatistics`` per loaded version and calls it on the event loop, once or
-more for every request; front ends read ``snapshot()``, the metrics page reads the numbers.  Recording is plain integer
-arithmetic without locks.  All durations are nanoseconds.
+Each loaded version has a ``ModelStatistics``, which its model and its scheduler call on the event loop, once or more
+for every request.  Front ends read ``snapshot()``, the metrics page reads the numbers.  Recording is integer arithmetic
+without locks.  All durations are nanoseconds.
 
-Who counts what (as Triton 2.51 does, observed):
+What is counted (observed of Triton 2.51):
 - a request that the backend answered, even with an error response of its own, is a success;
 - a request whose whole execution failed, or that was refused after it was accepted, is a failure with a reason;
 - a request refused at validation is not counted at all;
@@ -33,7 +33,7 @@ class FailureReason(Enum):
 
 
 class Duration:
-    """How often something happened and how long it took in all."""
+    """A number of events and their total duration."""
 
     __slots__ = ("count", "ns")
 
@@ -62,7 +62,7 @@ class BatchStatistics:
 
 
 class ResponseStatistics:
-    """The responses with one index (0 is a request's first)."""
+    """The responses with one index; 0 is the first of a request."""
 
     __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
 
@@ -80,7 +80,7 @@ class ResponseStatistics:
 
 
 class Summaries:
-    """Recent durations in microseconds, kept only where ``--metrics-config summary_latencies=true`` asks for them."""
+    """Recent durations in microseconds; kept only with ``--metrics-config summary_latencies=true``."""
 
     __slots__ = ("cache_hit", "cache_miss", "compute_infer", "compute_input", "compute_output", "queue", "request")
 
@@ -98,8 +98,8 @@ class ModelStatistics:
     """The counters of one model version; they start at zero with every load.
 
     ``summaries`` and ``first_response`` are given only where the server's configuration asks for
-    them; ``clock`` returns the time of day in nanoseconds since the epoch.  Whoever keeps the queue
-    gives ``queue``, whose length is the pending requests; whoever loads the model sets ``load_ns``.
+    them; ``clock`` returns nanoseconds since the epoch.  The dispatcher sets ``queue``, whose length
+    is the number of pending requests; the loader sets ``load_ns``.
     """
 
     __slots__ = (
@@ -143,9 +143,9 @@ class ModelStatistics:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: dict[int, ResponseStatistics] = {}
-        #: What a native backend computed; None until it has.
+        #: Set once a native backend has reported an execution.
         self.work: Work | None = None
-        #: What a model that writes text has done; None for any other.
+        #: Set once a worker that generates text has reported its load.
         self.generation: Generation | None = None
 
     def record_success(
@@ -203,13 +203,13 @@ class ModelStatistics:
         batch.compute_output += output_ns
 
     def record_work(self, work: Mapping[str, int]) -> None:
-        """What a native backend computed in one execution."""
+        """Add what a native backend reports of one execution."""
         if self.work is None:
             self.work = Work()
         self.work.add(work)
 
     def record_generation(self, worker: int, load: Mapping[str, Any]) -> None:
-        """What a worker that generates says of its last step; nothing when it is gone."""
+        """Add what a worker that generates text reports of its last step; empty when the worker is gone."""
         if self.generation is None:
             if not load:
                 return

@@ -1,6 +1,6 @@
-"""What native backends computed: tokens, padding, and how executions were composed.
+"""Statistics of native backends: tokens, padding, and the sizes of executions.
 
-Kept by ``ModelStatistics`` for models whose worker reports it; durations are nanoseconds.
+Owned by ``ModelStatistics``, for models whose workers report them; durations are nanoseconds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from conch.telemetry.distributions import Histogram
 
-#: Sequences in an execution, and tokens with padding.
+#: Buckets for the sequences of an execution, and for its tokens with padding.
 SEQUENCE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKEN_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -30,7 +30,7 @@ class Work:
         self.tokens_per_execution = Histogram(TOKEN_BUCKETS)
 
     def add(self, work: Mapping[str, int]) -> None:
-        """Count one execution, as its ``done`` frame describes it."""
+        """Add one execution, as the worker's ``done`` frame describes it."""
         self.tokens += work.get("tokens", 0)
         self.padded += work.get("padded", 0)
         self.runs += work.get("runs", 0)

@@ -21,7 +21,7 @@ _REPOSITORY: Final = "'repository_name' specification is not supported"
 
 
 class ControlRoutes:
-    """The handlers; each answers its exchange or raises :class:`ConchError`."""
+    """The handlers; each answers its exchange, now or later, or raises :class:`ConchError`."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

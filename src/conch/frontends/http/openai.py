@@ -1,6 +1,6 @@
 """The OpenAI API: the handlers of models, chats, completions and embeddings.
 
-Runs on the event loop, but for large bodies, which are read in a thread.
+Called by the router; runs on the event loop, but for large bodies, which are read in a thread.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class OpenAi:
         self._tasks = ExchangeTasks(refuse)
 
     def models(self, exchange: HttpExchange) -> None:
-        """``GET /v1/models``: the ready models that one of the endpoints takes."""
+        """``GET /v1/models``: lists the ready models that one of the endpoints can use."""
         names = dict.fromkeys(entry["name"] for entry in self._server.index(ready_only=True))
         exchange.respond(200, [JSON], list_body(filter(self._is_usable, names), self._created))
 
     def model(self, exchange: HttpExchange, name: str) -> None:
-        """``GET /v1/models/{name}``."""
+        """``GET /v1/models/{name}``: describes one of them."""
         if not self._is_usable(name):
             raise _unknown(f"The model '{name}' does not exist")
         exchange.respond(200, [JSON], model_body(name, self._created))

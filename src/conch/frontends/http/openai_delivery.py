@@ -1,7 +1,7 @@
-"""Requests to a model for one request to the OpenAI API, and its exchange.
+"""From one request to the OpenAI API to requests to a model, and from their responses to the answer.
 
-Runs on the event loop.  The exchange is answered when all requests have ended, or when the first of them fails; a
-client that goes away cancels them.
+Made by the handlers (``openai.py``); called for every response, on the event loop.  The exchange is answered when all
+requests have ended, or when the first of them fails; a client that hangs up cancels them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 
 from conch.errors import ConchError, internal
 from conch.frontends.http.exchange import JSON, HttpExchange
-from conch.frontends.http.inference import EVENTS, UNREAD_LIMIT
 from conch.frontends.http.openai_status import STATUS, refuse
+from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.tensors import WireTensor
@@ -32,7 +32,7 @@ _NO_CACHE: Final = (b"Cache-Control", b"no-cache")
 
 
 class Delivery:
-    """Sends the requests and takes what comes back, until the exchange has its answer."""
+    """Sends the requests and handles their responses, until the exchange is answered."""
 
     def __init__(
         self,
@@ -46,43 +46,43 @@ class Delivery:
         self._exchange = exchange
         self._model = model.name
         self._requests = [
-            InferRequest(model.name, tensors, partial(self._responded, part), id=id, outputs=outputs)
+            InferRequest(model.name, tensors, partial(self._on_response, part), id=id, outputs=outputs)
             for part, tensors in enumerate(inputs)
         ]
-        self._open = len(self._requests)
-        self._over = False
+        self._running = len(self._requests)
+        self._ended = False
 
     def start(self, model: Model) -> None:
-        """Send all requests; raises what refuses one of them, and gives the others up."""
+        """Send all requests; if one is refused, cancels the others and raises the error."""
         try:
             for request in self._requests:
-                if self._over:
+                if self._ended:
                     return
                 model.infer(request)
         except BaseException:
             self.cancel()
             raise
-        if not self._over:
+        if not self._ended:
             self._exchange.on_disconnect = self.cancel
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more."""
-        self._over = True
+        """Cancel all requests; nothing is sent to the client any more."""
+        self._ended = True
         for request in self._requests:
             request.cancel()
 
-    def _responded(self, part: int, response: InferResponse) -> None:
-        if self._over:
+    def _on_response(self, part: int, response: InferResponse) -> None:
+        if self._ended:
             return
         try:
             if response.error is not None:
                 raise response.error
             self._take(part, response)
             if response.final:
-                self._open -= 1
-                if not self._open:
-                    self._over = True
-                    self._close()
+                self._running -= 1
+                if not self._running:
+                    self._ended = True
+                    self._finish()
         except ConchError as error:
             self._fail(error)
         except Exception:
@@ -99,23 +99,24 @@ class Delivery:
             refuse(exchange, error)
 
     def _take(self, part: int, response: InferResponse) -> None:
+        """Write or keep a response to request number ``part``; ``ConchError`` fails the exchange."""
         raise NotImplementedError
 
-    def _close(self) -> None:
-        """All requests have ended well."""
+    def _finish(self) -> None:
+        """Answer, or end the answer: all requests have ended without an error."""
         raise NotImplementedError
 
 
 class GenerationDelivery(Delivery):
-    """A chat or completions, as one object or as events."""
+    """Answers with a chat completion or completions, as one object or as events."""
 
-    def __init__(self, exchange: HttpExchange, model: Model, asked: ChatRequest | CompletionRequest) -> None:
-        self._answer: Answer = asked.answer(model.name)
-        self._choices = asked.choices
-        self._top = asked.top
-        self._stream = asked.stream
-        super().__init__(exchange, model, asked.inputs(model.signature), id=self._answer.id)
-        #: Parts whose prompts have been counted.
+    def __init__(self, exchange: HttpExchange, model: Model, request: ChatRequest | CompletionRequest) -> None:
+        self._answer: Answer = request.answer(model.name)
+        self._choices = request.choices
+        self._top = request.top
+        self._stream = request.stream
+        super().__init__(exchange, model, request.inputs(model.signature), id=self._answer.id)
+        #: Requests, by number, whose prompts have been counted.
         self._counted: set[int] = set()
 
     def _take(self, part: int, response: InferResponse) -> None:
@@ -148,7 +149,7 @@ class GenerationDelivery(Delivery):
             LOG.warning("the client of a stream of '%s' does not read; giving its request up", self._model)
             exchange.abort()
 
-    def _close(self) -> None:
+    def _finish(self) -> None:
         if self._stream:
             self._send(self._answer.closing())
             self._exchange.finish()
@@ -157,16 +158,16 @@ class GenerationDelivery(Delivery):
 
 
 class EmbeddingDelivery(Delivery):
-    """The embeddings of all texts, as one object."""
+    """Answers with the embeddings of all texts, as one object."""
 
-    def __init__(self, exchange: HttpExchange, model: Model, asked: EmbeddingRequest) -> None:
-        inputs = asked.inputs(model.signature)
+    def __init__(self, exchange: HttpExchange, model: Model, request: EmbeddingRequest) -> None:
+        inputs = request.inputs(model.signature)
         super().__init__(exchange, model, inputs, outputs=wanted_outputs(model.signature))
         self._rows = [tensors[PROMPT].shape[0] if tensors[PROMPT].shape else 1 for tensors in inputs]
-        self._answer = EmbeddingAnswer(asked, model.name, model.signature, len(inputs))
+        self._answer = EmbeddingAnswer(request, model.name, model.signature, len(inputs))
 
     def _take(self, part: int, response: InferResponse) -> None:
         self._answer.add(part, self._rows[part], response)
 
-    def _close(self) -> None:
+    def _finish(self) -> None:
         self._exchange.respond(200, [JSON], self._answer.body())

@@ -1,7 +1,7 @@
-"""Refusals of the OpenAI API: its statuses, and its error object.
+"""Refusals of the OpenAI API: the HTTP status of each error code, and the error object.  Pure.
 
-The statuses are those of the HTTP front end, but for what a model cannot do: a client's mistake here, since OpenAI's
-clients send a request again after any status of 500 and above.
+The statuses are those of the KServe API, except for what a model cannot do: this is the client's mistake here (400),
+because OpenAI's clients retry after any status of 500 and above.
 """
 
 from __future__ import annotations

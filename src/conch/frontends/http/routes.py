@@ -1,6 +1,6 @@
-"""From a method and a path to a handler, and who may call it.
+"""From a method and a path to the handler, and who may call it.
 
-The table below is the whole HTTP surface.  Runs on the event loop.
+The tables below are the whole HTTP surface.  ``Router`` is the application of the HTTP ports; runs on the event loop.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from conch.wire.openai.errors import error_body as openai_error_body
 LOG = logging.getLogger("conch")
 
 Handler = Callable[..., None]
-#: A pattern of paths, its category for access rules, and a handler per method.
+#: A regular expression for paths, the API that they belong to (as restrictions name it), and a handler per method.
 _Row = tuple[str, str, dict[bytes, Handler]]
 
-#: How many paths are remembered, and up to which length (bytes).
+#: How many paths are remembered with their routes, and how long they may be (bytes).
 _CACHE_SIZE: Final = 4096
 _CACHED_LENGTH: Final = 256
-#: Where the paths of the OpenAI API begin; what fails there is told in its form.
+#: How the paths of the OpenAI API begin; errors below it have OpenAI's form.
 _OPENAI: Final = b"/v1/"
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What a path means: its category for access rules, and a handler per method."""
+    """The meaning of a path: its API (as restrictions name it), a handler per method, and the handler's arguments."""
 
     api: str
     handlers: dict[bytes, Handler]
@@ -48,7 +48,7 @@ class _Route:
 
 
 class Router:
-    """Finds the handler of an exchange and lets it answer; ``openai_only`` for a port that has the OpenAI API alone."""
+    """Passes exchanges to their handlers; ``openai_only`` is for a port that has nothing but the OpenAI API."""
 
     def __init__(self, server: Server, *, openai_only: bool = False) -> None:
         self._openai_only = openai_only
@@ -66,7 +66,7 @@ class Router:
         self._known: dict[bytes, _Route] = {}
 
     def handle(self, exchange: HttpExchange) -> None:
-        """Answer a complete exchange, whatever happens."""
+        """Answer an exchange; errors that handlers raise become its response."""
         if logs.current().log_verbose_level:
             logs.verbose(1, "HTTP request: %s %s", exchange.method.decode(), exchange.path.decode("latin-1"))
         openai = self._openai_only or exchange.path.startswith(_OPENAI)
@@ -90,7 +90,7 @@ class Router:
             refuse(exchange, ConchError("internal server error", Code.INTERNAL))
 
     def body_limit(self, exchange: HttpExchange) -> int:
-        """JSON is limited by the settings, binary tensors by what can be addressed."""
+        """The limit for JSON is a setting, that for binary tensors what the protocol can express."""
         return MAX_BODY_BYTES if b"inference-header-content-length" in exchange.headers else self._max_input_size
 
     def too_large(self, size: int, limit: int) -> str:
@@ -114,14 +114,14 @@ class Router:
         raise _NotFound
 
     def _missing_header(self, exchange: HttpExchange, api: str) -> str:
-        """Why a request to a restricted API is refused; empty when it is not."""
+        """The message that refuses a request to a restricted API; empty if it is allowed."""
         header, value, shown = self._restrictions[api]
         allowed = exchange.headers.get(header) == value
         return "" if allowed else f"This API is restricted, expecting header '{shown}'"
 
 
 def _kserve_table(server: Server, control: ControlRoutes) -> list[_Row]:
-    """The protocol of KServe, with Triton's extensions."""
+    """The routes of the KServe protocol with Triton's extensions."""
     get, post = b"GET", b"POST"
     inference = Inference(server)
     logging_handlers = {get: control.log_settings, post: control.change_log_settings}
@@ -155,7 +155,7 @@ def _kserve_table(server: Server, control: ControlRoutes) -> list[_Row]:
 
 
 def _openai_table(server: Server, control: ControlRoutes) -> list[_Row]:
-    """OpenAI's API, and the health check of Triton's front end for it."""
+    """The routes of the OpenAI API, and the health check that Triton's front end for it has."""
     get, post = b"GET", b"POST"
     openai = OpenAi(server)
     return [

@@ -1,0 +1,152 @@
+"""From the responses of a request to the answer of its exchange: ``infer``, ``generate`` and ``generate_stream``.
+
+Made by the handlers (``inference.py``); called for every response, on the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from conch.errors import ConchError, internal
+from conch.frontends.http.exchange import JSON, HttpExchange
+from conch.frontends.http.status import STATUS, refuse
+from conch.inference import InferRequest, InferResponse
+from conch.server.model import Model
+from conch.wire import compression
+from conch.wire.json.control import error_body
+from conch.wire.json.generate import NOT_ONE_RESPONSE, encode_generate, server_sent_event
+from conch.wire.json.infer import JsonOutputPlan, encode_infer
+
+LOG = logging.getLogger("conch")
+
+BINARY: Final = (b"Content-Type", b"application/octet-stream")
+EVENTS: Final = (b"Content-Type", b"text/event-stream; charset=utf-8")
+#: A stream is aborted when its client leaves more than this unread (bytes).
+UNREAD_LIMIT: Final = 64 << 20
+
+
+class Responder:
+    """Answers an exchange with the responses of its request, or with the error that occurs while they are written."""
+
+    __slots__ = ("_exchange", "request")
+
+    request: InferRequest
+
+    def __init__(self, exchange: HttpExchange) -> None:
+        self._exchange = exchange
+
+    def on_response(self, response: InferResponse) -> None:
+        exchange = self._exchange
+        try:
+            self._write(response)
+        except ConchError as error:
+            refuse(exchange, error)
+        except Exception:
+            LOG.exception("a response of '%s' could not be written", self.request.model_name)
+            if exchange.started:
+                exchange.abort()
+            else:
+                refuse(exchange, internal("the response could not be written"))
+
+    def _write(self, response: InferResponse) -> None:
+        """Write a response, or keep it; ``ConchError`` refuses the exchange."""
+        raise NotImplementedError
+
+
+class InferResponder(Responder):
+    """``infer``: one response, which a response sender may mark as final separately."""
+
+    __slots__ = ("_kept", "_model", "plan")
+
+    plan: JsonOutputPlan
+
+    def __init__(self, exchange: HttpExchange, model: Model) -> None:
+        super().__init__(exchange)
+        self._model = model
+        self._kept: list[InferResponse] | None = None
+
+    def _write(self, response: InferResponse) -> None:
+        if not response.final or self._kept is not None:
+            self._collect(response)
+            return
+        if response.error is not None:
+            raise response.error
+        exchange = self._exchange
+        header, blobs = encode_infer(self.request, response, self.plan, self._model.labels)
+        headers = [BINARY, (b"Inference-Header-Content-Length", b"%d" % len(header))] if blobs else [JSON]
+        accepted = exchange.headers.get(b"accept-encoding")
+        encoding = compression.negotiate(accepted.decode("latin-1")) if accepted is not None else "identity"
+        if encoding != "identity":
+            headers.append((b"Content-Encoding", encoding.encode()))
+            exchange.respond(200, headers, compression.compress([header, *blobs], encoding))
+        else:
+            exchange.respond(200, headers, header, *blobs)
+
+    def _collect(self, response: InferResponse) -> None:
+        """Keep the only response until the request ends, and write it then."""
+        kept = self._kept = self._kept or []
+        if not response.empty:
+            kept.append(response)
+        if not response.final:
+            return
+        if len(kept) != 1:
+            raise internal(f"expected a single response, got {len(kept)}")
+        self._kept = None
+        kept[0].final = True
+        self._write(kept[0])
+
+
+class GenerateResponder(Responder):
+    """``generate``: one response, as JSON."""
+
+    __slots__ = ("_count", "_first")
+
+    def __init__(self, exchange: HttpExchange) -> None:
+        super().__init__(exchange)
+        self._first: InferResponse | None = None
+        self._count = 0
+
+    def _write(self, response: InferResponse) -> None:
+        if not response.empty:
+            self._count += 1
+            self._first = self._first or response
+        if not response.final:
+            return
+        first = self._first
+        if first is not None and first.error is not None:
+            raise first.error
+        if first is None or self._count > 1:
+            self._exchange.respond(200, [JSON], error_body(NOT_ONE_RESPONSE))
+        else:
+            self._exchange.respond(200, [JSON], encode_generate(self.request, first))
+
+
+class GenerateStreamResponder(Responder):
+    """``generate_stream``: each response is an event; the first one determines the HTTP status."""
+
+    __slots__ = ()
+
+    def _write(self, response: InferResponse) -> None:
+        exchange = self._exchange
+        status, event = self._event(response)
+        if not exchange.started and (event or response.final):
+            exchange.start(status, [EVENTS])
+        if event:
+            exchange.write(server_sent_event(event))
+        if response.final:
+            exchange.finish()
+        elif exchange.unsent > UNREAD_LIMIT:
+            LOG.warning("the client of a stream of '%s' does not read; giving its request up", self.request.model_name)
+            exchange.abort()
+
+    def _event(self, response: InferResponse) -> tuple[int, bytes]:
+        """The HTTP status and the JSON of a response, nothing for an empty one."""
+        if response.empty:
+            return 200, b""
+        try:
+            if response.error is not None:
+                raise response.error
+            return 200, encode_generate(self.request, response)
+        except ConchError as error:
+            return STATUS[error.code], error_body(error.message)
