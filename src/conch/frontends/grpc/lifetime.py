@@ -1,6 +1,6 @@
-"""How long a connection lasts: keepalive pings, and the age at which clients are asked to reconnect.
+"""Ends connections that are dead or too old: keepalive pings, and the age at which clients must reconnect.
 
-One for every connection, made by :mod:`conch.frontends.grpc.server`; timers on the event loop.
+Each connection has a ``Lifetime``, made by :mod:`conch.frontends.grpc.server`; its timers run on the event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from conch.settings import Settings
 
 
 class Lifetime:
-    """Ends a connection that is silent for too long, or too old."""
+    """The timers of a connection."""
 
     def __init__(self, connection: Http2Connection, settings: Settings) -> None:
         self._connection = connection
@@ -27,13 +27,13 @@ class Lifetime:
             self._age = loop.call_later(settings.grpc_max_connection_age / 1000, self._grow_old)
 
     def stop(self) -> None:
-        """The connection is gone."""
+        """Cancel the timers: the connection has ended."""
         for timer in (self._silence, self._age):
             if timer is not None:
                 timer.cancel()
 
     def _check(self) -> None:
-        """Ping a client that was silent for the whole keepalive time."""
+        """Ping a client from which nothing has arrived for the keepalive time."""
         connection, settings = self._connection, self._settings
         if connection.active:
             connection.active = False

@@ -1,6 +1,6 @@
-"""gRPC messages in a stream of bytes: a flag, a length, then the message, perhaps compressed.
+"""Framing of gRPC messages: a flag, a length, then the message, perhaps compressed.
 
-Used by calls, one reader each; pure.
+Each call has a reader of its own; pure.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from conch.frontends.grpc.status import CallFault, Status
 from conch.tensors import Buffer
 
 PREFIX: Final = Struct(">BI")
-#: The largest message, either way: what the protocol buffers library can handle.
+#: The largest message (bytes) in either direction: what the protocol buffers library can handle.
 MAX_MESSAGE_SIZE: Final = 2**31 - 1
-#: The largest message that a compressed one may turn out to be.
+#: The largest size (bytes) of a decompressed message.
 MAX_DECOMPRESSED_SIZE: Final = 256 << 20
 
-#: Compressions by name; the value is zlib's ``wbits``.
+#: The compressions, with the ``wbits`` that zlib has for them.
 _WBITS: Final = {"gzip": 31, "deflate": 15}
 ENCODINGS: Final = ("identity", "deflate", "gzip")
 
@@ -29,10 +29,10 @@ _TINY: Final = 1024
 
 
 class MessageReader:
-    """Takes messages out of chunks of bytes as they arrive; a message is copied together once.
+    """Reads messages from chunks of bytes as they arrive; the parts of a message are joined once.
 
-    ``held`` counts bytes received and not yet taken, ``missing`` those that the message at the
-    front still lacks, as far as its length is known.
+    ``held`` counts the bytes that were received and are in no message yet, ``missing`` those that the next message
+    lacks, 0 while its length is not known.
     """
 
     __slots__ = ("_chunks", "_compressed", "_encoding", "_length", "held")
@@ -49,7 +49,7 @@ class MessageReader:
         return max(0, self._length - self.held)
 
     def feed(self, chunk: Buffer) -> None:
-        """Add what arrived."""
+        """Add a chunk that has arrived."""
         self.held += len(chunk)
         chunks = self._chunks
         if not chunks or len(chunk) >= _TINY:
@@ -57,7 +57,7 @@ class MessageReader:
         elif type(chunks[-1]) is bytearray:
             chunks[-1] += chunk
         else:
-            # Grows with the next ones: many tiny chunks must not each cost an object.
+            # The next chunks are appended to this one: many tiny chunks must not each cost an object.
             chunks.append(bytearray(chunk))
 
     def next(self) -> bytes | None:
@@ -133,9 +133,9 @@ def decompress(message: bytes, encoding: str) -> bytes:
 
 
 def encode(body: Sequence[Buffer], encoding: str = "identity") -> tuple[list[Buffer], int]:
-    """A message given in parts as it goes out: its parts with the prefix in front, and their size.
+    """The parts of a message with its prefix in front, and their size; ``body`` is the message in parts.
 
-    Compressed with ``encoding`` where that makes it smaller.  Raises INVALID_ARG for one that no message can hold.
+    It is compressed with ``encoding`` if that makes it smaller.  Raises INVALID_ARG for a message that is too large.
     """
     size = sum(map(len, body))
     if size > MAX_MESSAGE_SIZE:
@@ -151,9 +151,9 @@ def encode(body: Sequence[Buffer], encoding: str = "identity") -> tuple[list[Buf
 
 
 def choose_encoding(level: str, accepted: Sequence[str]) -> str:
-    """The compression for a level (``none``, ``low``, ``medium``, ``high``) out of those that the client takes.
+    """The compression for a level (``none``, ``low``, ``medium``, ``high``), from those that the client accepts.
 
-    As in gRPC: the cheapest for ``low``, the most thorough for ``high``.
+    As in gRPC, ``low`` is the cheapest and ``high`` the most thorough.
     """
     if level == "none":
         return "identity"

@@ -1,7 +1,6 @@
-"""The head of a gRPC request: what its header fields say (path, deadline, compression, metadata).
+"""The head of a gRPC request: path, deadline, compression and metadata, from its header fields.
 
-Parsed once for equal header blocks of a connection, so heads are shared and immutable.  Used by
-calls; pure.
+Equal header blocks of a connection are parsed once, so heads are shared and immutable.  Used by calls; pure.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def parse_head(fields: Sequence[Field]) -> RequestHead:
         head.metadata,
         parse_timeout(head.get("grpc-timeout")),
         head.get("grpc-encoding") or "identity",
-        tuple([one.strip() for one in accepted]),
+        tuple([encoding.strip() for encoding in accepted]),
         _http_status(pseudo[b":method"], head.get("content-type")),
     )
 
@@ -91,7 +90,7 @@ def _text(name: bytes, value: bytes) -> str:
 
 
 def _http_status(method: bytes, content_type: str | None) -> int | None:
-    """The HTTP status that refuses what is not gRPC; ``None`` for gRPC, and where nothing says what it is."""
+    """The HTTP status that refuses a request that is not gRPC; None for gRPC, or without a content type."""
     if method != b"POST":
         return 405
     if content_type is None:

@@ -19,7 +19,7 @@ from conch.settings import Settings
 
 
 class GrpcFrontend:
-    """Serves ``server`` over gRPC, as ``settings`` say."""
+    """Serves ``server`` over gRPC, as ``settings`` say; it is the observer of its connections."""
 
     def __init__(self, server: Server, settings: Settings) -> None:
         self._server = server
@@ -31,11 +31,11 @@ class GrpcFrontend:
 
     @property
     def connections(self) -> Collection[Http2Connection]:
-        """Those that are open."""
+        """The connections that are open."""
         return self._lifetimes.keys()
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen on ``host:port`` (port 0: a free one) and return the address.
+        """Listen on ``host:port`` (port 0: a free one); returns the address.
 
         Raises INTERNAL with Triton's text when the port is taken, INVALID_ARG for unusable TLS files.
         """
@@ -51,7 +51,7 @@ class GrpcFrontend:
         return address
 
     async def stop(self, grace_seconds: float) -> None:
-        """Take no more requests, let those that run finish for up to ``grace_seconds``, then cancel the rest."""
+        """Accept no more requests, let those that run finish for up to ``grace_seconds``, then cancel the others."""
         self._stopping = True
         if self._listener is not None:
             self._listener.close()

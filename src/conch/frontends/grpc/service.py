@@ -30,7 +30,7 @@ from conch.server.core import Server
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
-#: Methods that ask whether the server is there.
+#: Methods that ask for the state of the server.
 _STATE: Final = {_SERVICE + "ServerLive", _SERVICE + "ServerReady"}
 _STOPPING: Final = "GRPC server is shutting down and has stopped accepting new requests."
 

@@ -1,6 +1,6 @@
-"""How a gRPC call ends: status codes, and the headers and trailers that carry them.
+"""Status codes of gRPC calls, and the header blocks that carry them.
 
-One total table from the server's error codes to gRPC's.  Used by calls; pure.
+Has the total table from the server's error codes to gRPC's.  Used by calls; pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from conch.errors import Code, ConchError
 from conch.frontends.grpc.http2.headers import encode_headers
 
-#: gRPC clients refuse metadata of more than 8 KiB in all, and with it the status: longer messages are cut.
+#: The size (bytes) to which messages are cut: gRPC clients refuse more than 8 KiB of metadata, and the status with it.
 MAX_MESSAGE: Final = 6 << 10
 
 
@@ -51,7 +51,7 @@ STATUS: Final[dict[Code, Status]] = {
 
 
 class CallFault(Exception):
-    """A call that ends with a status of gRPC's own, before or beside the server's errors."""
+    """Ends a call with a gRPC status for which the server has no error code."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -72,16 +72,16 @@ OK_TRAILERS: Final = encode_headers([(b"grpc-status", b"0")])
 
 @lru_cache
 def response_headers(encoding: str) -> bytes:
-    """The header block of a response whose messages are compressed, or not (``identity``)."""
+    """The header block that begins a response; ``encoding`` is the compression of its messages, or ``identity``."""
     if encoding == "identity":
         return RESPONSE_HEADERS
     return encode_headers((*_RESPONSE, (b"grpc-encoding", encoding.encode())))
 
 
 def trailers(status: Status, message: str, *, only: bool, accepts: bytes = b"") -> bytes:
-    """The block that ends a call; ``only`` if no headers went before it.
+    """The header block that ends a call; ``only`` if no other was sent before it.
 
-    ``accepts`` are the compressions to tell a client about that used another one.
+    ``accepts`` lists the supported compressions (comma-separated) for a client that used another one.
     """
     fields = [(b"grpc-status", str(int(status)).encode())]
     if message:
@@ -92,12 +92,12 @@ def trailers(status: Status, message: str, *, only: bool, accepts: bytes = b"") 
 
 
 def http_error(status: int) -> bytes:
-    """The header block for a request that is not gRPC at all."""
+    """The header block that refuses a request that is not gRPC, with an HTTP status."""
     return encode_headers([(b":status", str(status).encode()), (b"content-length", b"0")])
 
 
 def encode_message(message: str) -> bytes:
-    """A status message as a header value: percent-encoded UTF-8, cut where it gets too long."""
+    """A status message as a header value: percent-encoded UTF-8, cut to ``MAX_MESSAGE`` bytes."""
     pieces: list[bytes] = []
     size = 0
     for character in message:

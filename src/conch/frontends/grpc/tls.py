@@ -1,4 +1,4 @@
-"""TLS of the gRPC port, from ``--grpc-use-ssl`` and the files it needs.
+"""TLS of the gRPC port: ``--grpc-use-ssl`` and the options for its files.
 
 Called once, before the front end listens.
 """
@@ -12,7 +12,7 @@ from conch.settings import Settings
 
 
 def make_context(settings: Settings) -> ssl.SSLContext | None:
-    """The context to listen with, ``None`` without TLS.  Raises INVALID_ARG for files that cannot be used."""
+    """The TLS context of the port, None without TLS.  Raises INVALID_ARG for files that cannot be used."""
     if not settings.grpc_use_ssl and not settings.grpc_use_ssl_mutual:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -11,7 +11,7 @@ from time import time
 
 from conch.errors import Code, ConchError
 from conch.frontends.http.exchange import JSON, HttpExchange
-from conch.frontends.http.openai_delivery import Delivery, EmbeddingDelivery, GenerationDelivery
+from conch.frontends.http.openai_responders import EmbeddingResponder, GenerationResponder, OpenAiResponder
 from conch.frontends.http.openai_status import refuse
 from conch.frontends.http.tasks import ExchangeTasks
 from conch.server.core import Server
@@ -24,8 +24,8 @@ from conch.wire.openai.errors import ApiError
 from conch.wire.openai.models import list_body, model_body, require_chat, require_completion, require_embedding, usable
 from conch.wire.openai.reading import Fields, read_body
 
-#: From a model and the fields of a request to its delivery, which sends it and answers the exchange.
-Prepare = Callable[[HttpExchange, Model, Fields], Delivery]
+#: From a model and the fields of a request to its responder, which sends it and answers the exchange.
+Prepare = Callable[[HttpExchange, Model, Fields], OpenAiResponder]
 
 
 class OpenAi:
@@ -89,23 +89,23 @@ class OpenAi:
             raise _unknown(error.message) from None
 
 
-def _chat(exchange: HttpExchange, model: Model, fields: Fields) -> Delivery:
+def _chat(exchange: HttpExchange, model: Model, fields: Fields) -> OpenAiResponder:
     require_chat(model.signature)
-    return GenerationDelivery(exchange, model, read_chat(fields))
+    return GenerationResponder(exchange, model, read_chat(fields))
 
 
-def _completion(exchange: HttpExchange, model: Model, fields: Fields) -> Delivery:
+def _completion(exchange: HttpExchange, model: Model, fields: Fields) -> OpenAiResponder:
     require_completion(model.signature)
-    return GenerationDelivery(exchange, model, read_completion(fields))
+    return GenerationResponder(exchange, model, read_completion(fields))
 
 
-def _embedding(exchange: HttpExchange, model: Model, fields: Fields) -> Delivery:
+def _embedding(exchange: HttpExchange, model: Model, fields: Fields) -> OpenAiResponder:
     require_embedding(model.signature)
-    return EmbeddingDelivery(exchange, model, read_embedding(fields))
+    return EmbeddingResponder(exchange, model, read_embedding(fields))
 
 
-def _send(model: Model, delivery: Delivery) -> None:
-    delivery.start(model)
+def _send(model: Model, responder: OpenAiResponder) -> None:
+    responder.start(model)
 
 
 def _unknown(message: str) -> ApiError:

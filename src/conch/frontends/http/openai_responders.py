@@ -31,7 +31,7 @@ LOG = logging.getLogger("conch")
 _NO_CACHE: Final = (b"Cache-Control", b"no-cache")
 
 
-class Delivery:
+class OpenAiResponder:
     """Sends the requests and handles their responses, until the exchange is answered."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Delivery:
         raise NotImplementedError
 
 
-class GenerationDelivery(Delivery):
+class GenerationResponder(OpenAiResponder):
     """Answers with a chat completion or completions, as one object or as events."""
 
     def __init__(self, exchange: HttpExchange, model: Model, request: ChatRequest | CompletionRequest) -> None:
@@ -157,7 +157,7 @@ class GenerationDelivery(Delivery):
             self._exchange.respond(200, [JSON], self._answer.body())
 
 
-class EmbeddingDelivery(Delivery):
+class EmbeddingResponder(OpenAiResponder):
     """Answers with the embeddings of all texts, as one object."""
 
     def __init__(self, exchange: HttpExchange, model: Model, request: EmbeddingRequest) -> None:
