@@ -117,15 +117,15 @@ def serve(arguments: list[str]) -> None:
     from conch.frontends.http.connection import HttpConnection
     from conch.server.dispatch import Dispatcher
     from conch.server.model import Model
-    from conch.workers.host.process import WorkerProcess
+    from conch.workers.host.link import Link
 
     BACKENDS["measured"] = Backend("benchmarks.direct:MeasuredBackend", shared=True, prepares=True)
     recorder = Recorder()
     recorder.around(HttpConnection, "data_received", before="read")
     recorder.around(Model, "infer", after="submitted")
     recorder.around(Dispatcher, "_ask", before="batched")
-    recorder.around(WorkerProcess, "_send", before="encoded")
-    recorder.around(WorkerProcess, "_readable", before="answered", end=True)
+    recorder.around(Link, "send", before="encoded")
+    recorder.around(Link, "_readable", before="answered", end=True)
     recorder.around(Model, "_ended", after="decoded")
     try:
         main(arguments)

@@ -81,15 +81,15 @@ def serve(protocol: str, arguments: list[str]) -> None:
     from conch.frontends.http.connection import HttpConnection
     from conch.server.dispatch import Dispatcher
     from conch.server.model import Model
-    from conch.workers.host.process import WorkerProcess
+    from conch.workers.host.link import Link
 
     probe = Probe()
     front = HttpConnection if protocol == "http" else Http2Connection
     probe.around(front, "data_received", before="read")
     probe.around(Model, "infer", after="submitted")
     probe.around(Dispatcher, "_ask", before="batched")
-    probe.around(WorkerProcess, "_send", before="encoded", after="sent")
-    probe.around(WorkerProcess, "_readable", before="answered", after="written", end=True)
+    probe.around(Link, "send", before="encoded", after="sent")
+    probe.around(Link, "_readable", before="answered", after="written", end=True)
     probe.around(Model, "_ended", after="decoded")
     try:
         main(arguments)

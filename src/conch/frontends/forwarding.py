@@ -29,11 +29,8 @@ class HeaderForwarding:
             self._pattern = re.compile(pattern, re.IGNORECASE) if pattern else None
         except re.error as error:
             raise invalid(f"invalid {option} '{pattern}': {error}") from None
-
-    @property
-    def enabled(self) -> bool:
-        """Whether any header can be forwarded."""
-        return self._pattern is not None
+        #: Whether any header can be forwarded.
+        self.enabled = self._pattern is not None
 
     def add(self, headers: Iterable[tuple[str, str]], request: InferRequest) -> None:
         """Add the matching headers to a request's parameters; raises INVALID_ARG for reserved names."""

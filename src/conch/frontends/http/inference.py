@@ -6,7 +6,7 @@ up cancels its request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from conch.errors import unsupported
@@ -41,7 +41,8 @@ class Inference:
             raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         length = exchange.headers.get(b"inference-header-content-length")
         json_size = len(exchange.body) if length is None else 0
-        self._start(exchange, model, partial(self._decode_infer, exchange, model, length), json_size)
+        decode = partial(self._decode_infer, exchange, model, length)
+        self._tasks.decode(exchange, json_size, decode, partial(_send, exchange, model), model)
 
     def generate(self, exchange: HttpExchange, name: str, version: int) -> None:
         """``POST …/generate``."""
@@ -54,10 +55,8 @@ class Inference:
     def _generate(self, exchange: HttpExchange, name: str, version: int, responder: Responder) -> None:
         model = self._server.model(name, version)
         compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
-        self._start(exchange, model, partial(self._decode_generate, exchange, model, responder), len(exchange.body))
-
-    def _start(self, exchange: HttpExchange, model: Model, decode: Callable[[], InferRequest], json_size: int) -> None:
-        self._tasks.decode(exchange, json_size, decode, partial(_send, exchange, model), model)
+        decode = partial(self._decode_generate, exchange, model, responder)
+        self._tasks.decode(exchange, len(exchange.body), decode, partial(_send, exchange, model), model)
 
     def _decode_infer(self, exchange: HttpExchange, model: Model, length: bytes | None) -> InferRequest:
         body = exchange.body
