@@ -204,7 +204,7 @@ class PythonBackend:
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
                     f"'{type(response)}'."
                 )
-        return [self._entry(response, reply, packer) for response, reply in zip(returned, replies)]  # noqa: B905
+        return [self._entry(response, reply, packer) for response, reply in zip(returned, replies)]
 
     def _entry(
         self, response: Optional[InferenceResponse], reply: ResponseChannel, packer: Packer

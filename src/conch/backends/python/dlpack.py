@@ -138,7 +138,7 @@ def _check_device(device: int) -> None:
 
 def _is_contiguous(shape: Tuple[int, ...], strides: Any) -> bool:
     expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides)):  # noqa: B905
+    for size, stride in zip(reversed(shape), reversed(strides)):
         if size != 1 and stride != expected:
             return 0 in shape
         expected *= size

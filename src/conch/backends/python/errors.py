@@ -59,9 +59,9 @@ class TritonError:
 
 
 def describe(error: BaseException) -> str:
-    """``<Type>: <message>``, and where: the frames of the model, innermost first.
+    """``<Type>: <message>``, and where: the frames of the model, innermost first, each with the line it ran last.
 
-    Each frame is named with the line that it executed last.
+    From Python 3.12 on, a coroutine's frame also refers to the event loop that ran it, which is left out.
     """
     try:
         message = str(error) or "<EMPTY MESSAGE>"
@@ -83,7 +83,7 @@ def _places(error: BaseException) -> str:
     lines: List[str] = []
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module == f"{_OWN}.backend":
+        if module == f"{_OWN}.backend" or module.startswith("asyncio."):
             break
         if not module.startswith(_OWN):
             lines.append(f"  {frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}\n")

@@ -9,17 +9,29 @@ from typing import Any
 
 import pytest
 
+from tests.unit.backends.python.interpreters import find_interpreter, make_environment
 from tests.unit.backends.python.worker import Launch, Worker
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
+def python(request: pytest.FixtureRequest) -> str:
+    """The interpreter of the workers: that of the tests or, parametrised with a version, one of that version."""
+    version = getattr(request, "param", None)
+    if version is None:
+        return sys.executable
+    interpreter = find_interpreter(version)
+    if interpreter is None:
+        pytest.skip(f"there is no CPython {version} on this machine")
+    assert request.config.cache is not None
+    return make_environment(version, interpreter, request.config.cache.mkdir("interpreters"))
+
+
+@pytest.fixture
+def launch(tmp_path: Path, python: str) -> Iterator[Launch]:
     """Make a worker for a model's source; ``start=False`` leaves the instance to the test."""
     workers: list[Worker] = []
 
-    def launch(
-        source: str | None, *, start: bool = True, decoupled: bool = False, python: str = sys.executable, **config: Any
-    ) -> Worker:
+    def launch(source: str | None, *, start: bool = True, decoupled: bool = False, **config: Any) -> Worker:
         if decoupled:
             config["model_transaction_policy"] = {"decoupled": True}
         worker = Worker(tmp_path / str(len(workers)) / "m", source, config, python)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conch.workers.child.packing import Packer
+from tests.unit.backends.python.interpreters import every_python
 from tests.unit.backends.python.worker import Header, Launch, Worker, first, string
 
 CALLER = """
@@ -95,6 +96,7 @@ def test_cancellation_of_a_request_that_waits_during_a_call_is_kept(launch: Laun
     assert [result(worker), result(worker)] == ["[]", "True"]
 
 
+@every_python
 def test_answers_to_threads_come_in_any_order(launch: Launch) -> None:
     worker = launch(CALLER)
     worker.submit("""
@@ -107,6 +109,7 @@ with ThreadPoolExecutor(16) as pool:
     assert result(worker) == str([[str(number)] for number in range(16)])
 
 
+@every_python
 def test_responses_arrive_while_the_model_does_something_else(launch: Launch) -> None:
     worker = launch(CALLER)
     worker.submit("""
@@ -123,6 +126,7 @@ result = [outcome(response) for response in responses]
     assert result(worker) == "[['a'], ['b'], []]"
 
 
+@every_python
 def test_coroutines_wait_for_several_calls(launch: Launch) -> None:
     worker = launch("""
     async def one(name):
@@ -185,6 +189,7 @@ def test_error_has_its_code(launch: Launch) -> None:
     assert result(worker) == "('UNAVAILABLE', 'full')"
 
 
+@every_python
 def test_large_answers_give_their_memory_back(launch: Launch) -> None:
     worker = launch(CALLER)
     worker.submit("""
@@ -226,6 +231,7 @@ def test_models_are_not_called_before_and_after_execute(launch: Launch) -> None:
     assert out.splitlines() == [f"initialize {message}", f"finalize {message}"]
 
 
+@every_python
 def test_models_are_loaded_in_initialize(launch: Launch) -> None:
     worker = launch(
         """

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from conch.tensors import WireTensor, pack_bytes, split_bytes
+from tests.unit.backends.python.interpreters import every_python
 from tests.unit.backends.python.worker import Launch, array, first, string
 
 ECHO = """
@@ -31,6 +32,7 @@ class TritonPythonModel:
 """
 
 
+@every_python
 def test_every_datatype_comes_back_as_it_went(launch: Launch) -> None:
     worker = launch(ECHO)
     sent = [
@@ -56,6 +58,7 @@ def test_batch_of_requests_gets_its_answers_in_order(launch: Launch) -> None:
     assert len(done["times"]) == 3 and min(done["times"]) >= 0
 
 
+@every_python
 def test_huge_tensors_go_both_ways_and_their_memory_is_used_again(launch: Launch) -> None:
     worker = launch(ECHO)
     for seed in range(5):
@@ -136,6 +139,20 @@ def test_array_that_is_not_contiguous_is_sent_in_row_major_order(launch: Launch)
     output = worker.infer(expression)["responses"][0]["outputs"]["OUT"]
     assert output.shape == (3, 2)
     assert np.frombuffer(output.data, "i4").tolist() == [0, 3, 1, 4, 2, 5]
+
+
+@every_python
+def test_tensor_goes_through_dlpack_with_its_memory(launch: Launch) -> None:
+    worker = launch("""
+    class TritonPythonModel:
+        def execute(self, requests):
+            given = requests[0].inputs()[0]
+            taken = pb_utils.Tensor.from_dlpack("OUT", given.to_dlpack())
+            given.as_numpy()[0] = 7
+            return [pb_utils.InferenceResponse([taken])]
+    """)
+    (response,) = worker.infer([array("X", "FP32", np.arange(50_000, dtype=np.float32))])["responses"]
+    assert np.frombuffer(response["outputs"]["OUT"].data, np.float32)[:3].tolist() == [7.0, 1.0, 2.0]
 
 
 def test_outputs_that_were_not_requested_are_dropped(launch: Launch) -> None:

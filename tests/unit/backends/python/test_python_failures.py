@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from conch.tensors import WireTensor
+from tests.unit.backends.python.interpreters import every_python
 from tests.unit.backends.python.worker import PREAMBLE, Launch, Worker
 
 LINES = PREAMBLE.count("\n")
@@ -28,6 +29,7 @@ def run(launch: Launch, *lines: str) -> str:
     return failure(worker, "x").replace(worker.path, "model.py").replace("model.py(", "(")
 
 
+@every_python
 def test_exception_is_told_with_its_place(launch: Launch) -> None:
     assert run(launch, "raise ValueError('bäd')") == f"ValueError: bäd\n\nAt:\n  ({LINES + 3}): execute\n"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.backends.python.interpreters import every_python
 from tests.unit.backends.python.worker import PREAMBLE, Launch, Worker
 
 LINES = PREAMBLE.count("\n")
@@ -26,6 +27,7 @@ def failed(answer: dict[str, Any], worker: Worker) -> tuple[str, str]:
     return code, message.replace(worker.path, "model.py")
 
 
+@every_python
 def test_initialize_gets_seven_strings(launch: Launch) -> None:
     worker = launch(
         """
@@ -148,6 +150,7 @@ class TritonPythonModel:
 """
 
 
+@every_python
 def test_configuration_is_completed_and_the_same_worker_starts(launch: Launch) -> None:
     worker = launch(
         COMPLETE.format(
@@ -200,6 +203,7 @@ class TritonPythonModel:
 """
 
 
+@every_python
 def test_log_messages_carry_the_line_of_the_model(launch: Launch) -> None:
     worker = launch(LOG)
     worker.infer("x")
@@ -218,6 +222,7 @@ def test_log_settings_change_while_the_model_runs(launch: Launch) -> None:
     assert [entry["level"] for entry in worker.logged] == ["VERBOSE"]
 
 
+@every_python
 def test_finalize_is_called_before_the_end(launch: Launch) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, r): ...\n    def finalize(self): print('bye')\n")
     assert worker.stop() == ("bye\n", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.backends.python.interpreters import every_python
 from tests.unit.backends.python.worker import Header, Launch, Worker, first
 
 
@@ -55,6 +56,7 @@ def test_last_response_may_carry_the_end(launch: Launch) -> None:
     assert kinds(worker, 2) == [(1, "a", True), ("done", None)]
 
 
+@every_python
 def test_decoupled_model_sends_from_a_thread_after_execute(launch: Launch) -> None:
     worker = launch(
         """
@@ -206,16 +208,21 @@ class TritonPythonModel:
 """
 
 
+@every_python
 def test_coroutine_is_awaited(launch: Launch) -> None:
     worker = launch(ASYNC, start=False)
     assert worker.start() == {"op": "ready", "async": True}
     assert worker.text("hello") == "hello"
 
 
+@every_python
 def test_exception_of_a_coroutine_is_told_with_its_place(launch: Launch) -> None:
     worker = launch(ASYNC)
     message = worker.infer("raise")["error"][1]
-    assert "message: ValueError: bad\n\nAt:\n" in message and message.endswith("): one\n")
+    before, _, places = message.partition("\n\nAt:\n")
+    assert before.endswith("message: ValueError: bad")
+    assert places.splitlines()[0].endswith("): one")
+    assert all(worker.path in place for place in places.splitlines())
 
 
 ASYNC_DECOUPLED = """
@@ -236,6 +243,7 @@ class TritonPythonModel:
 """
 
 
+@every_python
 def test_coroutines_of_a_decoupled_model_overlap(launch: Launch) -> None:
     worker = launch(ASYNC_DECOUPLED, decoupled=True)
     worker.submit("first")
@@ -267,6 +275,7 @@ class TritonPythonModel:
 """
 
 
+@every_python
 def test_cancellation_is_seen_while_executing(launch: Launch) -> None:
     worker = launch(WAIT)
     serial, _ = worker.submit("wait", "other")
