@@ -24,9 +24,10 @@ from conch.server.loading import Loader
 from conch.server.model import Model
 from conch.server.rollout import Rollout
 from conch.server.starting import log_levels
-from conch.server.states import ModelTable, State
+from conch.server.states import ModelTable
 from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry.metrics import Registry
+from conch.workers.host.environment import Environments
 from conch.workers.host.process import STOP_SECONDS
 
 LOG = logging.getLogger("conch")
@@ -49,8 +50,14 @@ class Server:
         self.exiting = False
         self._initialised = False
         self._table = ModelTable()
+        self._environments = Environments()
         loader = Loader(
-            settings, visible_gpus(), self._table.find, registry.statistics, CalledModels(self._table, self)
+            settings,
+            visible_gpus(),
+            self._table.find,
+            registry.statistics,
+            CalledModels(self._table, self),
+            self._environments,
         )
         self._rollout = Rollout(
             repository,
@@ -96,24 +103,14 @@ class Server:
         except ConchError:
             return False
 
-    def index(self, ready_only: bool = False) -> list[dict[str, str]]:
+    async def index(self, ready_only: bool = False) -> list[dict[str, str]]:
         """One entry per version, by name and version; a directory that was never loaded has its name alone."""
-        entries: list[dict[str, str]] = []
-        for name in sorted({*self.repository.names(), *self._table.models}):
-            known = self._table.models.get(name)
-            if known is None or known.poll_reason:
-                if not ready_only:
-                    reason = known.poll_reason if known is not None else ""
-                    entries.append({"name": name, **({"reason": reason} if reason else {})})
-                continue
-            for version, one in sorted(known.versions.items()):
-                if ready_only and one.state is not State.READY:
-                    continue
-                entry = {"name": name, "version": str(version), "state": str(one.state)}
-                if one.reason:
-                    entry["reason"] = one.reason
-                entries.append(entry)
-        return entries
+        directories = [] if ready_only else await asyncio.to_thread(self.repository.names)
+        return self._table.index(directories, ready_only)
+
+    def ready_models(self) -> list[str]:
+        """The names of the models of which a version serves."""
+        return [name for name, known in sorted(self._table.models.items()) if known.ready_versions()]
 
     def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
         """Statistics of one version, of all ready versions of a model, or of all models."""
@@ -165,7 +162,7 @@ class Server:
         """Load what the control mode wants loaded at start; what failed, by name."""
         wanted: list[str] = []
         if self.settings.model_control_mode != "explicit" or self.settings.load_model == ("*",):
-            wanted = self.repository.names()
+            wanted = await asyncio.to_thread(self.repository.names)
         else:
             wanted = list(self.settings.load_model)
         watch = Watch(self.repository)
@@ -214,7 +211,9 @@ class Server:
         LOG.info("All models are stopped, unloading models")
         seconds = STOP_SECONDS if in_time else 0.0
         await asyncio.gather(*(model.stop(seconds) for model in models))
-        return await self._rollout.finish(max(deadline - loop.time(), 0.0)) and in_time
+        ended = await self._rollout.finish(max(deadline - loop.time(), 0.0))
+        await self._environments.close()
+        return ended and in_time
 
     async def _poll(self, watch: Watch) -> None:
         while True:

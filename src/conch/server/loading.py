@@ -27,6 +27,7 @@ from conch.server.worker import SupervisedWorker
 from conch.settings import Settings
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.bls import BlsModels
+from conch.workers.host.environment import Environments
 from conch.workers.host.process import WorkerProcess
 
 LOG = logging.getLogger("conch")
@@ -46,12 +47,14 @@ class Loader:
         find_member: Callable[[str, int], Member],
         new_statistics: Callable[[str, int], ModelStatistics],
         models: BlsModels | None = None,
+        environments: Environments | None = None,
     ) -> None:
         self._settings = settings
         self._gpus = gpus
         self._find_member = find_member
         self._new_statistics = new_statistics
         self._models = models
+        self._environments = environments or Environments()
 
     def configure(self, files: ModelFiles) -> ModelConfig:
         """The configuration before any backend has looked at the model.
@@ -84,7 +87,8 @@ class Loader:
                 validate_load(starter.config, self._gpus)
             statistics = self._new_statistics(files.name, version)
             dispatcher = self._dispatcher(starter.config, version, statistics)
-            model = Model(starter.config, version, dispatcher, statistics, files.labels())
+            labels = await asyncio.to_thread(files.labels)
+            model = Model(starter.config, version, dispatcher, statistics, labels)
             await self._add_instances(dispatcher, starter, placements_of(starter.config), first)
         except BaseException:
             if first is not None:
@@ -107,7 +111,7 @@ class Loader:
         dispatcher.keep(wanted)
         model.reconfigure(changed)
 
-    def load_ensemble(
+    async def load_ensemble(
         self, files: ModelFiles, version: int, config: ModelConfig, members: Mapping[str, Model]
     ) -> Model:
         """An ensemble over loaded ``members``; it has no process of its own."""
@@ -124,7 +128,8 @@ class Loader:
         statistics = self._new_statistics(files.name, version)
         executor = EnsembleExecutor(Ensemble(signature(config, version), steps, self._find_member))
         statistics.load_ns = monotonic_ns() - begun
-        return Model(config, version, executor, statistics, {**_inherited_labels(steps, members), **files.labels()})
+        labels = {**_inherited_labels(steps, members), **await asyncio.to_thread(files.labels)}
+        return Model(config, version, executor, statistics, labels)
 
     def check_ensemble(self, config: ModelConfig, members: Mapping[str, Model]) -> None:
         """Raise INVALID_ARG unless the steps of an ensemble fit the models that they name."""
@@ -141,7 +146,7 @@ class Loader:
 
     def _starter(self, files: ModelFiles, version: int, config: ModelConfig) -> WorkerStarter:
         settings = {one.key: one.value for one in self._settings.backend_config if one.scope in ("", config.backend)}
-        return WorkerStarter(files, version, config, settings, self._models)
+        return WorkerStarter(files, version, config, settings, self._models, self._environments)
 
     async def _add_instances(
         self,

@@ -99,7 +99,7 @@ class LoadOperation:
             await self._rollout.bring_up(known, files, config, uploaded, overridden=bool(override))
         except BaseException as error:
             if uploaded is not None:
-                uploaded.close()
+                await asyncio.to_thread(uploaded.close)
             if isinstance(error, PollError):
                 LOG.error("%s", error.log)
                 if isinstance(error, NotUniqueError) and known is None:
@@ -114,7 +114,7 @@ class LoadOperation:
             try:
                 return await asyncio.to_thread(describe_override, name, uploaded.directory, override.config), uploaded
             except BaseException:
-                uploaded.close()
+                await asyncio.to_thread(uploaded.close)
                 raise
         directory = await asyncio.to_thread(self._repository.directory, name)
         return await asyncio.to_thread(describe_override, name, directory, override.config), None

@@ -109,7 +109,7 @@ class Rollout:
             for attempt in range(self._retries + 1):
                 try:
                     if is_ensemble(config):
-                        return self._loader.load_ensemble(files, version, config, self.members_of(config))
+                        return await self._loader.load_ensemble(files, version, config, self.members_of(config))
                     return await self._loader.load(files, version, config)
                 except ConchError as error:
                     LOG.error("failed to load '%s' version %d: %s", files.name, version, error.status)
@@ -224,7 +224,7 @@ class Rollout:
 
         async def close() -> None:
             await self.retired(known.name)
-            uploaded.close()
+            await asyncio.to_thread(uploaded.close)
 
         task = asyncio.get_running_loop().create_task(close())
         self._disposals.add(task)

@@ -6,6 +6,7 @@ thread, whose end no worker survives.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from conch.repository.scan import ModelFiles
 from conch.server.devices import environment_for
 from conch.server.warmup import read_samples, warm_up
 from conch.workers.host.bls import BlsModels
-from conch.workers.host.environment import worker_python
+from conch.workers.host.environment import Environments
 from conch.workers.host.process import WorkerProcess
 
 
@@ -48,6 +49,7 @@ class WorkerStarter:
         config: ModelConfig,
         backend_config: Mapping[str, str] | None = None,
         models: BlsModels | None = None,
+        environments: Environments | None = None,
     ) -> None:
         if config.backend not in BACKENDS:
             raise invalid(
@@ -59,10 +61,11 @@ class WorkerStarter:
         self._version = version
         self._backend_config = dict(backend_config or {})
         self._models = models
+        self._environments = environments or Environments()
 
     async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
         """A worker whose model has completed the configuration, and the result."""
-        worker = self._start(f"{self.config.name}_0", dict(os.environ))
+        worker = await self._start(f"{self.config.name}_0", dict(os.environ))
         try:
             answer = await worker.ask({"op": "complete"})
             return worker, render.from_json(answer["config"])
@@ -76,7 +79,8 @@ class WorkerStarter:
             await worker.stop()  # it was started without its device
             worker = None
         if worker is None:
-            worker = self._start(place.name, environment_for(place.device) if place.kind == "GPU" else dict(os.environ))
+            environment = environment_for(place.device) if place.kind == "GPU" else dict(os.environ)
+            worker = await self._start(place.name, environment)
         worker.name = place.name
         try:
             answer = await worker.ask(
@@ -88,14 +92,17 @@ class WorkerStarter:
                 }
             )
             worker.slots = answer.get("slots", 0)
-            await warm_up(worker, self.config, read_samples(self.config, self._files.directory))
+            samples = await asyncio.to_thread(read_samples, self.config, self._files.directory)
+            await warm_up(worker, self.config, samples)
         except BaseException:
             worker.kill()
             raise
         return worker
 
-    def _start(self, name: str, environment: dict[str, str]) -> WorkerProcess:
+    async def _start(self, name: str, environment: dict[str, str]) -> WorkerProcess:
         files, config = self._files, self.config
+        execution_env_path = parameters(config).get("EXECUTION_ENV_PATH", "")
+        python = await self._environments.python(execution_env_path, files.directory)
         worker = WorkerProcess(name)
         if self._models is not None:
             worker.take_calls(self._models, files.name)
@@ -113,7 +120,7 @@ class WorkerStarter:
                 "config": render.to_json(config),
                 "log": log_levels(),
             },
-            python=worker_python(parameters(config).get("EXECUTION_ENV_PATH", ""), files.directory),
+            python=python,
             environment=environment,
         )
         return worker

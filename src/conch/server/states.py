@@ -5,6 +5,7 @@ Written by the lifecycle alone; read by whoever looks a model up.  Lives on the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -107,6 +108,25 @@ class ModelTable:
     def loaded(self) -> list[Model]:
         """Every model that serves."""
         return [model for one in self.models.values() for model in one.models()]
+
+    def index(self, directories: Iterable[str], ready_only: bool) -> list[dict[str, str]]:
+        """The repository index of the models here and of ``directories``, which may never have been loaded."""
+        entries: list[dict[str, str]] = []
+        for name in sorted({*directories, *self.models}):
+            known = self.models.get(name)
+            if known is None or known.poll_reason:
+                if not ready_only:
+                    reason = known.poll_reason if known is not None else ""
+                    entries.append({"name": name, **({"reason": reason} if reason else {})})
+                continue
+            for version, one in sorted(known.versions.items()):
+                if ready_only and one.state is not State.READY:
+                    continue
+                entry = {"name": name, "version": str(version), "state": str(one.state)}
+                if one.reason:
+                    entry["reason"] = one.reason
+                entries.append(entry)
+        return entries
 
     def is_ready(self, model: Model) -> bool:
         """Whether requests to ``model`` can run now; an ensemble is as ready as its members."""

@@ -54,9 +54,9 @@ class ControlMethods:
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> Any:
         return control.statistics(self._server.statistics(request.name, control.read_version(request.version)))
 
-    def repository_index(self, request: pb.RepositoryIndexRequest) -> Any:
+    async def repository_index(self, request: pb.RepositoryIndexRequest) -> Any:
         control.check_repository_name(request.repository_name)
-        return control.index(self._server.index(request.ready))
+        return control.index(await self._server.index(request.ready))
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
         config, files = control.read_load(request)

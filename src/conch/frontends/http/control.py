@@ -56,7 +56,12 @@ class ControlRoutes:
         exchange.respond(200, [JSON], wire.document_body({"model_stats": entries}))
 
     def index(self, exchange: HttpExchange) -> None:
-        exchange.respond(200, [JSON], wire.document_body(self._server.index(wire.read_index(exchange.body))))
+        ready_only = wire.read_index(exchange.body)
+
+        async def respond() -> None:
+            exchange.respond(200, [JSON], wire.document_body(await self._server.index(ready_only)))
+
+        self._tasks.start(exchange, respond())
 
     def load(self, exchange: HttpExchange, repository: str, name: str) -> None:
         if repository:

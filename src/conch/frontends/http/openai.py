@@ -39,7 +39,7 @@ class OpenAi:
 
     def models(self, exchange: HttpExchange) -> None:
         """``GET /v1/models``: lists the ready models that one of the endpoints can use."""
-        names = dict.fromkeys(entry["name"] for entry in self._server.index(ready_only=True))
+        names = self._server.ready_models()
         exchange.respond(200, [JSON], list_body(filter(self._is_usable, names), self._created))
 
     def model(self, exchange: HttpExchange, name: str) -> None:

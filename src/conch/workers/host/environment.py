@@ -1,51 +1,113 @@
 """Which interpreter a model's worker runs under: the server's own, or that of ``EXECUTION_ENV_PATH``.
 
-The parameter names a directory or a ``conda-pack`` archive, as for Triton's Python backend; an
-archive is unpacked once for each state of the file.
+The parameter names a directory or a ``conda-pack`` archive, as for Triton's Python backend.  ``Environments`` belongs
+to the server and is asked on its event loop; files are read and archives unpacked in threads.
 """
 
 from __future__ import annotations
 
-import atexit
-import shutil
+import asyncio
 import sys
 import tarfile
-import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from conch.errors import internal
+from conch.errors import ConchError, internal
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-_unpacked: dict[tuple[str, int], Path] = {}
 
 
-def worker_python(execution_env_path: str, model_directory: Path) -> str:
-    """The path of the interpreter.  Raises INTERNAL for an environment that is not there or has none."""
-    if not execution_env_path:
-        return sys.executable
-    path = Path(execution_env_path.replace(_MODEL_DIRECTORY, str(model_directory)))
-    home = path if path.is_dir() else _unpack(path)
-    python = home / "bin" / "python"
-    if not (home / "bin" / "activate").exists() or not python.exists():
-        raise internal(
-            f"Path {home / 'bin' / 'activate'} does not exist. "
-            "The Python environment should contain an 'activate' script."
-        )
-    return str(python)
+@dataclass(frozen=True, slots=True)
+class PackedEnvironment:
+    """One state of an archive: a file of the same path that has changed since is another."""
+
+    path: Path
+    modified: int  # ns
+    size: int  # bytes
 
 
-def _unpack(archive: Path) -> Path:
-    try:
-        key = (str(archive.resolve()), archive.stat().st_mtime_ns)
-    except OSError as error:
-        raise internal(f"failed to read the execution environment {archive}: {error.strerror}") from error
-    if key not in _unpacked:
-        home = Path(tempfile.mkdtemp(prefix="conch-env-"))
-        atexit.register(shutil.rmtree, home, ignore_errors=True)
+#: Unpacks an archive into a directory; gives up with an exception once the function returns True.
+Unpack = Callable[[Path, Path, Callable[[], bool]], None]
+
+
+class Environments:
+    """Finds interpreters; each state of an archive is unpacked once, however many models ask for it.
+
+    Unpacked environments are kept until :meth:`close`, since workers run in them.
+    """
+
+    def __init__(self, unpack: Unpack | None = None) -> None:
+        self._unpack = unpack or unpack_archive
+        self._homes: dict[PackedEnvironment, asyncio.Task[TemporaryDirectory[str]]] = {}
+        self._closed = False
+
+    async def python(self, execution_env_path: str, model_directory: Path) -> str:
+        """The path of the interpreter.  Raises INTERNAL for an environment that is not there or has none."""
+        if not execution_env_path:
+            return sys.executable
+        path = Path(execution_env_path.replace(_MODEL_DIRECTORY, str(model_directory)))
+        archive = await asyncio.to_thread(_archive_at, path)
+        home = path if archive is None else await self._home_of(archive)
+        return await asyncio.to_thread(_interpreter_in, home)
+
+    async def close(self) -> None:
+        """Give up what is being unpacked, and remove what has been: no worker is left that runs in it."""
+        self._closed = True
+        for home in await asyncio.gather(*self._homes.values(), return_exceptions=True):
+            if isinstance(home, TemporaryDirectory):
+                await asyncio.to_thread(home.cleanup)
+        self._homes.clear()
+
+    async def _home_of(self, archive: PackedEnvironment) -> Path:
+        task = self._homes.get(archive)
+        if task is None:
+            task = self._homes[archive] = asyncio.get_running_loop().create_task(self._unpacked(archive))
+        # A load that is given up leaves the archive to the others that wait for it.
+        return Path((await asyncio.shield(task)).name)
+
+    async def _unpacked(self, archive: PackedEnvironment) -> TemporaryDirectory[str]:
+        home = TemporaryDirectory(prefix="conch-env-", ignore_cleanup_errors=True)
         try:
-            with tarfile.open(archive) as packed:
-                packed.extractall(home, filter="data" if hasattr(tarfile, "data_filter") else None)
-        except (OSError, tarfile.TarError) as error:
-            raise internal(f"failed to unpack the execution environment {archive}: {error}") from error
-        _unpacked[key] = home
-    return _unpacked[key]
+            await asyncio.to_thread(self._unpack, archive.path, Path(home.name), lambda: self._closed)
+        except BaseException as error:
+            del self._homes[archive]  # the next load tries again
+            await asyncio.to_thread(home.cleanup)
+            if isinstance(error, ConchError | asyncio.CancelledError):
+                raise
+            raise internal(f"failed to unpack the execution environment {archive.path}: {error}") from error
+        return home
+
+
+def unpack_archive(archive: Path, home: Path, given_up: Callable[[], bool]) -> None:
+    """Unpack ``archive`` into ``home``; raises for a member that would lie outside, or when ``given_up`` says so."""
+    if not hasattr(tarfile, "data_filter"):
+        raise internal(f"cannot unpack {archive} safely: this takes Python 3.11.4 or newer, this is {sys.version}")
+    with tarfile.open(archive) as packed:
+        packed.extractall(home, filter=partial(_checked, given_up))
+
+
+def _checked(given_up: Callable[[], bool], member: tarfile.TarInfo, home: str) -> tarfile.TarInfo:
+    if given_up():
+        raise internal("the server is stopping")
+    return tarfile.data_filter(member, home)
+
+
+def _archive_at(path: Path) -> PackedEnvironment | None:
+    """The archive at ``path`` as it is now; None for a directory."""
+    if path.is_dir():
+        return None
+    try:
+        status = path.stat()
+        return PackedEnvironment(path.resolve(), status.st_mtime_ns, status.st_size)
+    except OSError as error:
+        raise internal(f"failed to read the execution environment {path}: {error.strerror}") from error
+
+
+def _interpreter_in(home: Path) -> str:
+    activate, python = home / "bin" / "activate", home / "bin" / "python"
+    if not activate.exists() or not python.exists():
+        raise internal(f"Path {activate} does not exist. The Python environment should contain an 'activate' script.")
+    return str(python)

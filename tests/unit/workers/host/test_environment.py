@@ -1,14 +1,17 @@
-"""Which interpreter a model's ``EXECUTION_ENV_PATH`` stands for."""
+"""Which interpreter a model's ``EXECUTION_ENV_PATH`` stands for, and archives that are unpacked meanwhile."""
 
+import asyncio
 import os
 import sys
 import tarfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from conch.errors import ConchError
-from conch.workers.host.environment import worker_python
+from conch.workers.host.environment import Environments
 
 
 def make_environment(home: Path) -> Path:
@@ -18,7 +21,7 @@ def make_environment(home: Path) -> Path:
     return home
 
 
-def pack(home: Path, archive: Path) -> Path:
+def pack(archive: Path) -> Path:
     with tarfile.open(archive, "w:gz") as packed:
         for name in ("activate", "python"):
             entry = tarfile.TarInfo(f"bin/{name}")
@@ -26,40 +29,138 @@ def pack(home: Path, archive: Path) -> Path:
     return archive
 
 
-def test_without_the_parameter_it_is_the_servers_own(tmp_path: Path) -> None:
-    assert worker_python("", tmp_path) == sys.executable
+class HeldUnpacker:
+    """Unpacks an environment in its thread as soon as the test lets it, or fails then."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.begun = threading.Event()
+        self.let = threading.Event()
+        self.homes: list[Path] = []
+        self.error = error
+
+    def __call__(self, archive: Path, home: Path, given_up: Callable[[], bool]) -> None:
+        self.homes.append(home)
+        self.begun.set()
+        while not self.let.wait(0.001):
+            if given_up():
+                raise OSError("given up")
+        if self.error is not None:
+            raise self.error
+        make_environment(home)
 
 
-def test_directory_may_be_named_relative_to_the_model(tmp_path: Path) -> None:
+@pytest.fixture
+def archive(tmp_path: Path) -> str:
+    return str(pack(tmp_path / "env.tar.gz"))
+
+
+async def begun(unpacker: HeldUnpacker) -> None:
+    """Turns of the event loop, which the unpacking must not hold up, until it has begun."""
+    while not unpacker.begun.is_set():
+        await asyncio.sleep(0)
+
+
+async def test_without_the_parameter_it_is_the_servers_own(tmp_path: Path) -> None:
+    assert await Environments().python("", tmp_path) == sys.executable
+
+
+async def test_directory_may_be_named_relative_to_the_model(tmp_path: Path) -> None:
     make_environment(tmp_path / "model" / "env")
-    assert worker_python("$$TRITON_MODEL_DIRECTORY/env", tmp_path / "model") == str(tmp_path / "model/env/bin/python")
+    python = await Environments().python("$$TRITON_MODEL_DIRECTORY/env", tmp_path / "model")
+    assert python == str(tmp_path / "model/env/bin/python")
 
 
-def test_archive_is_unpacked_once_for_each_state_of_the_file(tmp_path: Path) -> None:
-    archive = pack(tmp_path, tmp_path / "env.tar.gz")
-    first = worker_python(str(archive), tmp_path)
+async def test_archive_is_unpacked_once_for_each_state_of_the_file(archive: str, tmp_path: Path) -> None:
+    environments = Environments()
+    first = await environments.python(archive, tmp_path)
     assert Path(first).exists()
-    assert worker_python(str(archive), tmp_path) == first
+    assert await environments.python(archive, tmp_path) == first
     os.utime(archive, (1, 1))
-    assert worker_python(str(archive), tmp_path) != first
+    assert await environments.python(archive, tmp_path) != first
 
 
-def test_directory_without_an_activate_script_is_refused(tmp_path: Path) -> None:
+@pytest.mark.timeout(30)
+async def test_event_loop_turns_while_an_archive_is_unpacked(archive: str, tmp_path: Path) -> None:
+    environments = Environments(unpacker := HeldUnpacker())
+    loading = asyncio.create_task(environments.python(archive, tmp_path))
+    await begun(unpacker)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not loading.done()
+    unpacker.let.set()  # by the loop itself, which would wait for ever if it unpacked
+    assert Path(await loading).parent.parent == unpacker.homes[0]
+
+
+async def test_loads_that_need_the_same_archive_share_one_unpacking(archive: str, tmp_path: Path) -> None:
+    environments = Environments(unpacker := HeldUnpacker())
+    loads = [asyncio.create_task(environments.python(archive, tmp_path)) for _ in range(3)]
+    await begun(unpacker)
+    unpacker.let.set()
+    assert len({await load for load in loads}) == 1
+    assert len(unpacker.homes) == 1
+
+
+async def test_load_that_is_given_up_leaves_the_archive_to_the_other(archive: str, tmp_path: Path) -> None:
+    environments = Environments(unpacker := HeldUnpacker())
+    gone, stays = [asyncio.create_task(environments.python(archive, tmp_path)) for _ in range(2)]
+    await begun(unpacker)
+    gone.cancel()
+    unpacker.let.set()
+    assert Path(await stays).exists()
+    assert gone.cancelled()
+
+
+async def test_unpacking_that_fails_leaves_nothing_and_is_tried_again(archive: str, tmp_path: Path) -> None:
+    environments = Environments(unpacker := HeldUnpacker(OSError("no space left")))
+    unpacker.let.set()
+    with pytest.raises(ConchError, match=r"failed to unpack the execution environment .*: no space left"):
+        await environments.python(archive, tmp_path)
+    assert not unpacker.homes[0].exists()
+    unpacker.error = None
+    assert Path(await environments.python(archive, tmp_path)).exists()
+
+
+async def test_close_gives_up_what_is_being_unpacked_and_removes_what_was(archive: str, tmp_path: Path) -> None:
+    environments = Environments()
+    home = Path(await environments.python(archive, tmp_path)).parent.parent
+    environments._unpack = unpacker = HeldUnpacker()
+    os.utime(archive, (1, 1))
+    loading = asyncio.create_task(environments.python(archive, tmp_path))
+    await begun(unpacker)
+    await environments.close()
+    with pytest.raises(ConchError, match="given up"):
+        await loading
+    assert not home.exists() and not unpacker.homes[0].exists()
+
+
+async def test_directory_without_an_activate_script_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConchError, match="should contain an 'activate' script"):
-        worker_python(str(tmp_path), tmp_path)
+        await Environments().python(str(tmp_path), tmp_path)
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+async def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "env.tar.gz").write_text("no archive")
     with pytest.raises(ConchError, match="failed to unpack"):
-        worker_python(str(tmp_path / "env.tar.gz"), tmp_path)
+        await Environments().python(str(tmp_path / "env.tar.gz"), tmp_path)
     with pytest.raises(ConchError, match="No such file"):
-        worker_python(str(tmp_path / "absent.tar.gz"), tmp_path)
+        await Environments().python(str(tmp_path / "absent.tar.gz"), tmp_path)
 
 
-def test_archive_that_leads_outside_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["../../outside", "/outside"])
+async def test_archive_that_leads_outside_is_refused(tmp_path: Path, name: str) -> None:
     archive = tmp_path / "env.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
-        packed.addfile(tarfile.TarInfo("../../outside"))
+        packed.addfile(tarfile.TarInfo(name))
+    with pytest.raises(ConchError, match=r"failed to unpack|should contain an 'activate' script"):
+        await Environments().python(str(archive), tmp_path)
+    assert not (tmp_path / "outside").exists() and not Path("/outside").exists()
+
+
+async def test_archive_with_a_link_to_the_outside_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "env.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        link = tarfile.TarInfo("bin/python")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        packed.addfile(link)
     with pytest.raises(ConchError, match="failed to unpack"):
-        worker_python(str(archive), tmp_path)
+        await Environments().python(str(archive), tmp_path)
