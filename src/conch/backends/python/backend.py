@@ -19,7 +19,6 @@ from typing import Any, Callable, Dict, List, Optional
 
 from conch.backends.python import model as loader
 from conch.backends.python import runtime
-from conch.backends.python.calls import BlsClient
 from conch.backends.python.errors import describe
 from conch.backends.python.model_config import ModelConfig
 from conch.backends.python.request import InferenceRequest
@@ -41,7 +40,7 @@ class PythonBackend:
         self._channel = channel
         self._model: Dict[str, Any] = init["model"]
         self._config: Dict[str, Any] = json.loads(init["config"])
-        self._runtime = Runtime(channel, self._model, init["log"], BlsClient(channel))
+        self._runtime = Runtime(channel, self._model, init["log"])
         self._class: Optional[Any] = None
         self._instance: Optional[Any] = None
         self._instance_name = ""

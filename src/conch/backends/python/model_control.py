@@ -55,7 +55,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 def _ask(header: Dict[str, Any], packer: Optional[Packer] = None) -> InferenceResponse:
     runtime = current()
     header.update(op="model_control", starting=runtime.phase == "starting")
-    return runtime.calls.start(header, packer).next()[0]
+    return runtime.bls.start(header, packer).next()[0]
 
 
 def _raise(what: str, response: InferenceResponse) -> None:

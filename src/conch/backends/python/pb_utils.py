@@ -28,12 +28,8 @@ from conch.backends.python.request import (
     PreferredMemory,
     get_input_tensor_by_name,
 )
-from conch.backends.python.response import (
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
-    InferenceResponse,
-    InferenceResponseSender,
-    get_output_tensor_by_name,
-)
+from conch.backends.python.response import InferenceResponse, get_output_tensor_by_name
+from conch.backends.python.response_sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponseSender
 from conch.backends.python.runtime import current
 from conch.backends.python.strings import deserialize_bytes_tensor, serialize_byte_tensor
 from conch.backends.python.tensor import Tensor

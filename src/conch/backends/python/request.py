@@ -13,7 +13,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 from conch.backends.python.calls import BlsCall, ResponseIterator
 from conch.backends.python.errors import TritonModelException
-from conch.backends.python.response import InferenceResponseSender, check_parameters
+from conch.backends.python.response import check_parameters
+from conch.backends.python.response_sender import InferenceResponseSender
 from conch.backends.python.runtime import ResponseChannel, current
 from conch.backends.python.tensor import Tensor
 from conch.workers.child.packing import Packer
@@ -193,7 +194,7 @@ class InferenceRequest:
             "outputs": list(self._outputs),
             "inputs": [tensor.pack(packer) for tensor in self._inputs],
         }
-        return runtime.calls.start(header, packer)
+        return runtime.bls.start(header, packer)
 
     def _received_reply(self) -> ResponseChannel:
         if self._reply is None:

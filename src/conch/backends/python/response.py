@@ -1,4 +1,4 @@
-"""``pb_utils.InferenceResponse`` and the sender of responses.
+"""``pb_utils.InferenceResponse``: output tensors or an error, as a model makes or receives them.
 
 Runs in the worker of a Python model, in whatever thread the model uses.
 """
@@ -9,11 +9,8 @@ import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 from conch.backends.python.errors import TritonError, TritonModelException
-from conch.backends.python.runtime import ResponseChannel
 from conch.backends.python.tensor import Tensor
 from conch.workers.child.packing import Packer
-
-TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 def check_parameters(parameters: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
@@ -76,43 +73,6 @@ class InferenceResponse:
             return {"outputs": [], "parameters": self._parameters, "error": error}
         tensors = [tensor.pack(packer, copy) for tensor in self._tensors if tensor._name in outputs]
         return {"outputs": tensors, "parameters": self._parameters}
-
-
-class InferenceResponseSender:
-    """Sends the responses of one request: any number when the model is decoupled, otherwise one."""
-
-    __slots__ = ("__weakref__", "_reply")
-
-    def __init__(self, reply: ResponseChannel) -> None:
-        self._reply = reply
-
-    def send(self, response: Optional[InferenceResponse] = None, flags: int = 0) -> None:
-        """Send a response, the end (``TRITONSERVER_RESPONSE_COMPLETE_FINAL``), or both."""
-        reply = self._reply
-        if response is not None and not isinstance(response, InferenceResponse):
-            raise TypeError(f"send() takes an InferenceResponse, not {type(response)}")
-        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
-            raise TritonModelException("Unable to send response. Unsupported flag provided.")
-        if response is None and not flags:
-            raise TritonModelException(
-                "Inference Response object must be provided when the response flags is set to zero."
-            )
-        if not reply.decoupled:
-            if response is not None and reply.sent:
-                raise TritonModelException(
-                    "Unable to send response. Non-decoupled model cannot send more than one response."
-                )
-            if response is None and not reply.sent:
-                raise TritonModelException(
-                    "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
-                )
-        if reply.closed:
-            raise TritonModelException("Unable to send response. Response sender has been closed.")
-        reply.send(response, bool(flags))
-
-    def is_cancelled(self) -> bool:
-        """Whether the client has given the request up."""
-        return self._reply.is_cancelled()
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:

@@ -5,23 +5,21 @@ One per worker, made by the backend.  Functions of ``pb_utils`` that take no obj
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Optional, Set, Tuple
+from typing import Any, Dict, Optional, Set, Tuple
 from weakref import WeakValueDictionary
 
+from conch.backends.python.calls import BlsClient
+from conch.backends.python.response import InferenceResponse
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer
-
-if TYPE_CHECKING:
-    from conch.backends.python.calls import BlsClient
-    from conch.backends.python.response import InferenceResponse
 
 
 class Runtime:
     """Shared by all threads of a worker."""
 
-    def __init__(self, channel: Channel, model: Dict[str, Any], log: Dict[str, Any], calls: BlsClient) -> None:
+    def __init__(self, channel: Channel, model: Dict[str, Any], log: Dict[str, Any]) -> None:
         self.channel = channel
-        self.calls = calls
+        self.bls = BlsClient(channel)
         self.model = model
         self.log = log
         #: Requests that have not had their last response, by serial number, as long as the model keeps them.
@@ -56,7 +54,7 @@ class Runtime:
 
     def _control_early(self, header: Header, payload: bytearray) -> bool:
         if header["op"] == "answer":
-            self.calls.answer(header, payload)
+            self.bls.answer(header, payload)
             return True
         # The request to cancel may still be in the queue: then its cancellation must stay behind it.
         if header["op"] == "cancel" and header["serial"] not in self.replies:
