@@ -24,7 +24,7 @@ class ModelControl(Protocol):
     async def unload(self, name: str, dependents: bool = False) -> None: ...
 
 
-class CalledModels:
+class BlsModels:
     """See :class:`conch.workers.host.bls.Models`."""
 
     def __init__(self, table: ModelTable, control: ModelControl) -> None:

@@ -17,7 +17,7 @@ from conch.repository.changes import Watch
 from conch.repository.names import check_model_name
 from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
-from conch.server.bls import CalledModels
+from conch.server.bls import BlsModels
 from conch.server.devices import visible_gpus
 from conch.server.lifecycle import Lifecycle
 from conch.server.loading import Loader
@@ -56,7 +56,7 @@ class Server:
             visible_gpus(),
             self._table.find,
             registry.statistics,
-            CalledModels(self._table, self),
+            BlsModels(self._table, self),
             self._environments,
         )
         self._rollout = Rollout(

@@ -1,7 +1,7 @@
-"""Brings the requests that wait and the instances that are free together.
+"""Gives waiting requests to free workers.
 
-One dispatcher per loaded model version, on the event loop.  The scheduler decides what runs; this
-class asks it whenever something has changed, and once more when it wanted to wait.
+There is one dispatcher per loaded model version, on the event loop.  The scheduler decides which requests run; the
+dispatcher asks it whenever a request arrives or a worker becomes free, and again when a delay has passed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conch.errors import ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.schedulers.batching import Scheduler
 from conch.schedulers.ordering import InOrder
-from conch.server.starting import Placement
+from conch.server.starting import WorkerPlacement
 from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.execution import Execution
@@ -28,7 +28,7 @@ PREPARE_SECONDS = 0.001
 
 
 class Dispatcher:
-    """Feeds the instances of a model version from its scheduler's queue."""
+    """Feeds the workers of a model version from its scheduler's queue."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Dispatcher:
         self._statistics = statistics
         statistics.queue = self._queue
         self._order = InOrder() if preserve_ordering else None
-        self._instances: list[SupervisedWorker] = []
-        self._leaving: dict[asyncio.Task[None], SupervisedWorker] = {}
+        self._workers: list[SupervisedWorker] = []
+        self._retiring: dict[asyncio.Task[None], SupervisedWorker] = {}
         self._free: deque[SupervisedWorker] = deque()  # each as often as it can take a batch now
         self._prepares = prepares
         self._to_prepare: list[InferRequest] = []
@@ -54,28 +54,28 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._lost: ConchError | None = None  # why nothing can run, as long as that is so
 
-    def add(self, instance: SupervisedWorker) -> None:
-        """Feed one instance more; it announces itself by :meth:`available`."""
-        self._instances.append(instance)
+    def add(self, worker: SupervisedWorker) -> None:
+        """Feed another worker, which calls :meth:`on_available` when it can run."""
+        self._workers.append(worker)
 
-    def placements(self) -> list[Placement]:
-        """Where the instances are."""
-        return [instance.place for instance in self._instances]
+    def placements(self) -> list[WorkerPlacement]:
+        """Where the workers are."""
+        return [worker.placement for worker in self._workers]
 
-    def keep(self, places: Collection[Placement]) -> None:
-        """Let the instances that are anywhere else go, each after what it is doing."""
-        leaving = [instance for instance in self._instances if instance.place not in places]
-        self._instances = [instance for instance in self._instances if instance.place in places]
-        self._free = deque(instance for instance in self._free if instance.place in places)
-        for instance in leaving:
-            task = self._loop.create_task(instance.leave())
-            self._leaving[task] = instance
-            task.add_done_callback(self._leaving.pop)
+    def keep(self, placements: Collection[WorkerPlacement]) -> None:
+        """Retire the workers whose placement is not among ``placements``; each finishes its requests first."""
+        retiring = [worker for worker in self._workers if worker.placement not in placements]
+        self._workers = [worker for worker in self._workers if worker.placement in placements]
+        self._free = deque(worker for worker in self._free if worker.placement in placements)
+        for worker in retiring:
+            task = self._loop.create_task(worker.retire())
+            self._retiring[task] = worker
+            task.add_done_callback(self._retiring.pop)
 
     @property
     def ready(self) -> bool:
-        """Whether every instance can run."""
-        return all(instance.ready for instance in self._instances)
+        """Whether every worker can run a batch."""
+        return all(worker.ready for worker in self._workers)
 
     def submit(self, request: InferRequest) -> None:
         """Enqueue; raises UNAVAILABLE when the queue is full, INTERNAL when there is no worker and none to be had."""
@@ -90,44 +90,44 @@ class Dispatcher:
             self._to_prepare.append(request)
         self._ask_soon()
 
-    def available(self, instance: SupervisedWorker) -> None:
-        """An instance has a new worker, which can take as many batches as it has slots."""
+    def on_available(self, worker: SupervisedWorker) -> None:
+        """``worker`` has started or restarted and can take as many batches as it has slots."""
         self._lost = None
-        if instance in self._instances:
-            self._free = deque(one for one in self._free if one is not instance)
-            self._free.extend([instance] * instance.slots)
+        if worker in self._workers:
+            self._free = deque(one for one in self._free if one is not worker)
+            self._free.extend([worker] * worker.slots)
             self._ask_soon()
 
-    def prepared(self) -> None:
-        """The lengths of some requests are known now, on which it may depend what runs."""
+    def on_prepared(self) -> None:
+        """A worker has told the lengths of some requests, on which it may depend which of them run."""
         self._ask_soon()
 
-    def generated(self, worker: int, load: Mapping[str, Any]) -> None:
-        """What a worker has under way and has done since it said so last."""
-        self._statistics.record_generation(worker, load)
+    def on_progress(self, pid: int, progress: Mapping[str, Any]) -> None:
+        """Count what the worker process ``pid`` generates (``{}`` when it has ended)."""
+        self._statistics.record_generation(pid, progress)
 
-    def lost(self, instance: SupervisedWorker) -> None:
-        """An instance will not be back soon; without any other, nothing waits in vain."""
-        if not any(one.ready for one in self._instances):
-            self._lost = internal(f"Stub process '{instance.name}' is not healthy.")
+    def on_lost(self, worker: SupervisedWorker) -> None:
+        """``worker`` could not be restarted; if no other can run either, fail what waits and refuse new requests."""
+        if not any(one.ready for one in self._workers):
+            self._lost = internal(f"Stub process '{worker.name}' is not healthy.")
             self.fail_waiting(self._lost)
 
     def fail_waiting(self, error: ConchError) -> None:
-        """End whatever still waits."""
+        """End every request that still waits with ``error``."""
         for request in self._queue.drain():
             request.fail(error)
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """Tell the models' loggers which levels are wanted."""
-        for instance in self._instances:
-            instance.set_log(levels)
+        for worker in self._workers:
+            worker.set_log(levels)
 
     async def stop(self, seconds: float) -> None:
-        """End the instances, whose workers are killed after ``seconds``."""
+        """End all workers, by force after ``seconds``."""
         if self._timer is not None:
             self._timer.cancel()
-        instances = [*self._instances, *self._leaving.values()]
-        await asyncio.gather(*(instance.stop(seconds) for instance in instances))
+        workers = [*self._workers, *self._retiring.values()]
+        await asyncio.gather(*(worker.stop(seconds) for worker in workers))
 
     def _ask_soon(self) -> None:
         # After the callbacks of this round: requests that arrived together can share a batch.
@@ -136,10 +136,10 @@ class Dispatcher:
             self._loop.call_soon(self._ask)
 
     def _prepare(self) -> None:
-        """Have a worker decode what arrived a moment ago and still waits."""
+        """Have a worker decode the requests that arrived within the last millisecond and still wait."""
         waiting = [request for request in self._to_prepare if not request.finished and not request.times.started]
         self._to_prepare = []
-        ready = [instance for instance in self._instances if instance.ready]
+        ready = [worker for worker in self._workers if worker.ready]
         if waiting and ready:
             self._turns += 1
             ready[self._turns % len(ready)].prepare(waiting)
@@ -150,8 +150,8 @@ class Dispatcher:
             self._timer.cancel()
             self._timer = None
         while self._free and len(self._queue):
-            instance = self._free[0]
-            if not instance.ready:
+            worker = self._free[0]
+            if not worker.ready:
                 self._free.popleft()
                 continue
             taken = self._scheduler.take(monotonic_ns())
@@ -160,20 +160,20 @@ class Dispatcher:
                     self._timer = self._loop.call_later(max(taken.wake_at - monotonic_ns(), 0) / 1e9, self._ask)
                 break
             self._free.popleft()
-            instance.execute(taken.batch, partial(self._done, instance))
+            worker.execute(taken.batch, partial(self._done, worker))
 
-    def _done(self, instance: SupervisedWorker, execution: Execution) -> None:
+    def _done(self, worker: SupervisedWorker, execution: Execution) -> None:
         size = sum(request.batch_size for request in execution.requests)
         self._statistics.record_execution(size, *execution.times)
         if execution.work:
             self._statistics.record_work(execution.work)
-        if instance.ready and instance in self._instances:
-            self._free.append(instance)
+        if worker.ready and worker in self._workers:
+            self._free.append(worker)
             if len(self._queue):
                 self._ask()
 
-    def sent(self, request: InferRequest, response: InferResponse) -> None:
-        """A response sender gave a response: count it by its index."""
+    def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
+        """Count a response that a response sender gave, by its index in its request."""
         infer = monotonic_ns() - request.times.started
         if response.empty:
             self._statistics.record_empty_response(request.responses, infer)

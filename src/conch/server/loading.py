@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
@@ -22,11 +22,11 @@ from conch.server.dispatch import Dispatcher
 from conch.server.ensemble import EnsembleExecutor
 from conch.server.model import Model
 from conch.server.scheduling import make_scheduler, preserves_ordering
-from conch.server.starting import Placement, WorkerStarter, placements_of
+from conch.server.starting import WorkerPlacement, WorkerStarter, placements_of
 from conch.server.worker import SupervisedWorker
 from conch.settings import Settings
 from conch.telemetry.statistics import ModelStatistics
-from conch.workers.host.bls import BlsModels
+from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments
 from conch.workers.host.process import WorkerProcess
 
@@ -46,7 +46,7 @@ class Loader:
         gpus: tuple[int, ...],
         find_member: Callable[[str, int], Member],
         new_statistics: Callable[[str, int], ModelStatistics],
-        models: BlsModels | None = None,
+        models: BlsServer | None = None,
         environments: Environments | None = None,
     ) -> None:
         self._settings = settings
@@ -89,7 +89,7 @@ class Loader:
             dispatcher = self._dispatcher(starter.config, version, statistics)
             labels = await asyncio.to_thread(files.labels)
             model = Model(starter.config, version, dispatcher, statistics, labels)
-            await self._add_instances(dispatcher, starter, placements_of(starter.config), first)
+            await self._add_workers(dispatcher, starter, list(placements_of(starter.config)), first)
         except BaseException:
             if first is not None:
                 first.kill()
@@ -106,8 +106,8 @@ class Loader:
         dispatcher = model.executor
         assert isinstance(dispatcher, Dispatcher)
         wanted = list(placements_of(changed))
-        new = [place for place in wanted if place not in dispatcher.placements()]
-        await self._add_instances(dispatcher, self._starter(files, model.version, changed), new)
+        new = [placement for placement in wanted if placement not in dispatcher.placements()]
+        await self._add_workers(dispatcher, self._starter(files, model.version, changed), new)
         dispatcher.keep(wanted)
         model.reconfigure(changed)
 
@@ -148,22 +148,21 @@ class Loader:
         settings = {one.key: one.value for one in self._settings.backend_config if one.scope in ("", config.backend)}
         return WorkerStarter(files, version, config, settings, self._models, self._environments)
 
-    async def _add_instances(
+    async def _add_workers(
         self,
         dispatcher: Dispatcher,
         starter: WorkerStarter,
-        places: Iterable[Placement],
+        placements: Sequence[WorkerPlacement],
         first: WorkerProcess | None = None,
     ) -> None:
-        """Start an instance for each place, all or none; ``first`` is a worker that one of them may use."""
-        instances = [SupervisedWorker(place, starter.launch, dispatcher) for place in places]
-        available = [first, *[None] * len(instances)]
-        workers = await _all_or_none(
-            starter.launch(instance.place, worker) for instance, worker in zip(instances, available, strict=False)
+        """Start a worker at each placement, all or none; ``first`` has been started and takes the first of them."""
+        processes = await _all_or_none(
+            starter.launch(placement, None if index else first) for index, placement in enumerate(placements)
         )
-        for instance, worker in zip(instances, workers, strict=True):
-            dispatcher.add(instance)
-            instance.adopt(worker)
+        for placement, process in zip(placements, processes, strict=True):
+            worker = SupervisedWorker(placement, starter.launch, dispatcher)
+            dispatcher.add(worker)
+            worker.adopt(process)
 
 
 async def _all_or_none(starts: Iterator[Awaitable[WorkerProcess]]) -> list[WorkerProcess]:

@@ -21,13 +21,13 @@ from conch.errors import invalid
 from conch.repository.scan import ModelFiles
 from conch.server.devices import environment_for
 from conch.server.warmup import read_samples, warm_up
-from conch.workers.host.bls import BlsModels
+from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments
 from conch.workers.host.process import WorkerProcess
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class WorkerPlacement:
     """Where a worker runs: its name, its kind (``CPU``, ``GPU``, ``MODEL``) and, on a GPU, its device.
 
     ``count`` is how many instances it has, which are its threads; those of a Python model have one each.
@@ -48,7 +48,7 @@ class WorkerStarter:
         version: int,
         config: ModelConfig,
         backend_config: Mapping[str, str] | None = None,
-        models: BlsModels | None = None,
+        models: BlsServer | None = None,
         environments: Environments | None = None,
     ) -> None:
         if config.backend not in BACKENDS:
@@ -73,21 +73,26 @@ class WorkerStarter:
             worker.kill()
             raise
 
-    async def launch(self, place: Placement, worker: WorkerProcess | None = None) -> WorkerProcess:
+    async def launch(self, placement: WorkerPlacement, worker: WorkerProcess | None = None) -> WorkerProcess:
         """A worker whose model is initialized: ``worker``, if it may run there, or a new one."""
-        if worker is not None and place.kind == "GPU":
+        if worker is not None and placement.kind == "GPU":
             await worker.stop()  # it was started without its device
             worker = None
         if worker is None:
-            environment = environment_for(place.device) if place.kind == "GPU" else dict(os.environ)
-            worker = await self._start(place.name, environment)
-        worker.name = place.name
+            environment = environment_for(placement.device) if placement.kind == "GPU" else dict(os.environ)
+            worker = await self._start(placement.name, environment)
+        worker.name = placement.name
         try:
             answer = await worker.ask(
                 {
                     "op": "start",
                     # The worker sees its device alone, so there the device is number 0.
-                    "instance": {"name": place.name, "kind": place.kind, "device_id": 0, "count": place.count},
+                    "instance": {
+                        "name": placement.name,
+                        "kind": placement.kind,
+                        "device_id": 0,
+                        "count": placement.count,
+                    },
                     "config": render.to_json(self.config),
                 }
             )
@@ -105,7 +110,7 @@ class WorkerStarter:
         python = await self._environments.python(execution_env_path, files.directory)
         worker = WorkerProcess(name)
         if self._models is not None:
-            worker.take_calls(self._models, files.name)
+            worker.serve_bls(self._models, files.name)
         worker.start(
             {
                 "backend": BACKENDS[config.backend].implementation,
@@ -126,24 +131,24 @@ class WorkerStarter:
         return worker
 
 
-def placements_of(config: ModelConfig) -> Iterator[Placement]:
+def placements_of(config: ModelConfig) -> Iterator[WorkerPlacement]:
     """One placement per worker, in the order of the configuration."""
     instances = list(_instances_of(config))
     if not BACKENDS[config.backend].shared:
         yield from instances
         return
-    for kind, device in dict.fromkeys((place.kind, place.device) for place in instances):
-        there = [place for place in instances if (place.kind, place.device) == (kind, device)]
+    for kind, device in dict.fromkeys((placement.kind, placement.device) for placement in instances):
+        there = [placement for placement in instances if (placement.kind, placement.device) == (kind, device)]
         yield replace(there[0], count=len(there))
 
 
-def _instances_of(config: ModelConfig) -> Iterator[Placement]:
+def _instances_of(config: ModelConfig) -> Iterator[WorkerPlacement]:
     for group in config.instance_group:
         kind = InstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
         number = 0
         for device in group.gpus if kind == "GPU" else [0]:
             for _ in range(group.count):
-                yield Placement(f"{group.name}_{number}", kind, device)
+                yield WorkerPlacement(f"{group.name}_{number}", kind, device)
                 number += 1
 
 

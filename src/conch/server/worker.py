@@ -1,6 +1,6 @@
-"""A model's instance, or its instances on one device: a worker that is started again when it dies.
+"""A worker that is restarted when it dies: it runs one instance of a Python model, or all instances on one device.
 
-Runs on the event loop; belongs to the dispatcher that gives it batches.
+Belongs to the dispatcher that gives it batches; runs on the event loop, whose clock it uses.
 """
 
 from __future__ import annotations
@@ -9,139 +9,157 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from time import monotonic
 from typing import Any, Protocol
 
 from conch.errors import ConchError
 from conch.inference import InferRequest, InferResponse
-from conch.server.starting import Placement
+from conch.server.starting import WorkerPlacement
 from conch.workers.host.execution import Execution
 from conch.workers.host.process import STOP_SECONDS, WorkerProcess
 
 LOG = logging.getLogger("conch")
 
-#: Waiting times before the second, third … attempt to start a worker again (s); the last one repeats.
+#: Seconds before the first, second, third … attempt to restart a worker; the last one repeats.
 BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-#: A worker that has lived for so long (s) is started again at once when it dies.
+#: A worker that dies after more than so many seconds is restarted at once.
 HEALTHY_SECONDS = 10.0
 
 
-class WorkerOwner(Protocol):
-    """Who gives batches to an instance."""
+class RestartBackOff:
+    """How long to wait before the next attempt to restart a worker: longer each time, until one has proved healthy."""
 
-    def available(self, instance: SupervisedWorker) -> None:
-        """The instance can take a batch now."""
-
-    def lost(self, instance: SupervisedWorker) -> None:
-        """The instance has no worker, and one could not be started."""
-
-    def sent(self, request: InferRequest, response: InferResponse) -> None:
-        """A response sender gave a response."""
-
-    def prepared(self) -> None:
-        """A worker has told how long some requests are."""
-
-    def generated(self, worker: int, load: Mapping[str, Any]) -> None:
-        """A worker has told what it generates."""
-
-
-class SupervisedWorker:
-    """One instance at its ``place``; ``launch`` starts and initializes a worker there, or raises."""
-
-    def __init__(
-        self, place: Placement, launch: Callable[[Placement], Awaitable[WorkerProcess]], owner: WorkerOwner
-    ) -> None:
-        self.place = place
-        self.name = place.name
-        self._launch = launch
-        self._owner = owner
-        self._worker: WorkerProcess | None = None
-        self._restart: asyncio.Task[None] | None = None
-        self._stopped = False
+    def __init__(self) -> None:
         self._attempts = 0
         self._started = 0.0
 
+    def started(self, now: float) -> None:
+        """A worker has started at ``now`` (s)."""
+        self._started = now
+
+    def died(self, now: float) -> None:
+        """The worker has died at ``now`` (s)."""
+        if now - self._started > HEALTHY_SECONDS:
+            self._attempts = 0
+
+    def next_delay(self) -> float:
+        """Seconds to wait before an attempt that is made now."""
+        delay = BACK_OFF[min(self._attempts, len(BACK_OFF) - 1)]
+        self._attempts += 1
+        return delay
+
+
+class WorkerOwner(Protocol):
+    """What gives batches to workers; see :class:`conch.server.dispatch.Dispatcher`."""
+
+    def on_available(self, worker: SupervisedWorker) -> None:
+        """``worker`` has started or restarted."""
+
+    def on_lost(self, worker: SupervisedWorker) -> None:
+        """An attempt to restart ``worker`` has failed."""
+
+    def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
+        """A response sender gave a response."""
+
+    def on_prepared(self) -> None:
+        """A worker has told the lengths of some requests."""
+
+    def on_progress(self, pid: int, progress: Mapping[str, Any]) -> None:
+        """The process ``pid`` has told what it generates, or has ended (no entries)."""
+
+
+class SupervisedWorker:
+    """The worker at ``placement``; ``launch`` starts a process there and initializes its model, or raises."""
+
+    def __init__(
+        self,
+        placement: WorkerPlacement,
+        launch: Callable[[WorkerPlacement], Awaitable[WorkerProcess]],
+        owner: WorkerOwner,
+    ) -> None:
+        self.placement = placement
+        self.name = placement.name
+        self._launch = launch
+        self._owner = owner
+        self._process: WorkerProcess | None = None
+        self._restart: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._back_off = RestartBackOff()
+        self._loop = asyncio.get_running_loop()
+
     @property
     def ready(self) -> bool:
-        """Whether the worker is there and its model initialized."""
-        return self._worker is not None and self._worker.alive
+        """Whether the process runs and its model is initialized."""
+        return self._process is not None and self._process.alive
 
     @property
     def slots(self) -> int:
-        """How many batches it can have under way."""
-        return (self._worker.slots if self._worker is not None else 0) or self.place.count
+        """How many batches it can run at a time."""
+        return (self._process.slots if self._process is not None else 0) or self.placement.count
 
-    def adopt(self, worker: WorkerProcess) -> None:
-        """Take over an initialized worker."""
-        self._worker = worker
-        self._started = monotonic()
-        worker.on_exit = self._exited
-        worker.on_sent = self._owner.sent
-        worker.on_prepared = self._owner.prepared
-        worker.on_load = partial(self._owner.generated, worker.pid)
-        if worker.alive:
-            self._owner.available(self)
+    def adopt(self, process: WorkerProcess) -> None:
+        """Take over a process whose model is initialized."""
+        self._process = process
+        self._back_off.started(self._loop.time())
+        process.on_exit = self._exited
+        process.on_response_sent = self._owner.on_response_sent
+        process.on_prepared = self._owner.on_prepared
+        process.on_progress = partial(self._owner.on_progress, process.pid)
+        if process.alive:
+            self._owner.on_available(self)
         else:
-            self._exited(worker)
+            self._exited(process)
 
     def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:
         """Run a batch; call only while :attr:`ready`."""
-        assert self._worker is not None
-        self._worker.execute(requests, on_done)
+        assert self._process is not None
+        self._process.execute(requests, on_done)
 
     def prepare(self, requests: Sequence[InferRequest]) -> None:
         """Have the worker decode requests that wait."""
-        if self._worker is not None:
-            self._worker.prepare(requests)
+        if self._process is not None:
+            self._process.prepare(requests)
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """Tell the model's logger which levels are wanted."""
-        if self._worker is not None:
-            self._worker.set_log(dict(levels))
+        if self._process is not None:
+            self._process.set_log(dict(levels))
 
-    async def leave(self) -> None:
-        """End after what is under way; a worker that dies meanwhile is not replaced."""
+    async def retire(self) -> None:
+        """End after the requests that it has; a process that dies meanwhile is not replaced."""
         self._stopped = True
-        await self.finish()
+        if self._process is not None:
+            await self._process.finish()
         await self.stop(STOP_SECONDS)
 
-    async def finish(self) -> None:
-        """Wait until no request is with the worker."""
-        if self._worker is not None:
-            await self._worker.finish()
-
     async def stop(self, seconds: float) -> None:
-        """Finalize the model and end the worker, by force after ``seconds``."""
+        """Finalize the model and end the process, by force after ``seconds``."""
         self._stopped = True
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.gather(self._restart, return_exceptions=True)
-        if self._worker is not None:
-            await self._worker.stop(seconds)
+        if self._process is not None:
+            await self._process.stop(seconds)
 
-    def _exited(self, worker: WorkerProcess) -> None:
-        self._worker = None
-        self._owner.generated(worker.pid, {})
+    def _exited(self, process: WorkerProcess) -> None:
+        self._process = None
+        self._owner.on_progress(process.pid, {})
         if self._stopped:
             return
-        LOG.error(
-            "worker of '%s' (pid %d) died with status %s; starting another", self.name, worker.pid, worker.exit_status
-        )
-        if monotonic() - self._started > HEALTHY_SECONDS:
-            self._attempts = 0
-        self._restart = asyncio.get_running_loop().create_task(self._start_again())
+        status = process.exit_status
+        LOG.error("worker of '%s' (pid %d) died with status %s; starting another", self.name, process.pid, status)
+        self._back_off.died(self._loop.time())
+        self._restart = self._loop.create_task(self._restart_until_ready())
 
-    async def _start_again(self) -> None:
+    async def _restart_until_ready(self) -> None:
         while True:
-            await asyncio.sleep(BACK_OFF[min(self._attempts, len(BACK_OFF) - 1)])
-            self._attempts += 1
+            await asyncio.sleep(self._back_off.next_delay())
             try:
-                worker = await self._launch(self.place)
+                process = await self._launch(self.placement)
             except (ConchError, OSError) as error:
                 reason = error.status if isinstance(error, ConchError) else error
                 LOG.error("worker of '%s' could not be started again: %s", self.name, reason)
-                self._owner.lost(self)
+                self._owner.on_lost(self)
                 continue
             self._restart = None
-            self.adopt(worker)
+            self.adopt(process)
             return

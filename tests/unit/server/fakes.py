@@ -21,7 +21,7 @@ class FakeWorker:
         self.alive = True
         self.stopped = False
         self.on_exit: Callable[[FakeWorker], None] | None = None
-        self.on_sent: Callable[[InferRequest, InferResponse], None] | None = None
+        self.on_response_sent: Callable[[InferRequest, InferResponse], None] | None = None
         self.batches: list[Execution] = []
 
     def execute(self, requests: Sequence[InferRequest], on_done: Callable[[Execution], None]) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from conch.config.pbtxt import parse
 from conch.server.devices import environment_for, visible_gpus
-from conch.server.starting import Placement, placements_of
+from conch.server.starting import WorkerPlacement, placements_of
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def test_instances_are_numbered_within_their_group() -> None:
         "x",
     )
     assert list(placements_of(config)) == [
-        Placement("a_0", "GPU", 0),
-        Placement("a_1", "GPU", 0),
-        Placement("a_2", "GPU", 1),
-        Placement("a_3", "GPU", 1),
-        Placement("b_0", "CPU", 0),
+        WorkerPlacement("a_0", "GPU", 0),
+        WorkerPlacement("a_1", "GPU", 0),
+        WorkerPlacement("a_2", "GPU", 1),
+        WorkerPlacement("a_3", "GPU", 1),
+        WorkerPlacement("b_0", "CPU", 0),
     ]
 
 
@@ -56,7 +56,7 @@ def test_instances_of_a_native_backend_share_a_worker_on_each_device() -> None:
         "x",
     )
     assert list(placements_of(config)) == [
-        Placement("a_0", "GPU", 0, count=2),
-        Placement("a_2", "GPU", 1, count=2),
-        Placement("b_0", "CPU", 0, count=3),
+        WorkerPlacement("a_0", "GPU", 0, count=2),
+        WorkerPlacement("a_2", "GPU", 1, count=2),
+        WorkerPlacement("b_0", "CPU", 0, count=3),
     ]

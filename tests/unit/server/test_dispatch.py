@@ -10,7 +10,7 @@ from conch.schedulers.batching import DirectScheduler, DynamicBatcher
 from conch.schedulers.queue import RequestQueue
 from conch.server import worker as instance_module
 from conch.server.dispatch import Dispatcher
-from conch.server.starting import Placement
+from conch.server.starting import WorkerPlacement
 from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.fakes import Answers, FakeWorker, make_request
@@ -30,11 +30,11 @@ class Bench:
             self.add(worker)
 
     def add(self, worker: FakeWorker) -> None:
-        instance = SupervisedWorker(Placement(worker.name, "CPU"), self.launch, self.dispatcher)  # type: ignore[arg-type]
+        instance = SupervisedWorker(WorkerPlacement(worker.name, "CPU"), self.launch, self.dispatcher)  # type: ignore[arg-type]
         self.dispatcher.add(instance)
         instance.adopt(worker)  # type: ignore[arg-type]
 
-    async def launch(self, place: Placement) -> FakeWorker:
+    async def launch(self, placement: WorkerPlacement) -> FakeWorker:
         result = self.launches.pop(0)
         if isinstance(result, ConchError):
             raise result
@@ -167,7 +167,7 @@ async def test_order_is_kept_across_instances() -> None:
 
 async def test_instances_that_are_not_kept_end_and_the_others_stay() -> None:
     bench = Bench(count=2)
-    bench.dispatcher.keep([Placement("m_1", "CPU")])
+    bench.dispatcher.keep([WorkerPlacement("m_1", "CPU")])
     await settle()
     assert [worker.stopped for worker in bench.workers] == [True, False]
     bench.submit()
@@ -205,7 +205,7 @@ async def test_what_a_worker_generates_is_forgotten_with_it() -> None:
     bench.launches = [internal("no memory")] * 3
     load = {"running": 2, "waiting": 0, "used": 7, "capacity": 9, "prompt": 3, "generated": 4, "preempted": 0}
     load |= {"queries": 0, "hits": 0, "first": [], "gaps": [], "ended": []}
-    bench.dispatcher.generated(bench.workers[0].pid, load)
+    bench.dispatcher.on_progress(bench.workers[0].pid, load)
     assert bench.statistics.snapshot()["generation"]["running"] == 2
     bench.workers[0].die()
     assert bench.statistics.snapshot()["generation"]["running"] == 0

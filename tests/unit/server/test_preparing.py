@@ -8,7 +8,7 @@ from conch.inference import InferRequest
 from conch.schedulers.queue import RequestQueue
 from conch.schedulers.tokens import TokenBatcher
 from conch.server.dispatch import Dispatcher
-from conch.server.starting import Placement
+from conch.server.starting import WorkerPlacement
 from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.fakes import Answers, FakeWorker, make_request
@@ -44,11 +44,11 @@ class Bench:
         scheduler = TokenBatcher(RequestQueue(), max_batch_size=8, max_batch_tokens=256)
         self.dispatcher = Dispatcher(scheduler, self.statistics, prepares=True)
         self.worker = PreparingWorker()
-        self.instance = SupervisedWorker(Placement("m_0", "CPU", count=count), self.launch, self.dispatcher)
+        self.instance = SupervisedWorker(WorkerPlacement("m_0", "CPU", count=count), self.launch, self.dispatcher)
         self.dispatcher.add(self.instance)
         self.instance.adopt(self.worker)  # type: ignore[arg-type]
 
-    async def launch(self, place: Placement) -> PreparingWorker:
+    async def launch(self, placement: WorkerPlacement) -> PreparingWorker:
         self.worker = PreparingWorker()
         return self.worker
 

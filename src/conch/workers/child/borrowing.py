@@ -24,5 +24,5 @@ class BorrowingUnpacker(Unpacker):
         if array is None:
             # Every view of this array refers to it, however it was made.
             array = self._arrays[id] = np.frombuffer(region, np.uint8)
-            weakref.finalize(array, self._channel.give_back, id).atexit = False
+            weakref.finalize(array, self._channel.release_region, id).atexit = False
         return array[offset : offset + size]

@@ -53,7 +53,7 @@ class Endpoint:
         if returned:
             header["release"] = _drain(returned)
         frame = encode_frame(header, packer.payload, packer.size) if packer is not None else encode_frame(header)
-        if not self.pool.has_news:
+        if not self.pool.has_changes:
             return frame, []
         before, fds = self._announcements()
         return [*before, *frame], fds
@@ -62,7 +62,7 @@ class Endpoint:
         """A message for what no frame has carried yet: regions given back or dropped; None if nothing."""
         if self.regions.returned:
             return self.encode({"op": "release", "regions": _drain(self.regions.returned)})
-        if self.pool.has_news:
+        if self.pool.has_changes:
             return self._announcements()
         return None
 
@@ -81,7 +81,7 @@ class Endpoint:
         self._reader.close()
 
     def _announcements(self) -> Message:
-        created, dropped = self.pool.news()
+        created, dropped = self.pool.take_changes()
         buffers: List[Buffer] = []
         for id in dropped:
             buffers += encode_frame({"op": "forget", "region": id})
@@ -204,7 +204,7 @@ class Channel:
             with self._keeping:
                 self._frames = deque([frame for frame in self._frames if not self.early(*frame)])
 
-    def give_back(self, region: int) -> None:
+    def release_region(self, region: int) -> None:
         """The worker has done with a region.  May be called by the garbage collector, in any thread.
 
         The next frame carries it; when none is to be expected soon it is sent alone.
@@ -214,7 +214,7 @@ class Channel:
             self._flush()
 
     def post(self, header: Header, packer: Optional[Packer] = None) -> None:
-        """Have a frame sent as soon as nobody else is sending; for the garbage collector, as ``give_back``."""
+        """Have a frame sent as soon as nobody else is sending; for the garbage collector, as ``release_region``."""
         self._posted.append((header, packer))
         self._flush()
 
@@ -271,7 +271,7 @@ class Channel:
     def _flush(self) -> None:
         # Whoever holds the lock sends what this call would, or looks again afterwards.
         endpoint = self._endpoint
-        while (self._posted or endpoint.regions.returned or endpoint.pool.has_news) and self._sending.acquire(False):
+        while (self._posted or endpoint.regions.returned or endpoint.pool.has_changes) and self._sending.acquire(False):
             try:
                 while self._posted:
                     self._write(endpoint.encode(*self._posted.popleft()))

@@ -54,12 +54,12 @@ class RegionPool:
         self.lent: Dict[int, Region] = {}
         self.free: Dict[int, Region] = {}
         #: Whether the reader is behind: there are regions to announce or to have unmapped.
-        self.has_news = False
+        self.has_changes = False
         self._created: List[Region] = []
         self._dropped: List[int] = []
         self._idle = 0
         self._last = 0
-        # Re-entrant, since the garbage collector may come back here through Channel.give_back.
+        # Re-entrant, since the garbage collector may come back here through Channel.release_region.
         self._lock = threading.RLock()
 
     def take(self, size: int) -> Region:
@@ -75,7 +75,7 @@ class RegionPool:
                 self._last += 1
                 region = _create(self._last, size)
                 self._created.append(region)
-                self.has_news = True
+                self.has_changes = True
             self.lent[region.id] = region
             return region
 
@@ -93,14 +93,14 @@ class RegionPool:
                 self._idle -= region.size
                 region.close()
                 self._dropped.append(region.id)
-                self.has_news = True
+                self.has_changes = True
 
-    def news(self) -> Tuple[List[Region], List[int]]:
+    def take_changes(self) -> Tuple[List[Region], List[int]]:
         """New regions and the ids of dropped ones that the reader is to be told of now, once."""
         with self._lock:
             created, self._created = self._created, []
             dropped, self._dropped = self._dropped, []
-            self.has_news = False
+            self.has_changes = False
             return created, dropped
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class RegionPool:
             self.free.clear()
             self._created.clear()
             self._idle = 0
-            self.has_news = False
+            self.has_changes = False
 
 
 class RegionMap:

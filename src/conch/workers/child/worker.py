@@ -77,14 +77,14 @@ class Worker:
         self._channel = channel
         self._backend: Any = None
         self._unable: Exception | None = None  # why there is no backend
-        self._turn = threading.Lock()
-        self._mine = threading.local()
+        self._receiving = threading.Lock()
+        self._of_thread = threading.local()
 
-    def pass_on(self) -> None:
+    def let_another_receive(self) -> None:
         """Let another thread receive, if this one has not done so since its last frame."""
-        if getattr(self._mine, "turn", False):
-            self._mine.turn = False
-            self._turn.release()
+        if getattr(self._of_thread, "receives", False):
+            self._of_thread.receives = False
+            self._receiving.release()
 
     def _serve_along(self) -> None:
         """Answer frames in a thread; whatever ends it ends the worker, as it would in the main thread."""
@@ -100,9 +100,9 @@ class Worker:
 
         channel = self._channel
         while True:
-            self.pass_on()
-            self._turn.acquire()
-            self._mine.turn = True
+            self.let_another_receive()
+            self._receiving.acquire()
+            self._of_thread.receives = True
             header, payload = channel.receive()
             op = header["op"]
             try:
@@ -144,7 +144,7 @@ class Worker:
         module, name = init["backend"].split(":")
         try:
             self._backend = getattr(importlib.import_module(module), name)(self._channel, init)
-            self._backend.before_computing = self.pass_on
+            self._backend.before_computing = self.let_another_receive
         except Exception as error:
             self._unable = error
 

@@ -19,7 +19,7 @@ from conch.workers.child.packing import Packer, Unpacker
 LOG = logging.getLogger("conch")
 
 
-class BlsModels(Protocol):
+class BlsServer(Protocol):
     """The server as models see it."""
 
     def infer(self, request: InferRequest, decoupled: bool) -> None:
@@ -33,10 +33,10 @@ class BlsModels(Protocol):
     async def unload(self, name: str, dependents: bool) -> None: ...
 
 
-class BlsService:
+class BlsHandler:
     """The calls of one worker that are under way; ``send`` writes a frame to it."""
 
-    def __init__(self, models: BlsModels, caller: str, send: Callable[[Header, Packer | None], None]) -> None:
+    def __init__(self, models: BlsServer, caller: str, send: Callable[[Header, Packer | None], None]) -> None:
         self._models = models
         self._caller = caller
         self._send = send

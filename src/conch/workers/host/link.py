@@ -67,7 +67,7 @@ class Link:
             self._keep(message)
             self._writable()
 
-    def take_rest(self) -> None:
+    def drain(self) -> None:
         """Take what the worker had sent before it ended."""
         try:
             while True:

@@ -22,7 +22,7 @@ from conch.inference import InferRequest, InferResponse
 from conch.workers.child import worker as program
 from conch.workers.child.channel import Frame
 from conch.workers.child.packing import Packer, Unpacker
-from conch.workers.host.bls import BlsModels, BlsService
+from conch.workers.host.bls import BlsHandler, BlsServer
 from conch.workers.host.execution import Execution, description, response_of, take_times
 from conch.workers.host.link import Link
 
@@ -43,11 +43,11 @@ class WorkerProcess:
         self.name = name
         self.on_exit: Callable[[WorkerProcess], None] | None = None
         #: Called with every response that a response sender gave, before the request gets it.
-        self.on_sent: Callable[[InferRequest, InferResponse], None] | None = None
+        self.on_response_sent: Callable[[InferRequest, InferResponse], None] | None = None
         #: Called when requests have been prepared and their lengths are known.
         self.on_prepared: Callable[[], None] | None = None
         #: Called with what a worker that generates has under way, and has done since it said so last.
-        self.on_load: Callable[[Mapping[str, Any]], None] | None = None
+        self.on_progress: Callable[[Mapping[str, Any]], None] | None = None
         #: How many requests a worker that generates takes at a time; 0 for any other, whose threads say it.
         self.slots = 0
         self.alive = False
@@ -55,7 +55,7 @@ class WorkerProcess:
         self._running: dict[int, InferRequest] = {}
         self._prepared: dict[int, InferRequest] = {}
         self._executions: dict[int, Execution] = {}
-        self._calls: BlsService | None = None
+        self._bls: BlsHandler | None = None
         self._batches = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._stopping = False
@@ -74,9 +74,9 @@ class WorkerProcess:
         """Whether no request is with the worker."""
         return not self._running and not self._executions
 
-    def take_calls(self, models: BlsModels, caller: str) -> None:
+    def serve_bls(self, models: BlsServer, caller: str) -> None:
         """Let the worker, of the model ``caller``, send requests to ``models``."""
-        self._calls = BlsService(models, caller, self._send)
+        self._bls = BlsHandler(models, caller, self._send)
 
     def start(self, init: dict[str, Any], *, python: str, environment: dict[str, str]) -> None:
         """Start the process with the frame ``init``; call from the main thread, whose end it does not survive."""
@@ -228,14 +228,14 @@ class WorkerProcess:
             elif op == "response":
                 # Unpacked in any case, so that its memory goes back.
                 response = response_of(header, Unpacker(payload, self._link.regions), header["final"])
-                self._pass_on(header["serial"], response)
+                self._deliver(header["serial"], response)
             elif op == "progress":
                 self._progress(header, Unpacker(payload, self._link.regions))
             elif op == "prepared":
                 self._note_lengths(header["lengths"])
             elif op == "log":
                 logs.emit_from_worker(header["level"], header["file"], header["line"], header["message"])
-            elif self._calls is not None and self._calls.handle(header, Unpacker(payload, self._link.regions)):
+            elif self._bls is not None and self._bls.handle(header, Unpacker(payload, self._link.regions)):
                 pass
             elif self._answer is not None and not self._answer.done():
                 self._answer.set_result(header)
@@ -262,8 +262,8 @@ class WorkerProcess:
     def _progress(self, header: dict[str, Any], unpacker: Unpacker) -> None:
         """What one step of a worker that generates brought, to any of its requests."""
         responses = [(one["serial"], response_of(one, unpacker, one["final"])) for one in header["responses"]]
-        if self.on_load is not None:
-            self.on_load(header["load"])
+        if self.on_progress is not None:
+            self.on_progress(header["load"])
         for batch, times in header["done"]:
             execution = self._executions.pop(batch)
             execution.times = tuple(times)
@@ -271,7 +271,7 @@ class WorkerProcess:
                 take_times(request, execution.times)
             execution.on_done(execution)
         for serial, response in responses:
-            self._pass_on(serial, response)
+            self._deliver(serial, response)
 
     def _note_lengths(self, lengths: Sequence[Sequence[int]]) -> None:
         for serial, length, sequences in lengths:
@@ -281,12 +281,12 @@ class WorkerProcess:
         if self.on_prepared is not None:
             self.on_prepared()
 
-    def _pass_on(self, serial: int, response: InferResponse) -> None:
+    def _deliver(self, serial: int, response: InferResponse) -> None:
         """Give a request one of its responses, unless it has ended."""
         request = self._running.get(serial)
         if request is not None:
-            if self.on_sent is not None:
-                self.on_sent(request, response)
+            if self.on_response_sent is not None:
+                self.on_response_sent(request, response)
             self._respond(request, response)
 
     def _respond(self, request: InferRequest, response: InferResponse) -> None:
@@ -319,11 +319,11 @@ class WorkerProcess:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
         self._process.wait()
-        self._link.take_rest()
+        self._link.drain()
         self._link.close()
 
-        if self._calls is not None:
-            self._calls.close()
+        if self._bls is not None:
+            self._bls.close()
         error = self._unhealthy()
         executions, self._executions = self._executions, {}
         for execution in executions.values():

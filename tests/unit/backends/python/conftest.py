@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.backends.python.interpreters import find_interpreter, make_environment
-from tests.unit.backends.python.worker import Launch, Worker
+from tests.unit.backends.python.worker import LaunchWorker, Worker
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def python(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def launch(tmp_path: Path, python: str) -> Iterator[Launch]:
+def launch(tmp_path: Path, python: str) -> Iterator[LaunchWorker]:
     """Make a worker for a model's source; ``start=False`` leaves the instance to the test."""
     workers: list[Worker] = []
 

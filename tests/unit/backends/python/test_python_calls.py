@@ -6,7 +6,7 @@ from typing import Any
 
 from conch.workers.child.packing import Packer
 from tests.unit.backends.python.interpreters import every_python
-from tests.unit.backends.python.worker import Header, Launch, Worker, first, string
+from tests.unit.backends.python.worker import Header, LaunchWorker, Worker, first, string
 
 CALLER = """
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +46,7 @@ def result(worker: Worker) -> str:
     return first(done["responses"][0])
 
 
-def test_call_says_what_the_model_said(launch: Launch) -> None:
+def test_call_says_what_the_model_said(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("""
 value = pb_utils.Tensor("A", np.array([[1, 2]], np.int32))
@@ -66,7 +66,7 @@ result = outcome(request.exec())
     assert result(worker) == "['yes']"
 
 
-def test_frames_that_come_during_a_call_wait_for_its_end(launch: Launch) -> None:
+def test_frames_that_come_during_a_call_wait_for_its_end(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("result = outcome(call('a').exec())")
     call = called(worker)
@@ -75,7 +75,7 @@ def test_frames_that_come_during_a_call_wait_for_its_end(launch: Launch) -> None
     assert [result(worker), result(worker)] == ["['first']", "second"]
 
 
-def test_cancellation_during_a_call_is_seen_after_it(launch: Launch) -> None:
+def test_cancellation_during_a_call_is_seen_after_it(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     [serial] = worker.submit(
         "before = request.is_cancelled(); call('a').exec(); result = before, request.is_cancelled()"
@@ -86,7 +86,7 @@ def test_cancellation_during_a_call_is_seen_after_it(launch: Launch) -> None:
     assert result(worker) == "(False, True)"
 
 
-def test_cancellation_of_a_request_that_waits_during_a_call_is_kept(launch: Launch) -> None:
+def test_cancellation_of_a_request_that_waits_during_a_call_is_kept(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("result = outcome(call('a').exec())")
     call = called(worker)
@@ -97,7 +97,7 @@ def test_cancellation_of_a_request_that_waits_during_a_call_is_kept(launch: Laun
 
 
 @every_python
-def test_answers_to_threads_come_in_any_order(launch: Launch) -> None:
+def test_answers_to_threads_come_in_any_order(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("""
 with ThreadPoolExecutor(16) as pool:
@@ -110,7 +110,7 @@ with ThreadPoolExecutor(16) as pool:
 
 
 @every_python
-def test_responses_arrive_while_the_model_does_something_else(launch: Launch) -> None:
+def test_responses_arrive_while_the_model_does_something_else(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("""
 responses = call("many").exec(decoupled=True)
@@ -127,7 +127,7 @@ result = [outcome(response) for response in responses]
 
 
 @every_python
-def test_coroutines_wait_for_several_calls(launch: Launch) -> None:
+def test_coroutines_wait_for_several_calls(launch: LaunchWorker) -> None:
     worker = launch("""
     async def one(name):
         value = pb_utils.Tensor("IN", np.array([name], dtype=np.object_))
@@ -150,7 +150,7 @@ def test_coroutines_wait_for_several_calls(launch: Launch) -> None:
         assert result(worker) == f"[['a{round}'], ['b{round}']]"
 
 
-def test_iterator_that_is_dropped_cancels_the_call(launch: Launch) -> None:
+def test_iterator_that_is_dropped_cancels_the_call(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("""
 responses = call("many").exec(decoupled=True)
@@ -168,7 +168,7 @@ result = outcome(call("after").exec())
     assert result(worker) == "['after']"
 
 
-def test_cancelled_call_may_still_answer(launch: Launch) -> None:
+def test_cancelled_call_may_still_answer(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("""
 responses = call("many").exec(decoupled=True)
@@ -182,7 +182,7 @@ responses.cancel()
     assert result(worker) == "['gone']"
 
 
-def test_error_has_its_code(launch: Launch) -> None:
+def test_error_has_its_code(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("error = call('a').exec().error(); result = error.code().name, error.message()")
     reply(worker, called(worker), error=["UNAVAILABLE", "full"])
@@ -190,7 +190,7 @@ def test_error_has_its_code(launch: Launch) -> None:
 
 
 @every_python
-def test_large_answers_give_their_memory_back(launch: Launch) -> None:
+def test_large_answers_give_their_memory_back(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("""
 for number in range(20):
@@ -211,7 +211,7 @@ result = "done"
     assert len(worker.endpoint.pool.free) <= 2
 
 
-def test_models_are_not_called_before_and_after_execute(launch: Launch) -> None:
+def test_models_are_not_called_before_and_after_execute(launch: LaunchWorker) -> None:
     worker = launch(
         CALLER
         + """
@@ -232,7 +232,7 @@ def test_models_are_not_called_before_and_after_execute(launch: Launch) -> None:
 
 
 @every_python
-def test_models_are_loaded_in_initialize(launch: Launch) -> None:
+def test_models_are_loaded_in_initialize(launch: LaunchWorker) -> None:
     worker = launch(
         """
     class TritonPythonModel:
@@ -259,7 +259,7 @@ def test_models_are_loaded_in_initialize(launch: Launch) -> None:
     assert worker.stop()[0] == "True\n"
 
 
-def test_load_that_fails_raises(launch: Launch) -> None:
+def test_load_that_fails_raises(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("""
 try:
@@ -273,7 +273,7 @@ except pb_utils.TritonModelException as error:
     )
 
 
-def test_version_that_is_none_is_refused(launch: Launch) -> None:
+def test_version_that_is_none_is_refused(launch: LaunchWorker) -> None:
     worker = launch(CALLER)
     worker.submit("""
 try:

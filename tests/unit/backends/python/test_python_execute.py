@@ -7,7 +7,7 @@ import pytest
 
 from conch.tensors import WireTensor, pack_bytes, split_bytes
 from tests.unit.backends.python.interpreters import every_python
-from tests.unit.backends.python.worker import Launch, array, first, string
+from tests.unit.backends.python.worker import LaunchWorker, array, first, string
 
 ECHO = """
 class TritonPythonModel:
@@ -33,7 +33,7 @@ class TritonPythonModel:
 
 
 @every_python
-def test_every_datatype_comes_back_as_it_went(launch: Launch) -> None:
+def test_every_datatype_comes_back_as_it_went(launch: LaunchWorker) -> None:
     worker = launch(ECHO)
     sent = [
         array(name, name, np.array([[0, 1, 2], [3, 4, 100]]).astype(dtype))
@@ -52,14 +52,14 @@ def test_every_datatype_comes_back_as_it_went(launch: Launch) -> None:
     ]
 
 
-def test_batch_of_requests_gets_its_answers_in_order(launch: Launch) -> None:
+def test_batch_of_requests_gets_its_answers_in_order(launch: LaunchWorker) -> None:
     done = launch(EVAL).infer("1", "2", "len(request.inputs())")
     assert [first(response) for response in done["responses"]] == ["1", "2", "1"]
     assert len(done["times"]) == 3 and min(done["times"]) >= 0
 
 
 @every_python
-def test_huge_tensors_go_both_ways_and_their_memory_is_used_again(launch: Launch) -> None:
+def test_huge_tensors_go_both_ways_and_their_memory_is_used_again(launch: LaunchWorker) -> None:
     worker = launch(ECHO)
     for seed in range(5):
         values = np.random.default_rng(seed).random(500_000, np.float32)
@@ -69,7 +69,7 @@ def test_huge_tensors_go_both_ways_and_their_memory_is_used_again(launch: Launch
     assert len(worker.endpoint.pool.lent) + len(worker.endpoint.pool.free) <= 2
 
 
-def test_region_is_given_back_when_the_model_lets_go_of_the_array(launch: Launch) -> None:
+def test_region_is_given_back_when_the_model_lets_go_of_the_array(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -92,7 +92,7 @@ def test_region_is_given_back_when_the_model_lets_go_of_the_array(launch: Launch
         worker.endpoint.receive(worker.socket)
 
 
-def test_input_arrays_are_writable_and_the_same_at_every_call(launch: Launch) -> None:
+def test_input_arrays_are_writable_and_the_same_at_every_call(launch: LaunchWorker) -> None:
     worker = launch(EVAL)
     array_of = "pb_utils.get_input_tensor_by_name(request, {!r}).as_numpy()"
     for name in ("SMALL", "LARGE"):
@@ -101,7 +101,7 @@ def test_input_arrays_are_writable_and_the_same_at_every_call(launch: Launch) ->
         assert worker.text([string(expression), small, large]) == "(True, True)"
 
 
-def test_input_that_is_not_aligned_in_the_frame_is_aligned_for_the_model(launch: Launch) -> None:
+def test_input_that_is_not_aligned_in_the_frame_is_aligned_for_the_model(launch: LaunchWorker) -> None:
     worker = launch(EVAL)
     odd = WireTensor("ODD", "UINT8", (3,), b"abc")
     values = array("X", "FP64", np.arange(3.0))
@@ -109,7 +109,7 @@ def test_input_that_is_not_aligned_in_the_frame_is_aligned_for_the_model(launch:
     assert worker.text([odd, values, string(expression)]) == "(True, [0.0, 1.0, 2.0])"
 
 
-def test_strings_reach_the_model_as_bytes_objects(launch: Launch) -> None:
+def test_strings_reach_the_model_as_bytes_objects(launch: LaunchWorker) -> None:
     worker = launch(EVAL)
     words = WireTensor("WORDS", "BYTES", (2, 2), pack_bytes([b"a", b"", "ü".encode(), b"\xff"]))
     expression = (
@@ -127,13 +127,13 @@ def test_strings_reach_the_model_as_bytes_objects(launch: Launch) -> None:
         ("np.array([[b'a', b'b'], [b'c', b'd']], dtype=object).T", [b"a", b"c", b"b", b"d"]),
     ],
 )
-def test_string_arrays_of_every_kind_are_sent(launch: Launch, expression: str, elements: list[bytes]) -> None:
+def test_string_arrays_of_every_kind_are_sent(launch: LaunchWorker, expression: str, elements: list[bytes]) -> None:
     worker = launch(RETURN)
     (response,) = worker.infer(f"[pb_utils.InferenceResponse([pb_utils.Tensor('OUT', {expression})])]")["responses"]
     assert split_bytes(response["outputs"]["OUT"].data) == elements
 
 
-def test_array_that_is_not_contiguous_is_sent_in_row_major_order(launch: Launch) -> None:
+def test_array_that_is_not_contiguous_is_sent_in_row_major_order(launch: LaunchWorker) -> None:
     worker = launch(RETURN)
     expression = "[pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.arange(6, dtype='i4').reshape(2, 3).T)])]"
     output = worker.infer(expression)["responses"][0]["outputs"]["OUT"]
@@ -142,7 +142,7 @@ def test_array_that_is_not_contiguous_is_sent_in_row_major_order(launch: Launch)
 
 
 @every_python
-def test_tensor_goes_through_dlpack_with_its_memory(launch: Launch) -> None:
+def test_tensor_goes_through_dlpack_with_its_memory(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -155,13 +155,13 @@ def test_tensor_goes_through_dlpack_with_its_memory(launch: Launch) -> None:
     assert np.frombuffer(response["outputs"]["OUT"].data, np.float32)[:3].tolist() == [7.0, 1.0, 2.0]
 
 
-def test_outputs_that_were_not_requested_are_dropped(launch: Launch) -> None:
+def test_outputs_that_were_not_requested_are_dropped(launch: LaunchWorker) -> None:
     worker = launch(ECHO)
     sent = [string("a", "A"), string("b", "B")]
     assert list(worker.infer(sent, outputs=("B",))["responses"][0]["outputs"]) == ["B"]
 
 
-def test_input_tensor_itself_may_be_an_output(launch: Launch) -> None:
+def test_input_tensor_itself_may_be_an_output(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -173,7 +173,7 @@ def test_input_tensor_itself_may_be_an_output(launch: Launch) -> None:
     assert bytes(outputs["IN"].data) == b"\4\0\0\0text"
 
 
-def test_model_sees_what_the_client_said(launch: Launch) -> None:
+def test_model_sees_what_the_client_said(launch: LaunchWorker) -> None:
     worker = launch(EVAL)
     fields = {
         "id": "r1",
@@ -191,7 +191,7 @@ def test_model_sees_what_the_client_said(launch: Launch) -> None:
     ]  # fmt: skip
 
 
-def test_error_of_one_request_leaves_the_others_alone(launch: Launch) -> None:
+def test_error_of_one_request_leaves_the_others_alone(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -204,7 +204,7 @@ def test_error_of_one_request_leaves_the_others_alone(launch: Launch) -> None:
     assert bad["error"] == ["NOT_FOUND", "no such word"] and not bad["outputs"]
 
 
-def test_response_parameters_travel(launch: Launch) -> None:
+def test_response_parameters_travel(launch: LaunchWorker) -> None:
     worker = launch(RETURN)
     (response,) = worker.infer("[pb_utils.InferenceResponse([], None, {'a': 1, 'b': 'é'})]")["responses"]
     assert response["parameters"] == {"a": 1, "b": "é"}
@@ -226,7 +226,7 @@ def test_response_parameters_travel(launch: Launch) -> None:
         ),
     ],
 )
-def test_wrong_return_value_fails_the_batch(launch: Launch, expression: str, text: str) -> None:
+def test_wrong_return_value_fails_the_batch(launch: LaunchWorker, expression: str, text: str) -> None:
     worker = launch(RETURN)
     assert worker.infer(expression)["error"] == [
         "INTERNAL",

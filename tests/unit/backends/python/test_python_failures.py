@@ -9,7 +9,7 @@ import pytest
 
 from conch.tensors import WireTensor
 from tests.unit.backends.python.interpreters import every_python
-from tests.unit.backends.python.worker import PREAMBLE, Launch, Worker
+from tests.unit.backends.python.worker import PREAMBLE, LaunchWorker, Worker
 
 LINES = PREAMBLE.count("\n")
 
@@ -22,7 +22,7 @@ def failure(worker: Worker, *requests: str) -> str:
     return str(message[len(prefix) :])
 
 
-def run(launch: Launch, *lines: str) -> str:
+def run(launch: LaunchWorker, *lines: str) -> str:
     """What an ``execute`` of these lines fails with; its first line is number 3 behind the preamble."""
     body = "\n".join(f"        {line}" for line in lines)
     worker = launch(f"class TritonPythonModel:\n    def execute(self, requests):\n{body}\n")
@@ -30,27 +30,27 @@ def run(launch: Launch, *lines: str) -> str:
 
 
 @every_python
-def test_exception_is_told_with_its_place(launch: Launch) -> None:
+def test_exception_is_told_with_its_place(launch: LaunchWorker) -> None:
     assert run(launch, "raise ValueError('bäd')") == f"ValueError: bäd\n\nAt:\n  ({LINES + 3}): execute\n"
 
 
-def test_places_are_listed_from_the_innermost(launch: Launch) -> None:
+def test_places_are_listed_from_the_innermost(launch: LaunchWorker) -> None:
     assert run(launch, "def inner():", "    return {}['k']", "inner()") == (
         f"KeyError: 'k'\n\nAt:\n  ({LINES + 4}): inner\n  ({LINES + 5}): execute\n"
     )
 
 
-def test_line_is_the_last_that_ran(launch: Launch) -> None:
+def test_line_is_the_last_that_ran(launch: LaunchWorker) -> None:
     assert run(launch, "try:", "    int('x')", "finally:", "    pass; pass", "    str()").endswith(
         f"\n  ({LINES + 7}): execute\n"
     )
 
 
-def test_exception_without_a_message_says_so(launch: Launch) -> None:
+def test_exception_without_a_message_says_so(launch: LaunchWorker) -> None:
     assert run(launch, "raise ValueError").startswith("ValueError: <EMPTY MESSAGE>\n\nAt:\n")
 
 
-def test_exception_that_cannot_be_printed_is_described_all_the_same(launch: Launch) -> None:
+def test_exception_that_cannot_be_printed_is_described_all_the_same(launch: LaunchWorker) -> None:
     text = run(launch, "class E(Exception):", "    def __str__(self):", "        raise TypeError('no')", "raise E()")
     assert text == (
         "E: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>\n\n"
@@ -60,17 +60,17 @@ def test_exception_that_cannot_be_printed_is_described_all_the_same(launch: Laun
     )
 
 
-def test_exception_of_pb_utils_is_placed_in_the_model(launch: Launch) -> None:
+def test_exception_of_pb_utils_is_placed_in_the_model(launch: LaunchWorker) -> None:
     assert run(launch, "pb_utils.Tensor('', np.zeros(1))") == (
         f"TritonModelException: Tensor name cannot be an empty string.\n\nAt:\n  ({LINES + 3}): execute\n"
     )
 
 
-def test_text_that_is_not_unicode_is_told_as_far_as_it_goes(launch: Launch) -> None:
+def test_text_that_is_not_unicode_is_told_as_far_as_it_goes(launch: LaunchWorker) -> None:
     assert run(launch, "raise ValueError('a\\ud800b')").startswith("ValueError: a?b\n")
 
 
-def test_exit_in_execute_fails_the_batch_and_nothing_else(launch: Launch) -> None:
+def test_exit_in_execute_fails_the_batch_and_nothing_else(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -82,13 +82,13 @@ def test_exit_in_execute_fails_the_batch_and_nothing_else(launch: Launch) -> Non
     assert worker.text("x") == "alive"
 
 
-def test_failure_is_logged(launch: Launch) -> None:
+def test_failure_is_logged(launch: LaunchWorker) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, requests):\n        raise ValueError('bad')\n")
     failure(worker, "x")
     assert [(entry["level"], "ValueError: bad" in entry["message"]) for entry in worker.logged] == [("ERROR", True)]
 
 
-def test_what_a_model_prints_does_not_reach_the_channel(launch: Launch) -> None:
+def test_what_a_model_prints_does_not_reach_the_channel(launch: LaunchWorker) -> None:
     worker = launch("""
     print("at import")
     class TritonPythonModel:
@@ -107,7 +107,7 @@ def test_what_a_model_prints_does_not_reach_the_channel(launch: Launch) -> None:
     assert err == "to stderr\n"
 
 
-def test_frame_that_lies_about_a_tensor_fails_its_batch_only(launch: Launch) -> None:
+def test_frame_that_lies_about_a_tensor_fails_its_batch_only(launch: LaunchWorker) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, requests):\n        return [answer('alive')]\n")
     fields = {
         "serial": 9,
@@ -125,7 +125,7 @@ def test_frame_that_lies_about_a_tensor_fails_its_batch_only(launch: Launch) -> 
     assert worker.text("x") == "alive"
 
 
-def test_strings_that_do_not_fit_their_shape_fail_in_as_numpy(launch: Launch) -> None:
+def test_strings_that_do_not_fit_their_shape_fail_in_as_numpy(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -137,20 +137,22 @@ def test_strings_that_do_not_fit_their_shape_fail_in_as_numpy(launch: Launch) ->
         assert "TritonModelException: " in message
 
 
-def test_worker_ends_when_the_server_hangs_up(launch: Launch) -> None:
+def test_worker_ends_when_the_server_hangs_up(launch: LaunchWorker) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, requests): ...\n")
     worker.socket.close()
     assert worker.process.wait(30) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_to_the_whole_group_leaves_the_worker_to_the_server(launch: Launch, number: signal.Signals) -> None:
+def test_signal_to_the_whole_group_leaves_the_worker_to_the_server(
+    launch: LaunchWorker, number: signal.Signals
+) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, requests):\n        return [answer('alive')]\n")
     worker.process.send_signal(number)
     assert worker.text("x") == "alive"
 
 
-def test_worker_ends_in_the_middle_of_execute_when_it_looks_for_cancellation(launch: Launch) -> None:
+def test_worker_ends_in_the_middle_of_execute_when_it_looks_for_cancellation(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -162,13 +164,13 @@ def test_worker_ends_in_the_middle_of_execute_when_it_looks_for_cancellation(lau
     assert worker.process.wait(30) == 1
 
 
-def test_interrupt_from_the_keyboard_is_left_to_the_server(launch: Launch) -> None:
+def test_interrupt_from_the_keyboard_is_left_to_the_server(launch: LaunchWorker) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, requests):\n        return [answer('alive')]\n")
     worker.process.send_signal(signal.SIGINT)
     assert worker.text("x") == "alive"
 
 
-def test_process_forked_by_the_model_does_not_keep_the_channel_open(launch: Launch) -> None:
+def test_process_forked_by_the_model_does_not_keep_the_channel_open(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.backends.python.interpreters import every_python
-from tests.unit.backends.python.worker import PREAMBLE, Launch, Worker
+from tests.unit.backends.python.worker import PREAMBLE, LaunchWorker, Worker
 
 LINES = PREAMBLE.count("\n")
 IDLE = "class TritonPythonModel:\n    def execute(self, requests): ...\n"
@@ -28,7 +28,7 @@ def failed(answer: dict[str, Any], worker: Worker) -> tuple[str, str]:
 
 
 @every_python
-def test_initialize_gets_seven_strings(launch: Launch) -> None:
+def test_initialize_gets_seven_strings(launch: LaunchWorker) -> None:
     worker = launch(
         """
     class TritonPythonModel:
@@ -51,7 +51,7 @@ def test_initialize_gets_seven_strings(launch: Launch) -> None:
     }
 
 
-def test_module_is_named_by_its_version_and_finds_its_siblings(launch: Launch) -> None:
+def test_module_is_named_by_its_version_and_finds_its_siblings(launch: LaunchWorker) -> None:
     worker = launch(
         """
     import beside, shared
@@ -67,7 +67,7 @@ def test_module_is_named_by_its_version_and_finds_its_siblings(launch: Launch) -
     assert worker.text("x") == f"1.model beside shared {worker.directory / '1'}"
 
 
-def test_file_of_another_name_is_loaded(launch: Launch) -> None:
+def test_file_of_another_name_is_loaded(launch: LaunchWorker) -> None:
     worker = launch(
         "class TritonPythonModel:\n    def execute(self, requests):\n        return [answer(__name__)]\n",
         default_model_filename="other.py",
@@ -75,7 +75,7 @@ def test_file_of_another_name_is_loaded(launch: Launch) -> None:
     assert worker.text("x") == "1.other"
 
 
-def test_model_finds_only_what_its_environment_has(launch: Launch) -> None:
+def test_model_finds_only_what_its_environment_has(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -109,19 +109,19 @@ def test_model_finds_only_what_its_environment_has(launch: Launch) -> None:
         ),
     ],
 )
-def test_model_that_cannot_start_says_why(launch: Launch, source: str, message: str) -> None:
+def test_model_that_cannot_start_says_why(launch: LaunchWorker, source: str, message: str) -> None:
     worker = launch(source, start=False)
     code, text = failed(worker.start(), worker)
     assert code == "INTERNAL"
     assert text.startswith(message)
 
 
-def test_missing_file_is_named(launch: Launch) -> None:
+def test_missing_file_is_named(launch: LaunchWorker) -> None:
     worker = launch(None, start=False)
     assert failed(worker.start(), worker) == ("INTERNAL", "Python model file not found in 'model.py'")
 
 
-def test_missing_execute_fails_the_requests(launch: Launch) -> None:
+def test_missing_execute_fails_the_requests(launch: LaunchWorker) -> None:
     worker = launch("class TritonPythonModel: ...")
     assert worker.infer("x")["error"][1] == (
         "Failed to process the request(s) for model 'm_0_0', message: "
@@ -129,7 +129,7 @@ def test_missing_execute_fails_the_requests(launch: Launch) -> None:
     )
 
 
-def test_unknown_choice_of_input_memory_is_refused(launch: Launch) -> None:
+def test_unknown_choice_of_input_memory_is_refused(launch: LaunchWorker) -> None:
     parameters = {"FORCE_CPU_ONLY_INPUT_TENSORS": {"string_value": "maybe"}}
     worker = launch(IDLE, start=False, parameters=parameters)
     assert failed(worker.start(), worker) == (
@@ -151,7 +151,7 @@ class TritonPythonModel:
 
 
 @every_python
-def test_configuration_is_completed_and_the_same_worker_starts(launch: Launch) -> None:
+def test_configuration_is_completed_and_the_same_worker_starts(launch: LaunchWorker) -> None:
     worker = launch(
         COMPLETE.format(
             "config.add_input({'name': 'IN', 'data_type': 'TYPE_STRING', 'dims': [1]}); "
@@ -173,7 +173,7 @@ def test_configuration_is_completed_and_the_same_worker_starts(launch: Launch) -
     assert json.loads(worker.text("x")) == completed
 
 
-def test_model_without_the_function_keeps_its_configuration(launch: Launch) -> None:
+def test_model_without_the_function_keeps_its_configuration(launch: LaunchWorker) -> None:
     worker = launch(IDLE, start=False, parameters={"a": {"string_value": "b"}})
     assert complete(worker) == worker.config
 
@@ -186,7 +186,7 @@ def test_model_without_the_function_keeps_its_configuration(launch: Launch) -> N
         ("sys.exit(1)", f"SystemExit: 1\n\nAt:\n  model.py({LINES + 5}): auto_complete_config\n"),
     ],
 )
-def test_completion_that_fails_says_why(launch: Launch, body: str, message: str) -> None:
+def test_completion_that_fails_says_why(launch: LaunchWorker, body: str, message: str) -> None:
     worker = launch(COMPLETE.format(body), start=False)
     assert failed(worker.ask({"op": "complete"}), worker) == ("INTERNAL", message)
 
@@ -204,7 +204,7 @@ class TritonPythonModel:
 
 
 @every_python
-def test_log_messages_carry_the_line_of_the_model(launch: Launch) -> None:
+def test_log_messages_carry_the_line_of_the_model(launch: LaunchWorker) -> None:
     worker = launch(LOG)
     worker.infer("x")
     assert [(e["level"], e["file"], e["line"] - LINES, e["message"]) for e in worker.logged] == [
@@ -215,7 +215,7 @@ def test_log_messages_carry_the_line_of_the_model(launch: Launch) -> None:
     ]
 
 
-def test_log_settings_change_while_the_model_runs(launch: Launch) -> None:
+def test_log_settings_change_while_the_model_runs(launch: LaunchWorker) -> None:
     worker = launch(LOG)
     worker.send({"op": "log", "log": {"info": False, "warning": False, "error": False, "verbose": 1}})
     worker.infer("x")
@@ -223,33 +223,33 @@ def test_log_settings_change_while_the_model_runs(launch: Launch) -> None:
 
 
 @every_python
-def test_finalize_is_called_before_the_end(launch: Launch) -> None:
+def test_finalize_is_called_before_the_end(launch: LaunchWorker) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, r): ...\n    def finalize(self): print('bye')\n")
     assert worker.stop() == ("bye\n", "")
 
 
-def test_failure_in_finalize_is_logged_and_the_worker_ends_all_the_same(launch: Launch) -> None:
+def test_failure_in_finalize_is_logged_and_the_worker_ends_all_the_same(launch: LaunchWorker) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, r): ...\n    def finalize(self): sys.exit(3)\n")
     worker.stop()
     assert worker.logged[0]["message"].startswith("SystemExit: 3\n")
 
 
-def test_worker_ends_although_a_thread_of_the_model_does_not(launch: Launch) -> None:
+def test_worker_ends_although_a_thread_of_the_model_does_not(launch: LaunchWorker) -> None:
     worker = launch("threading.Thread(target=threading.Event().wait).start()\n" + IDLE)
     worker.stop()
 
 
-def test_exit_handlers_of_the_model_run(launch: Launch) -> None:
+def test_exit_handlers_of_the_model_run(launch: LaunchWorker) -> None:
     worker = launch("import atexit\natexit.register(print, 'at exit')\n" + IDLE)
     assert worker.stop()[0] == "at exit\n"
 
 
-def test_frame_that_is_not_known_is_answered(launch: Launch) -> None:
+def test_frame_that_is_not_known_is_answered(launch: LaunchWorker) -> None:
     worker = launch(IDLE)
     assert failed(worker.ask({"op": "dance"}), worker)[1] == "a worker does not know the frame 'dance'"
 
 
-def test_worker_runs_without_orjson(launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_worker_runs_without_orjson(launch: LaunchWorker, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "orjson.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     worker = launch("class TritonPythonModel:\n    def execute(self, r):\n        return [answer('é' + text(r[0]))]\n")
@@ -257,7 +257,7 @@ def test_worker_runs_without_orjson(launch: Launch, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_bytecode_is_left_that_a_quick_reload_could_take_for_its_source(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch
+    launch: LaunchWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     source = "class TritonPythonModel:\n    def execute(self, requests):\n        return [answer('{}')]\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.backends.python.interpreters import every_python
-from tests.unit.backends.python.worker import Header, Launch, Worker, first
+from tests.unit.backends.python.worker import Header, LaunchWorker, Worker, first
 
 
 def kinds(worker: Worker, count: int) -> list[tuple[object, ...]]:
@@ -38,7 +38,7 @@ class TritonPythonModel:
 FINAL = "flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
 
 
-def test_decoupled_model_sends_any_number_of_responses(launch: Launch) -> None:
+def test_decoupled_model_sends_any_number_of_responses(launch: LaunchWorker) -> None:
     worker = launch(DECOUPLED, decoupled=True)
     worker.submit(f"sender.send(answer('a')); sender.send(answer('b')); sender.send({FINAL})", f"sender.send({FINAL})")
     assert kinds(worker, 5) == [
@@ -50,14 +50,14 @@ def test_decoupled_model_sends_any_number_of_responses(launch: Launch) -> None:
     ]
 
 
-def test_last_response_may_carry_the_end(launch: Launch) -> None:
+def test_last_response_may_carry_the_end(launch: LaunchWorker) -> None:
     worker = launch(DECOUPLED, decoupled=True)
     worker.submit(f"sender.send(answer('a'), {FINAL})")
     assert kinds(worker, 2) == [(1, "a", True), ("done", None)]
 
 
 @every_python
-def test_decoupled_model_sends_from_a_thread_after_execute(launch: Launch) -> None:
+def test_decoupled_model_sends_from_a_thread_after_execute(launch: LaunchWorker) -> None:
     worker = launch(
         """
     class TritonPythonModel:
@@ -78,7 +78,7 @@ def test_decoupled_model_sends_from_a_thread_after_execute(launch: Launch) -> No
         assert own == [*((serial, str(number), False) for number in range(50)), (serial, None, True)]
 
 
-def test_exception_ends_only_the_requests_that_are_open(launch: Launch) -> None:
+def test_exception_ends_only_the_requests_that_are_open(launch: LaunchWorker) -> None:
     worker = launch(DECOUPLED, decoupled=True)
     worker.submit(f"sender.send(answer('a'), {FINAL})", "raise ValueError('bad')")
     assert kinds(worker, 1) == [(1, "a", True)]
@@ -86,7 +86,7 @@ def test_exception_ends_only_the_requests_that_are_open(launch: Launch) -> None:
     assert code == "INTERNAL" and "message: ValueError: bad\n" in message
 
 
-def test_decoupled_model_must_not_return_responses(launch: Launch) -> None:
+def test_decoupled_model_must_not_return_responses(launch: LaunchWorker) -> None:
     worker = launch(
         "class TritonPythonModel:\n    def execute(self, requests):\n        return [answer('a')]\n", decoupled=True
     )
@@ -105,7 +105,7 @@ def test_decoupled_model_must_not_return_responses(launch: Launch) -> None:
         (f"send({FINAL}); sender.send({FINAL})", "Unable to send response. Response sender has been closed."),
     ],
 )
-def test_wrong_use_of_a_sender_is_told(launch: Launch, calls: str, message: str) -> None:
+def test_wrong_use_of_a_sender_is_told(launch: LaunchWorker, calls: str, message: str) -> None:
     worker = launch(DECOUPLED, decoupled=True)
     worker.submit(f"sender.{calls}")
     while (frame := worker.read())["op"] != "done":
@@ -113,13 +113,13 @@ def test_wrong_use_of_a_sender_is_told(launch: Launch, calls: str, message: str)
     assert f"message: TritonModelException: {message}\n" in frame["error"][1]
 
 
-def test_model_that_is_not_decoupled_may_send_one_response(launch: Launch) -> None:
+def test_model_that_is_not_decoupled_may_send_one_response(launch: LaunchWorker) -> None:
     worker = launch(ONE)
     worker.submit(f"sender.send(answer('a')); sender.send({FINAL})")
     assert kinds(worker, 2) == [(1, "a", True), ("done", None)]
 
 
-def test_single_response_is_sent_as_it_was_given_to_send(launch: Launch) -> None:
+def test_single_response_is_sent_as_it_was_given_to_send(launch: LaunchWorker) -> None:
     worker = launch(ONE)
     worker.submit(
         "values = np.zeros(50_000, np.float32); "
@@ -129,7 +129,7 @@ def test_single_response_is_sent_as_it_was_given_to_send(launch: Launch) -> None
     assert not any(worker.read()["outputs"]["OUT"].data)
 
 
-def test_single_response_may_come_after_execute(launch: Launch) -> None:
+def test_single_response_may_come_after_execute(launch: LaunchWorker) -> None:
     worker = launch(ONE)
     worker.submit(f"threading.Timer(0.05, lambda: sender.send(answer('late'), {FINAL})).start()")
     assert kinds(worker, 2) == [("done", None), (1, "late", True)]
@@ -147,7 +147,7 @@ def test_single_response_may_come_after_execute(launch: Launch) -> None:
         (f"send(answer('a'), {FINAL}); sender.send({FINAL})", "Response sender has been closed."),
     ],
 )
-def test_wrong_use_of_the_only_response_is_told(launch: Launch, calls: str, message: str) -> None:
+def test_wrong_use_of_the_only_response_is_told(launch: LaunchWorker, calls: str, message: str) -> None:
     worker = launch(ONE)
     worker.submit(f"sender.{calls}")
     while (frame := worker.read())["op"] != "done":
@@ -155,7 +155,7 @@ def test_wrong_use_of_the_only_response_is_told(launch: Launch, calls: str, mess
     assert f"message: TritonModelException: Unable to send response. {message}\n" in frame["error"][1]
 
 
-def test_response_sent_wins_over_one_returned_later(launch: Launch) -> None:
+def test_response_sent_wins_over_one_returned_later(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -167,7 +167,7 @@ def test_response_sent_wins_over_one_returned_later(launch: Launch) -> None:
     assert "cannot send more than one response" in worker.logged[0]["message"]
 
 
-def test_response_sent_without_its_end_and_one_returned_is_an_error(launch: Launch) -> None:
+def test_response_sent_without_its_end_and_one_returned_is_an_error(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -179,7 +179,7 @@ def test_response_sent_without_its_end_and_one_returned_is_an_error(launch: Laun
     assert kinds(worker, 2) == [(1, message, True), ("done", None)]
 
 
-def test_execute_that_returns_nothing_leaves_its_requests_open(launch: Launch) -> None:
+def test_execute_that_returns_nothing_leaves_its_requests_open(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         def execute(self, requests):
@@ -209,14 +209,14 @@ class TritonPythonModel:
 
 
 @every_python
-def test_coroutine_is_awaited(launch: Launch) -> None:
+def test_coroutine_is_awaited(launch: LaunchWorker) -> None:
     worker = launch(ASYNC, start=False)
     assert worker.start() == {"op": "ready", "async": True}
     assert worker.text("hello") == "hello"
 
 
 @every_python
-def test_exception_of_a_coroutine_is_told_with_its_place(launch: Launch) -> None:
+def test_exception_of_a_coroutine_is_told_with_its_place(launch: LaunchWorker) -> None:
     worker = launch(ASYNC)
     message = worker.infer("raise")["error"][1]
     before, _, places = message.partition("\n\nAt:\n")
@@ -244,7 +244,7 @@ class TritonPythonModel:
 
 
 @every_python
-def test_coroutines_of_a_decoupled_model_overlap(launch: Launch) -> None:
+def test_coroutines_of_a_decoupled_model_overlap(launch: LaunchWorker) -> None:
     worker = launch(ASYNC_DECOUPLED, decoupled=True)
     worker.submit("first")
     assert kinds(worker, 1) == [("done", None)]
@@ -253,7 +253,7 @@ def test_coroutines_of_a_decoupled_model_overlap(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("how", ["raise", "cancel"])
-def test_request_whose_coroutine_fails_ends_and_the_traceback_is_logged(launch: Launch, how: str) -> None:
+def test_request_whose_coroutine_fails_ends_and_the_traceback_is_logged(launch: LaunchWorker, how: str) -> None:
     worker = launch(ASYNC_DECOUPLED, decoupled=True)
     worker.submit(how)
     frames = {frame[0]: frame for frame in kinds(worker, 2)}
@@ -276,7 +276,7 @@ class TritonPythonModel:
 
 
 @every_python
-def test_cancellation_is_seen_while_executing(launch: Launch) -> None:
+def test_cancellation_is_seen_while_executing(launch: LaunchWorker) -> None:
     worker = launch(WAIT)
     serial, _ = worker.submit("wait", "other")
     worker.send({"op": "cancel", "serial": serial})
@@ -284,7 +284,7 @@ def test_cancellation_is_seen_while_executing(launch: Launch) -> None:
     assert bytes(response["outputs"]["OUT"].data).endswith(b"False")
 
 
-def test_batches_that_arrive_while_executing_run_afterwards_in_order(launch: Launch) -> None:
+def test_batches_that_arrive_while_executing_run_afterwards_in_order(launch: LaunchWorker) -> None:
     worker = launch(WAIT)
     (serial,) = worker.submit("wait")
     worker.submit("second")
@@ -293,7 +293,7 @@ def test_batches_that_arrive_while_executing_run_afterwards_in_order(launch: Lau
     assert [first(worker.read()["responses"][0]) for _ in range(3)] == ["cancelled", "second", "third"]
 
 
-def test_request_cancelled_while_its_batch_waits_is_cancelled_when_it_runs(launch: Launch) -> None:
+def test_request_cancelled_while_its_batch_waits_is_cancelled_when_it_runs(launch: LaunchWorker) -> None:
     worker = launch(WAIT)
     (running,) = worker.submit("wait")
     (waiting,) = worker.submit("wait")
@@ -302,14 +302,14 @@ def test_request_cancelled_while_its_batch_waits_is_cancelled_when_it_runs(launc
     assert [first(worker.read()["responses"][0]) for _ in range(2)] == ["cancelled", "cancelled"]
 
 
-def test_cancellation_of_a_request_that_has_ended_does_nothing(launch: Launch) -> None:
+def test_cancellation_of_a_request_that_has_ended_does_nothing(launch: LaunchWorker) -> None:
     worker = launch(WAIT)
     worker.infer("x")
     worker.send({"op": "cancel", "serial": 1})
     assert worker.text("y") == "y"
 
 
-def test_thread_sees_cancellation_while_the_worker_waits_for_work(launch: Launch) -> None:
+def test_thread_sees_cancellation_while_the_worker_waits_for_work(launch: LaunchWorker) -> None:
     worker = launch(
         """
     class TritonPythonModel:
@@ -328,7 +328,7 @@ def test_thread_sees_cancellation_while_the_worker_waits_for_work(launch: Launch
     assert kinds(worker, 1) == [(serial, "cancelled", True)]
 
 
-def test_coroutine_sees_cancellation(launch: Launch) -> None:
+def test_coroutine_sees_cancellation(launch: LaunchWorker) -> None:
     worker = launch("""
     class TritonPythonModel:
         async def execute(self, requests):
@@ -342,7 +342,7 @@ def test_coroutine_sees_cancellation(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_request_that_the_model_drops_ends_with_an_error(launch: Launch, decoupled: bool) -> None:
+def test_request_that_the_model_drops_ends_with_an_error(launch: LaunchWorker, decoupled: bool) -> None:
     worker = launch("class TritonPythonModel:\n    def execute(self, requests): ...\n", decoupled=decoupled)
     worker.submit("x")
     frames = [worker.read(), worker.read()]
@@ -351,7 +351,7 @@ def test_request_that_the_model_drops_ends_with_an_error(launch: Launch, decoupl
     assert response["error"] == ["INTERNAL", "The model dropped the request without sending a response."]
 
 
-def test_sender_that_is_dropped_after_a_response_ends_its_request(launch: Launch) -> None:
+def test_sender_that_is_dropped_after_a_response_ends_its_request(launch: LaunchWorker) -> None:
     worker = launch(
         """
     class TritonPythonModel:

@@ -161,4 +161,4 @@ def array(name: str, datatype: str, values: np.ndarray[Any, Any]) -> WireTensor:
 
 
 #: The fixture ``launch``: a model's source, then ``start``, ``decoupled``, ``python`` and fields of the configuration.
-Launch = Callable[..., Worker]
+LaunchWorker = Callable[..., Worker]

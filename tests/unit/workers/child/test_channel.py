@@ -225,7 +225,7 @@ def test_region_given_back_while_idle_is_sent_alone(server: Server, worker: Chan
     header, _ = worker.receive()
     waiting = threading.Thread(target=worker.receive)
     waiting.start()
-    worker.give_back(header["tensors"][0][4])
+    worker.release_region(header["tensors"][0][4])
     server.connection.settimeout(20)
     assert server.endpoint.receive(server.connection) == []
     assert not server.endpoint.pool.lent

@@ -38,12 +38,12 @@ def test_region_is_not_reused_before_the_reader_gives_it_back() -> None:
 def test_only_new_regions_are_announced_and_only_once() -> None:
     pool = RegionPool()
     region = pool.take(1000)
-    assert pool.has_news
-    assert pool.news() == ([region], [])
+    assert pool.has_changes
+    assert pool.take_changes() == ([region], [])
     pool.release([region.id])
     pool.take(1000)
-    assert not pool.has_news
-    assert pool.news() == ([], [])
+    assert not pool.has_changes
+    assert pool.take_changes() == ([], [])
 
 
 def test_smallest_fitting_region_is_taken() -> None:
@@ -63,10 +63,10 @@ def test_small_tensor_does_not_take_a_region_much_larger_than_itself() -> None:
 def test_oldest_free_regions_are_dropped_beyond_the_idle_limit() -> None:
     pool = RegionPool(idle_limit=4 * MIB)
     regions = [pool.take(2 * MIB) for _ in range(3)]
-    pool.news()
+    pool.take_changes()
     pool.release([region.id for region in regions])
     assert list(pool.free) == [regions[1].id, regions[2].id]
-    assert pool.news() == ([], [regions[0].id])
+    assert pool.take_changes() == ([], [regions[0].id])
     with pytest.raises(OSError):
         os.fstat(regions[0].fd)
 

@@ -14,7 +14,7 @@ from conch.tensors import WireTensor
 from conch.workers.child.channel import Header
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Packer, Unpacker
-from conch.workers.host.bls import BlsService
+from conch.workers.host.bls import BlsHandler
 
 
 class Models:
@@ -49,7 +49,7 @@ class Fixture:
         self.models = Models()
         self.sent: list[Header] = []
         self.fail: Exception | None = None
-        self.calls = BlsService(self.models, "caller", self.send)
+        self.calls = BlsHandler(self.models, "caller", self.send)
 
     def send(self, header: Header, packer: Packer | None) -> None:
         if self.fail is not None:
