@@ -37,7 +37,8 @@ class Loader:
     """Makes :class:`Model` objects.
 
     ``find_member`` reaches a loaded model for a step of an ensemble; ``new_statistics`` makes the
-    counters of a version as the metrics settings want them; ``models`` takes the calls of models.
+    counters of a version as the metrics settings want them; ``models`` takes the calls of models; ``new_process`` makes
+    a worker process by its name, which is not started yet.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Loader:
         new_statistics: Callable[[str, int], ModelStatistics],
         models: BlsServer | None = None,
         environments: Environments | None = None,
+        new_process: Callable[[str], WorkerProcess] = WorkerProcess,
     ) -> None:
         self._settings = settings
         self._gpus = gpus
@@ -55,6 +57,7 @@ class Loader:
         self._new_statistics = new_statistics
         self._models = models
         self._environments = environments or Environments()
+        self._new_process = new_process
 
     def configure(self, files: ModelFiles) -> ModelConfig:
         """The configuration before any backend has looked at the model.
@@ -146,7 +149,7 @@ class Loader:
 
     def _starter(self, files: ModelFiles, version: int, config: ModelConfig) -> WorkerStarter:
         settings = {one.key: one.value for one in self._settings.backend_config if one.scope in ("", config.backend)}
-        return WorkerStarter(files, version, config, settings, self._models, self._environments)
+        return WorkerStarter(files, version, config, settings, self._models, self._environments, self._new_process)
 
     async def _add_workers(
         self,

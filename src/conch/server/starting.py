@@ -1,14 +1,14 @@
 """Starts workers for the instances of a model version.
 
-Called by the loader and, when a worker has died, by its instance; on the event loop and in the main
-thread, whose end no worker survives.
+Called by the loader and, when a worker has died, by its ``SupervisedWorker``; on the event loop and in the main thread,
+whose end no worker survives.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,6 +50,7 @@ class WorkerStarter:
         backend_config: Mapping[str, str] | None = None,
         models: BlsServer | None = None,
         environments: Environments | None = None,
+        new_process: Callable[[str], WorkerProcess] = WorkerProcess,
     ) -> None:
         if config.backend not in BACKENDS:
             raise invalid(
@@ -62,6 +63,7 @@ class WorkerStarter:
         self._backend_config = dict(backend_config or {})
         self._models = models
         self._environments = environments or Environments()
+        self._new_process = new_process
 
     async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
         """A worker whose model has completed the configuration, and the result."""
@@ -105,10 +107,11 @@ class WorkerStarter:
         return worker
 
     async def _start(self, name: str, environment: dict[str, str]) -> WorkerProcess:
+        """A process that has been told which model it is to run, in the interpreter that the model asks for."""
         files, config = self._files, self.config
         execution_env_path = parameters(config).get("EXECUTION_ENV_PATH", "")
         python = await self._environments.python(execution_env_path, files.directory)
-        worker = WorkerProcess(name)
+        worker = self._new_process(name)
         if self._models is not None:
             worker.serve_bls(self._models, files.name)
         worker.start(

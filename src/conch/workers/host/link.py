@@ -1,6 +1,6 @@
-"""The server's end of the socket to a worker: frames out without ever waiting, frames in as they come.
+"""The server's end of the socket to a worker: queues frames that the socket does not take, reads those that arrive.
 
-Runs on the event loop of the server; belongs to a ``WorkerProcess``.
+Never blocks.  Runs on the event loop of the server; belongs to a ``WorkerProcess``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Link:
         return self._endpoint.regions
 
     def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
-        """Send a frame; a broken socket is noticed elsewhere.  Raises when there is no memory to share."""
+        """Send a frame, or keep it until the socket takes more; a broken socket is reported by its reader.
+
+        Raises ConchError or OSError when there is no memory to share.
+        """
         message = self._endpoint.encode(header, packer)
         if self._unsent:
             self._keep(message)
@@ -61,14 +64,14 @@ class Link:
                 self._keep(([rest], []))
 
     def flush(self) -> None:
-        """Give memory back to a worker that no further frame may reach for a while."""
+        """Send what no frame has carried yet about memory regions, as there may be no frame for a while."""
         message = self._endpoint.flush()
         if message is not None:
             self._keep(message)
             self._writable()
 
     def drain(self) -> None:
-        """Take what the worker had sent before it ended."""
+        """Deliver what the worker had sent before it ended."""
         try:
             while True:
                 self._on_frames(self._endpoint.receive(self._socket))

@@ -1,30 +1,25 @@
-"""The server's side of a worker process: starts it, speaks to it, notices its end.
+"""The server's side of a worker process: sends it batches, passes on its responses, notices its end.
 
-Runs on the event loop of the server.  A ``WorkerProcess`` knows nothing of schedulers: it is given
-batches and calls back.  Whatever dies in between, every request given to it ends.
+Runs on the event loop of the server.  A ``WorkerProcess`` knows nothing of schedulers: it is given batches and calls
+back.  Every request given to it ends, whenever the process does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import socket
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from conch import logs
 from conch.errors import Code, ConchError, internal
 from conch.inference import InferRequest, InferResponse
-from conch.workers.child import worker as program
 from conch.workers.child.channel import Frame
 from conch.workers.child.packing import Packer, Unpacker
 from conch.workers.host.bls import BlsHandler, BlsServer
 from conch.workers.host.execution import Execution, description, response_of, take_times
 from conch.workers.host.link import Link
+from conch.workers.host.spawn import ChildProcess, Spawn, spawn
 
 LOG = logging.getLogger("conch")
 
@@ -35,20 +30,21 @@ STOP_SECONDS = 10.0
 class WorkerProcess:
     """One worker, from its start to its end.
 
-    ``on_exit`` is called once when the process is gone, after its requests have been failed,
-    unless that was asked for with :meth:`stop`.
+    ``on_exit`` is called once when the process has ended, after its requests have been failed, unless :meth:`stop`
+    was called before.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, spawn: Spawn = spawn) -> None:
         self.name = name
+        self._spawn = spawn
         self.on_exit: Callable[[WorkerProcess], None] | None = None
         #: Called with every response that a response sender gave, before the request gets it.
         self.on_response_sent: Callable[[InferRequest, InferResponse], None] | None = None
         #: Called when requests have been prepared and their lengths are known.
         self.on_prepared: Callable[[], None] | None = None
-        #: Called with what a worker that generates has under way, and has done since it said so last.
+        #: Called after each step of a worker that generates: what it has under way and has done since the last one.
         self.on_progress: Callable[[Mapping[str, Any]], None] | None = None
-        #: How many requests a worker that generates takes at a time; 0 for any other, whose threads say it.
+        #: How many requests a worker that generates takes at a time; 0 for any other.
         self.slots = 0
         self.alive = False
         self._loop = asyncio.get_running_loop()
@@ -62,8 +58,7 @@ class WorkerProcess:
         self._idle: asyncio.Event | None = None  # only while somebody waits for it
         self._ended = asyncio.Event()
         self._link: Link
-        self._process: subprocess.Popen[bytes]
-        self._pidfd = -1
+        self._process: ChildProcess
 
     @property
     def pid(self) -> int:
@@ -76,30 +71,16 @@ class WorkerProcess:
 
     def serve_bls(self, models: BlsServer, caller: str) -> None:
         """Let the worker, of the model ``caller``, send requests to ``models``."""
-        self._bls = BlsHandler(models, caller, self._send)
+        self._bls = BlsHandler(models, caller, lambda header, packer: self._link.send(header, packer))
 
     def start(self, init: dict[str, Any], *, python: str, environment: dict[str, str]) -> None:
-        """Start the process with the frame ``init``; call from the main thread, whose end it does not survive."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            self._process = subprocess.Popen(
-                [python, str(Path(program.__file__)), str(theirs.fileno())],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
-        # A process that the model forked may hold the socket open: only the pid tells the end for certain.
-        if hasattr(os, "pidfd_open"):
-            try:
-                self._pidfd = os.pidfd_open(self._process.pid)
-            except OSError:
-                self._process.kill()
-                self._process.wait()
-                ours.close()
-                raise
-            self._loop.add_reader(self._pidfd, self._exited)
+        """Start the process with the frame ``init``; call from the main thread, whose end it does not survive.
+
+        Raises OSError when that is not possible.
+        """
+        self._process, connection = self._spawn(python, environment, self._exited)
         self.alive = True
-        self._link = Link(ours, self._received, self._hung_up)
+        self._link = Link(connection, self._received, self._hung_up)
         self._link.send({"op": "init", **init})
 
     async def ask(self, header: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +149,7 @@ class WorkerProcess:
             request.holder = self
 
     def drop(self, request: InferRequest) -> None:
-        """Forget a request that was prepared and will not run here."""
+        """Have the worker forget a request that it prepared and that will not run here."""
         request.holder = None
         if self._prepared.pop(request.serial, None) is not None and self.alive:
             self._link.send({"op": "drop", "serial": request.serial})
@@ -203,13 +184,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process now, by its id; what it was doing fails."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
-        if self._pidfd < 0:
-            self._exited()
-
-    def _send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
-        self._link.send(header, packer)
+        self._process.kill()
 
     def _received(self, frames: list[Frame]) -> None:
         for frame in frames:
@@ -260,7 +235,7 @@ class WorkerProcess:
                 self._respond(request, response)
 
     def _progress(self, header: dict[str, Any], unpacker: Unpacker) -> None:
-        """What one step of a worker that generates brought, to any of its requests."""
+        """Pass on the responses of one step of a worker that generates, to any of its requests."""
         responses = [(one["serial"], response_of(one, unpacker, one["final"])) for one in header["responses"]]
         if self.on_progress is not None:
             self.on_progress(header["load"])
@@ -304,7 +279,7 @@ class WorkerProcess:
             request.fail(error)
 
     def _hung_up(self, reason: ConchError | None) -> None:
-        """The channel is of no use any more; with it the process."""
+        """Kill the process, whose channel has closed or (with a ``reason``) been misused."""
         if reason is not None:
             LOG.error("worker of '%s' broke the protocol and is killed: %s", self.name, reason.message)
         if self.alive:
@@ -315,10 +290,6 @@ class WorkerProcess:
         if not self.alive:
             return
         self.alive = False
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-        self._process.wait()
         self._link.drain()
         self._link.close()
 
@@ -346,4 +317,4 @@ class WorkerProcess:
     @property
     def exit_status(self) -> int | None:
         """The status of a process that has ended; negative for a signal."""
-        return self._process.returncode
+        return self._process.exit_status

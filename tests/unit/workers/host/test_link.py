@@ -1,0 +1,93 @@
+"""Frames to a worker that does not read, and from one that writes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from conch.errors import ConchError
+from conch.tensors import WireTensor
+from conch.workers.child.channel import Endpoint, Frame
+from conch.workers.child.packing import Packer
+from conch.workers.host.link import Link
+from tests.unit.fake_clock import fake_clock, settle
+
+
+class Wire:
+    """A link and the other end of its socket."""
+
+    def __init__(self) -> None:
+        ours, self.theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        self.theirs.setblocking(False)
+        self.frames: list[Frame] = []
+        self.broken: list[ConchError | None] = []
+        self.link = Link(ours, self.frames.extend, self.broken.append)
+        self.endpoint = Endpoint()
+
+    async def read(self, count: int) -> list[dict[str, Any]]:
+        headers: list[dict[str, Any]] = []
+        while len(headers) < count:
+            try:
+                headers += [header for header, _ in self.endpoint.receive(self.theirs)]
+            except BlockingIOError:
+                await asyncio.sleep(0)
+        return headers
+
+
+@fake_clock
+async def test_frames_that_the_socket_does_not_take_are_kept_in_order() -> None:
+    wire = Wire()
+    for number in range(200):
+        wire.link.send({"op": "x", "number": number, "padding": "p" * 1000})
+    assert wire.link._unsent
+    assert [header["number"] for header in await wire.read(200)] == list(range(200))
+    assert not wire.link._unsent
+    wire.link.close()
+
+
+@fake_clock
+async def test_large_tensor_behind_a_full_socket_arrives_with_its_memory() -> None:
+    wire = Wire()
+    for _ in range(20):
+        wire.link.send({"op": "x", "padding": "p" * 1000})
+    packer = Packer()
+    data = bytes(range(256)) * 1000
+    wire.link.send({"op": "y", "tensors": packer.pack([WireTensor("T", "UINT8", (len(data),), data)])}, packer)
+    header = (await wire.read(21))[-1]
+    _, _, _, size, region, offset = header["tensors"][0]
+    assert wire.endpoint.regions.get(region)[offset : offset + size] == data
+    wire.link.close()
+
+
+@fake_clock
+async def test_end_of_the_other_side_is_told_without_a_reason() -> None:
+    wire = Wire()
+    wire.theirs.close()
+    await settle()
+    assert wire.broken[:1] == [None]
+    wire.link.send({"op": "x"})  # nobody is there, which is not the sender's concern
+    wire.link.close()
+
+
+@fake_clock
+async def test_bytes_that_are_no_frame_are_told_with_a_reason() -> None:
+    wire = Wire()
+    wire.theirs.send(b"\3\0\0\0\0\0\0\0{x}")
+    await settle()
+    (reason,) = wire.broken
+    assert reason is not None and "not JSON" in reason.message
+    wire.link.close()
+
+
+@fake_clock
+async def test_frames_sent_before_the_end_can_be_drained() -> None:
+    wire = Wire()
+    wire.link.stop_reading()
+    for buffer in wire.endpoint.encode({"op": "last"})[0]:
+        wire.theirs.send(buffer)
+    wire.theirs.close()
+    wire.link.drain()
+    assert [header["op"] for header, _ in wire.frames] == ["last"]
+    wire.link.close()

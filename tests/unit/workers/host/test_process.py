@@ -1,0 +1,257 @@
+"""What the server makes of a worker's frames and of its end, with a worker that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conch.errors import Code, ConchError
+from conch.workers.host.execution import Execution
+from conch.workers.host.process import STOP_SECONDS, WorkerProcess
+from tests.unit.fake_clock import fake_clock, settle
+from tests.unit.workers.host.fakes import EMPTY, Client, make_process
+
+UNHEALTHY = "Stub process 'm_0' is not healthy."
+
+
+def ignore(execution: Execution) -> None: ...
+
+
+def run(process: WorkerProcess, count: int = 1, on_done: Callable[[Execution], None] = ignore) -> list[Client]:
+    clients = [Client() for _ in range(count)]
+    process.execute([client.request for client in clients], on_done)
+    return clients
+
+
+@fake_clock
+async def test_batch_is_done_before_its_requests_are_answered() -> None:
+    process, child = make_process()
+    order: list[Any] = []
+    clients = run(process, 2, lambda execution: order.append((execution.times, [client.finals for client in clients])))
+    assert [len(header["requests"]) for header in child.received()] == [2]
+    child.done(1, EMPTY, EMPTY)
+    await settle()
+    assert order == [((1, 2, 3), [0, 0])]
+    assert [(client.finals, client.errors) for client in clients] == [(1, [])] * 2
+    assert process.idle
+
+
+@fake_clock
+async def test_error_of_a_batch_ends_all_its_requests() -> None:
+    process, child = make_process()
+    clients = run(process, 2)
+    child.send({"op": "done", "batch": 1, "times": [0, 0, 0], "error": ["INTERNAL", "bad"]})
+    await settle()
+    assert [(client.finals, client.errors) for client in clients] == [(1, ["bad"])] * 2
+
+
+@fake_clock
+async def test_request_that_is_answered_later_ends_with_its_last_response_once() -> None:
+    sent: list[int] = []
+    process, child = make_process(on_response_sent=lambda request, response: sent.append(request.serial))
+    (client,) = run(process)
+    child.done(1, None)
+    child.respond(client.request, final=False)
+    await settle()
+    assert (len(client.responses), client.finals, process.idle) == (1, 0, False)
+    child.respond(client.request)
+    child.respond(client.request)  # one too many
+    await settle()
+    assert (len(client.responses), client.finals, process.idle) == (2, 1, True)
+    assert len(sent) == 2
+
+
+@fake_clock
+async def test_death_ends_every_request_exactly_once_and_is_told_last() -> None:
+    process, child = make_process()
+    told: list[list[int]] = []
+    executed, decoupled, untouched = run(process), run(process), run(process)
+    everyone = [*executed, *decoupled, *untouched]
+    process.on_exit = lambda process: told.append([client.finals for client in everyone])
+    child.done(1, EMPTY)
+    child.done(2, None)
+    await settle()
+    child.exit(-11)
+    assert [(client.finals, client.errors) for client in everyone] == [(1, []), (1, [UNHEALTHY]), (1, [UNHEALTHY])]
+    assert told == [[1, 1, 1]]
+    assert (process.alive, process.idle, process.exit_status) == (False, True, -11)
+
+
+@fake_clock
+async def test_what_was_sent_before_death_is_delivered() -> None:
+    process, child = make_process()
+    (client,) = run(process)
+    child.done(1, EMPTY)
+    child.exit(1)
+    assert (client.finals, client.errors) == (1, [])
+
+
+@fake_clock
+async def test_batch_for_a_dead_worker_fails_at_once() -> None:
+    process, child = make_process()
+    child.exit(1)
+    (client,) = run(process)
+    assert client.errors == [UNHEALTHY]
+    with pytest.raises(ConchError, match="not healthy"):
+        await process.ask({"op": "complete"})
+
+
+@fake_clock
+async def test_worker_that_dies_before_it_has_answered_fails_the_load() -> None:
+    process, child = make_process()
+    asking = asyncio.create_task(process.ask({"op": "start"}))
+    await settle()
+    child.exit(1)
+    with pytest.raises(ConchError, match="not healthy"):
+        await asking
+
+
+@fake_clock
+async def test_answer_that_says_failed_is_raised_with_its_code() -> None:
+    process, child = make_process()
+    asking = asyncio.create_task(process.ask({"op": "complete"}))
+    await settle()
+    child.send({"op": "failed", "error": ["INVALID_ARG", "no such input"]})
+    with pytest.raises(ConchError, match="no such input") as failed:
+        await asking
+    assert failed.value.code is Code.INVALID_ARG
+
+
+@fake_clock
+async def test_only_a_request_that_runs_is_cancelled_in_the_worker() -> None:
+    process, child = make_process()
+    running, ended = run(process), run(process)
+    child.done(2, EMPTY)
+    await settle()
+    child.received()
+    for client in [*running, *ended]:
+        client.request.cancel()
+    assert child.received() == [{"op": "cancel", "serial": running[0].request.serial}]
+    child.done(1, {**EMPTY, "error": ["CANCELLED", "given up"]})
+    await settle()
+    assert running[0].finals == 1
+
+
+@fake_clock
+async def test_worker_that_stops_in_time_is_not_killed() -> None:
+    process, child = make_process(on_exit=lambda process: pytest.fail("this end was asked for"))
+    stopping = asyncio.create_task(process.stop())
+    await settle()
+    assert [header["op"] for header in child.received()] == ["stop"]
+    await asyncio.sleep(STOP_SECONDS - 1)
+    assert not stopping.done()
+    child.exit(0)
+    await stopping
+    assert child.kills == 0
+
+
+@fake_clock
+async def test_worker_that_does_not_stop_is_killed_at_its_deadline() -> None:
+    process, child = make_process(on_exit=lambda process: pytest.fail("this end was asked for"))
+    (client,) = run(process)
+    begun = asyncio.get_running_loop().time()
+    await process.stop()
+    assert asyncio.get_running_loop().time() - begun == pytest.approx(STOP_SECONDS)
+    assert (child.kills, client.finals, client.errors) == (1, 1, [UNHEALTHY])
+
+
+@fake_clock
+async def test_stop_of_a_worker_that_has_died_returns_at_once() -> None:
+    process, child = make_process()
+    child.exit(1)
+    await process.stop()
+    assert asyncio.get_running_loop().time() == 0.0
+
+
+@fake_clock
+async def test_finish_waits_for_the_last_response_of_the_last_request() -> None:
+    process, child = make_process()
+    (client,) = run(process)
+    finishing = asyncio.create_task(process.finish())
+    child.done(1, None)
+    await settle()
+    assert not finishing.done()
+    child.respond(client.request)
+    await finishing
+
+
+@fake_clock
+async def test_finish_ends_with_the_worker() -> None:
+    process, child = make_process()
+    run(process)
+    finishing = asyncio.create_task(process.finish())
+    await settle()
+    child.exit(1)
+    await finishing
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"op": "done", "batch": 99, "times": [0, 0, 0], "responses": []},
+        {"op": "done", "batch": 1, "times": [0, 0, 0], "responses": []},
+        {"op": "response"},
+        {"op": "release", "regions": [7]},
+    ],
+)
+@fake_clock
+async def test_worker_that_breaks_the_protocol_is_killed(header: dict[str, Any]) -> None:
+    process, child = make_process()
+    (client,) = run(process)
+    child.send(dict(header))
+    await settle()
+    assert (child.kills, client.finals, client.errors) == (1, 1, [UNHEALTHY])
+
+
+@fake_clock
+async def test_worker_that_closes_its_channel_is_killed() -> None:
+    process, child = make_process()
+    (client,) = run(process)
+    child.connection.shutdown(socket.SHUT_RDWR)
+    await settle()
+    assert (child.kills, client.errors) == (1, [UNHEALTHY])
+
+
+@fake_clock
+async def test_prepared_request_is_executed_by_its_number_alone() -> None:
+    told: list[str] = []
+    process, child = make_process(on_prepared=lambda: told.append("prepared"))
+    client = Client()
+    process.prepare([client.request])
+    child.send({"op": "prepared", "lengths": [[client.request.serial, 12, 3], [99, 1, 1]]})
+    await settle()
+    assert (client.request.length, client.request.sequences, told) == (12, 3, ["prepared"])
+    process.execute([client.request], ignore)
+    assert child.received()[-1]["requests"] == [{"serial": client.request.serial}]
+
+
+@fake_clock
+async def test_request_prepared_by_another_worker_is_dropped_there() -> None:
+    process, child = make_process()
+    other, other_child = make_process()
+    client = Client()
+    other.prepare([client.request])
+    process.execute([client.request], ignore)
+    assert [header["op"] for header in other_child.received()] == ["prepare", "drop"]
+    assert "inputs" in child.received()[0]["requests"][0]
+
+
+@fake_clock
+async def test_step_of_a_worker_that_generates_answers_several_requests() -> None:
+    progress: list[Any] = []
+    process, child = make_process(on_progress=progress.append, slots=4)
+    first, second = run(process)[0], run(process)[0]
+    responses = [
+        {**EMPTY, "serial": first.request.serial, "final": False},
+        {**EMPTY, "serial": second.request.serial, "final": True},
+    ]
+    child.send({"op": "progress", "responses": responses, "load": {"running": 1}, "done": [[2, [1, 2, 3]]]})
+    await settle()
+    assert progress == [{"running": 1}]
+    assert [(len(client.responses), client.finals) for client in (first, second)] == [(1, 0), (1, 1)]
+    child.exit(1)
+    assert [(client.finals, client.errors) for client in (first, second)] == [(1, [UNHEALTHY]), (1, [])]
