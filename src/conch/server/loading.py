@@ -172,7 +172,7 @@ async def _all_or_none(starts: Iterator[Awaitable[WorkerProcess]]) -> list[Worke
     """Wait for all workers; when one cannot start, end the others and raise its reason."""
     results = await asyncio.gather(*starts, return_exceptions=True)
     failure = next((result for result in results if isinstance(result, BaseException)), None)
-    workers = [result for result in results if isinstance(result, WorkerProcess)]
+    workers = [result for result in results if not isinstance(result, BaseException)]
     if failure is not None:
         await asyncio.gather(*(worker.stop() for worker in workers))
         raise failure

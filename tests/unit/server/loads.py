@@ -1,0 +1,156 @@
+"""Loads of models without processes: a loader that does what the test says, and repositories on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conch.config.schema import ModelConfig
+from conch.errors import ConchError, invalid
+from conch.inference import InferRequest
+from conch.repository.scan import ModelFiles, ModelRepository
+from conch.server.lifecycle import Lifecycle
+from conch.server.model import Model
+from conch.server.rollout import Rollout
+from conch.server.states import ModelTable, State
+from conch.telemetry.metrics import Registry
+from conch.telemetry.statistics import ModelStatistics
+from tests.unit.server.fakes import Answers
+
+CONFIG = 'backend: "python" input [{name: "x" data_type: TYPE_FP32 dims: [1]}] '
+CONFIG += 'output [{name: "y" data_type: TYPE_FP32 dims: [1]}] '
+
+
+class FakeExecutor:
+    """Keeps requests until the test answers them."""
+
+    ready = True
+
+    def __init__(self) -> None:
+        self.requests: list[InferRequest] = []
+        self.stopped: list[float] = []
+
+    def submit(self, request: InferRequest) -> None:
+        self.requests.append(request)
+
+    def fail_waiting(self, error: ConchError) -> None: ...
+
+    def set_log(self, levels: Mapping[str, Any]) -> None: ...
+
+    async def stop(self, seconds: float) -> None:
+        self.stopped.append(seconds)
+
+
+class FakeLoader:
+    """Makes models that run nothing.  ``held`` lets a load of that name wait, ``failures`` are raised in turn."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.made: list[Model] = []
+        self.rescaled: list[tuple[Model, ModelConfig]] = []
+        self.held: dict[str, asyncio.Event] = {}
+        self.failures: dict[str, list[Exception]] = {}
+        self.under_way = 0
+        self.most_under_way = 0
+
+    def configure(self, files: ModelFiles) -> ModelConfig:
+        config = ModelConfig()
+        config.CopyFrom(files.config)
+        config.name = files.name
+        return config
+
+    async def load(self, files: ModelFiles, version: int, config: ModelConfig) -> Model:
+        key = f"{files.name}:{version}"
+        self.log.append(f"load {key}")
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            if files.name in self.held:
+                await self.held[files.name].wait()
+        finally:
+            self.under_way -= 1
+        if self.failures.get(key):
+            raise self.failures[key].pop(0)
+        self.log.append(f"loaded {key}")
+        return self._model(config, version)
+
+    async def load_ensemble(
+        self, files: ModelFiles, version: int, config: ModelConfig, members: Mapping[str, Model]
+    ) -> Model:
+        self.log.append(f"ensemble {files.name} of {','.join(sorted(members))}")
+        return self._model(config, version)
+
+    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig) -> None:
+        self.rescaled.append((model, config))
+
+    def check_ensemble(self, config: ModelConfig, members: Mapping[str, Model]) -> None:
+        for step in config.ensemble_scheduling.step:
+            if step.model_name not in members:
+                raise invalid(f"ensemble '{config.name}' has no member '{step.model_name}'")
+
+    def _model(self, config: ModelConfig, version: int) -> Model:
+        model = Model(config, version, FakeExecutor(), ModelStatistics(config.name, version), {})
+        self.made.append(model)
+        return model
+
+
+class House:
+    """A repository in ``root`` and everything that loads its models, over a fake loader."""
+
+    def __init__(self, root: Path, **options: int) -> None:
+        self.root = root
+        self.loader = FakeLoader()
+        self.table = ModelTable()
+        repository = ModelRepository([root])
+        self.rollout = Rollout(repository, self.loader, self.table, Registry(), **options)  # type: ignore[arg-type]
+        self.lifecycle = Lifecycle(repository, self.loader, self.table, self.rollout)  # type: ignore[arg-type]
+
+    def write(self, name: str, text: str = "", versions: tuple[int, ...] = (1,), content: str = "") -> None:
+        """Write a model; another ``content`` makes its versions new, another ``text`` its configuration."""
+        for version in versions:
+            file = self.root / name / str(version) / "model.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if not file.exists() or file.read_text() != content:
+                file.write_text(content)
+        (self.root / name / "config.pbtxt").write_text(text or CONFIG)
+
+    def write_ensemble(self, name: str, *members: str) -> None:
+        steps = ", ".join(
+            f'{{model_name: "{member}" model_version: -1 input_map {{key: "x" value: "t{index}"}} '
+            f'output_map {{key: "y" value: "t{index + 1}"}}}}'
+            for index, member in enumerate(members)
+        )
+        self.write(
+            name,
+            CONFIG.replace('backend: "python"', 'platform: "ensemble"') + f"ensemble_scheduling {{step [{steps}]}}",
+        )
+
+    def states(self, name: str) -> dict[int, tuple[State, str]]:
+        versions = self.table.models[name].versions
+        return {version: (version_state.state, version_state.reason) for version, version_state in versions.items()}
+
+    def submit(self, model: Model) -> Answers:
+        answers = Answers()
+        model.in_flight += 1
+        request = InferRequest(model.name, {}, answers)
+        request.on_final = model._ended
+        model.executor.submit(request)
+        return answers
+
+
+def stopped(model: Model) -> list[float]:
+    """The deadlines with which the model's executor was stopped."""
+    executor = model.executor
+    assert isinstance(executor, FakeExecutor)
+    return executor.stopped
+
+
+async def until(condition: Any) -> None:
+    """Turns of the loop, with threads under way that read disks, until something is so."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never came to be")

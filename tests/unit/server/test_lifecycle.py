@@ -1,0 +1,214 @@
+"""Loads, reloads and unloads that meet each other, with a loader that waits and fails when the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from conch.errors import ConchError, internal
+from conch.inference import InferResponse
+from conch.server.states import UNLOADED, State
+from tests.unit.server.loads import CONFIG, House, stopped, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+async def test_load_that_fails_leaves_the_old_version_serving(house: House) -> None:
+    house.write("m")
+    await house.lifecycle.load("m")
+    old = house.table.find("m")
+    house.write("m", content="changed")
+    house.loader.failures["m:1"] = [internal("broken")]
+    with pytest.raises(
+        ConchError, match="load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: broken;"
+    ):
+        await house.lifecycle.load("m")
+    assert house.table.find("m") is old
+    assert house.states("m") == {1: (State.READY, "")} and stopped(old) == []
+
+
+async def test_load_that_fails_says_why_in_the_index(house: House) -> None:
+    house.write("m")
+    house.loader.failures["m:1"] = [internal("broken")]
+    with pytest.raises(ConchError):
+        await house.lifecycle.load("m")
+    assert house.states("m") == {1: (State.UNAVAILABLE, "Internal: broken")}
+
+
+async def test_versions_are_swapped_in_all_or_none(house: House) -> None:
+    house.write("m", CONFIG + "version_policy {all {}}", versions=(1, 2))
+    house.loader.failures["m:2"] = [internal("broken")]
+    with pytest.raises(ConchError):
+        await house.lifecycle.load("m")
+    (first,) = house.loader.made
+    assert len(stopped(first)) == 1
+    assert house.states("m") == {2: (State.UNAVAILABLE, "Internal: broken")}
+
+
+async def test_load_is_tried_again_as_often_as_was_asked(tmp_path: Path) -> None:
+    house = House(tmp_path, retries=2)
+    house.write("m")
+    house.loader.failures["m:1"] = [internal("once"), internal("twice")]
+    await house.lifecycle.load("m")
+    assert house.states("m") == {1: (State.READY, "")}
+
+
+async def test_error_that_is_a_bug_fails_the_load_and_nothing_else(house: House) -> None:
+    house.write("m")
+    house.loader.failures["m:1"] = [RuntimeError("a bug")]
+    with pytest.raises(ConchError, match=r"RuntimeError\('a bug'\)"):
+        await house.lifecycle.load("m")
+    await house.lifecycle.load("m")
+    assert house.states("m") == {1: (State.READY, "")}
+
+
+async def test_replaced_version_ends_after_its_last_request(house: House) -> None:
+    house.write("m")
+    await house.lifecycle.load("m")
+    old = house.table.find("m")
+    answers = house.submit(old)
+    house.write("m", content="changed")
+    await house.lifecycle.load("m")
+    assert house.table.find("m") is not old
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert stopped(old) == []
+    old.executor.requests[0].respond(InferResponse())  # type: ignore[attr-defined]
+    await until(lambda: stopped(old))
+    assert answers.finals == 1
+
+
+async def test_unload_waits_for_requests_before_the_version_is_unavailable(house: House) -> None:
+    house.write("m")
+    await house.lifecycle.load("m")
+    model = house.table.find("m")
+    house.submit(model)
+    await house.lifecycle.unload("m")
+    assert house.states("m") == {1: (State.UNLOADING, "")}
+    with pytest.raises(ConchError, match="has no available versions"):
+        house.table.find("m")
+    model.executor.requests[0].respond(InferResponse())  # type: ignore[attr-defined]
+    await until(lambda: house.states("m") == {1: (State.UNAVAILABLE, UNLOADED)})
+    assert len(stopped(model)) == 1
+
+
+async def test_model_that_has_not_changed_is_not_loaded_again(house: House) -> None:
+    house.write("m")
+    await house.lifecycle.load("m")
+    await house.lifecycle.load("m")
+    assert house.loader.log == ["load m:1", "loaded m:1"]
+
+
+async def test_change_of_instances_rescales_the_version_that_runs(house: House) -> None:
+    house.write("m")
+    await house.lifecycle.load("m")
+    model = house.table.find("m")
+    house.write("m", CONFIG + "instance_group [{count: 2}]")
+    await house.lifecycle.load("m")
+    assert [rescaled for rescaled, _ in house.loader.rescaled] == [model]
+    assert house.table.find("m") is model and len(house.loader.made) == 1
+
+
+async def test_loads_of_a_model_exclude_each_other(house: House) -> None:
+    house.write("m")
+    house.loader.held["m"] = asyncio.Event()
+    first = asyncio.create_task(house.lifecycle.load("m"))
+    await until(lambda: house.loader.under_way)
+    house.write("m", content="changed")
+    second = asyncio.create_task(house.lifecycle.load("m"))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert house.loader.log == ["load m:1"]
+    house.loader.held["m"].set()
+    await asyncio.gather(first, second)
+    assert house.loader.most_under_way == 1
+
+
+async def test_unload_waits_for_the_load_that_is_under_way(house: House) -> None:
+    house.write("m")
+    house.loader.held["m"] = asyncio.Event()
+    loading = asyncio.create_task(house.lifecycle.load("m"))
+    await until(lambda: house.loader.under_way)
+    unloading = asyncio.create_task(house.lifecycle.unload("m"))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not unloading.done()
+    house.loader.held["m"].set()
+    await asyncio.gather(loading, unloading)
+    await until(lambda: house.states("m") == {1: (State.UNAVAILABLE, UNLOADED)})
+    assert len(stopped(house.loader.made[0])) == 1
+
+
+async def test_other_models_load_side_by_side_up_to_the_limit(tmp_path: Path) -> None:
+    house = House(tmp_path, parallel_loads=2)
+    gate = asyncio.Event()
+    for name in ("a", "b", "c"):
+        house.write(name)
+        house.loader.held[name] = gate
+    loading = asyncio.create_task(house.lifecycle.load_all(["a", "b", "c"]))
+    await until(lambda: house.loader.under_way == 2)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert house.loader.under_way == 2
+    gate.set()
+    assert await loading == {}
+    assert house.loader.most_under_way == 2
+
+
+async def test_client_that_hangs_up_during_its_load_does_not_undo_it(house: House) -> None:
+    house.write("m")
+    house.loader.held["m"] = asyncio.Event()
+    loading = asyncio.create_task(house.lifecycle.load("m"))
+    await until(lambda: house.loader.under_way)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    house.loader.held["m"].set()
+    await until(lambda: house.states("m") == {1: (State.READY, "")})
+    await house.lifecycle.unload("m")  # its lock is free
+
+
+async def test_members_are_loaded_once_and_before_their_ensembles(house: House) -> None:
+    house.write("a")
+    house.write("b")
+    house.write_ensemble("both", "a", "b")
+    house.write_ensemble("alone", "a")
+    assert await house.lifecycle.load_all(["both", "alone"]) == {}
+    assert house.loader.log.index("loaded a:1") < house.loader.log.index("ensemble alone of a")
+    assert house.loader.log.index("loaded b:1") < house.loader.log.index("ensemble both of a,b")
+    assert house.loader.log.count("load a:1") == 1
+
+
+async def test_ensembles_in_a_circle_are_refused_rather_than_waited_for(house: House) -> None:
+    house.write_ensemble("x", "y")
+    house.write_ensemble("y", "x")
+    failed = await house.lifecycle.load_all(["x", "y"])
+    assert set(failed) == {"x", "y"}
+
+
+async def test_unload_with_dependents_keeps_members_that_somebody_asked_for(house: House) -> None:
+    for name in ("asked", "needed"):
+        house.write(name)
+    house.write_ensemble("e", "asked", "needed")
+    await house.lifecycle.load("asked")
+    await house.lifecycle.load("e")
+    await house.lifecycle.unload("e", dependents=True)
+    await until(lambda: house.states("needed") == {1: (State.UNAVAILABLE, UNLOADED)})
+    assert house.states("asked") == {1: (State.READY, "")}
+
+
+async def test_end_of_the_server_stops_by_force_what_does_not_end(house: House) -> None:
+    house.write("m")
+    await house.lifecycle.load("m")
+    model = house.table.find("m")
+    house.submit(model)
+    await house.lifecycle.unload("m")
+    assert await house.rollout.finish(0.0) is False
+    assert stopped(model) == [0]

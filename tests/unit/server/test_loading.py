@@ -1,0 +1,156 @@
+"""A model version from its files to its workers, with processes that answer as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conch.config import render
+from conch.config.pbtxt import parse
+from conch.errors import ConchError, internal
+from conch.repository.scan import ModelFiles, describe
+from conch.server.loading import Loader
+from conch.server.model import Model
+from conch.settings import Settings
+from conch.telemetry.statistics import ModelStatistics
+from tests.unit.server.fakes import FakeWorker
+from tests.unit.server.loads import CONFIG, until
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class FakeProcess(FakeWorker):
+    """Answers what it is asked; ``failure`` is raised by ``start``, ``held`` lets it wait."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: list[str] = []
+        self.init: dict[str, Any] = {}
+        self.killed = False
+        self.failure: ConchError | None = None
+        self.held: asyncio.Event | None = None
+
+    def start(self, init: dict[str, Any], *, python: str, environment: dict[str, str]) -> None:
+        self.init = init
+
+    async def ask(self, header: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(header["op"])
+        if header["op"] == "complete":
+            completed = parse(CONFIG, "x")
+            completed.max_batch_size = 4
+            return {"op": "completed", "config": render.to_json(completed)}
+        if self.held is not None:
+            await self.held.wait()
+        if self.failure is not None:
+            raise self.failure
+        return {"op": "ready", "slots": 0}
+
+    def kill(self) -> None:
+        self.killed = True
+        self.alive = False
+
+    async def stop(self, seconds: float = 0.0) -> None:
+        await super().stop(seconds)
+
+
+class Bench:
+    """A loader of the model in ``directory``, and the processes that it has made."""
+
+    def __init__(
+        self, directory: Path, text: str, prepare: Callable[[FakeProcess], None] = lambda process: None
+    ) -> None:
+        self.directory = directory / "m"
+        (self.directory / "1").mkdir(parents=True)
+        (self.directory / "config.pbtxt").write_text('name: "m" ' + text)
+        self.processes: list[FakeProcess] = []
+        self.prepare = prepare
+        find: Any = None
+        self.loader = Loader(Settings(), (), find, ModelStatistics, new_process=self.make)  # type: ignore[arg-type]
+
+    def make(self, name: str) -> FakeProcess:
+        process = FakeProcess(name)
+        self.processes.append(process)
+        self.prepare(process)
+        return process
+
+    @property
+    def files(self) -> ModelFiles:
+        return describe("m", self.directory)
+
+    async def load(self) -> Model:
+        return await self.loader.load(self.files, 1, self.loader.configure(self.files))
+
+
+async def test_worker_that_completed_the_configuration_becomes_the_first_instance(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG + "instance_group [{count: 2 kind: KIND_CPU}]")
+    model = await bench.load()
+    assert model.config.max_batch_size == 4
+    assert sorted(process.asked for process in bench.processes) == [["complete", "start"], ["start"]]
+    assert [process.name for process in bench.processes] == ["m_0_0", "m_0_1"]
+    assert model.ready
+
+
+async def test_instance_that_cannot_start_takes_the_others_with_it(tmp_path: Path) -> None:
+    def fail_second(process: FakeProcess) -> None:
+        process.failure = internal("no memory") if process.name == "m_0_1" else None
+
+    bench = Bench(tmp_path, CONFIG + "instance_group [{count: 3 kind: KIND_CPU}]", fail_second)
+    with pytest.raises(ConchError, match="no memory"):
+        await bench.load()
+    assert [process.stopped or process.killed for process in bench.processes] == [True] * 3
+
+
+async def test_worker_is_killed_when_the_load_is_given_up_while_it_starts(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG, lambda process: setattr(process, "held", asyncio.Event()))
+    loading = asyncio.create_task(bench.load())
+    await until(lambda: bench.processes and "start" in bench.processes[0].asked)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert bench.processes[0].killed
+
+
+async def test_configuration_that_cannot_run_here_ends_the_worker_that_completed_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG + "instance_group [{kind: KIND_GPU gpus: [0]}]")
+    with pytest.raises(ConchError):
+        await bench.load()
+    assert all(process.killed for process in bench.processes)
+
+
+async def test_event_loop_turns_while_a_label_file_is_read(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG.replace("dims: [1]}] ", "dims: [1]}] ", 1).replace(
+        'output [{name: "y"', 'output [{name: "y" label_filename: "labels.txt"'
+    ))  # fmt: skip
+    os.mkfifo(bench.directory / "labels.txt")  # read by nobody until the loop writes
+    loading = asyncio.create_task(bench.load())
+    await asyncio.to_thread((bench.directory / "labels.txt").write_text, "cat\ndog\n")
+    assert (await loading).labels("y") == ["cat", "dog"]
+
+
+async def test_event_loop_turns_while_warm_up_data_is_read(tmp_path: Path) -> None:
+    sample = 'model_warmup [{name: "s" batch_size: 1 inputs {key: "x" value {data_type: TYPE_FP32 dims: [1] '
+    bench = Bench(tmp_path, CONFIG + sample + 'input_data_file: "x.bin"}}}]')
+    (bench.directory / "warmup").mkdir()
+    os.mkfifo(bench.directory / "warmup" / "x.bin")
+    loading = asyncio.create_task(bench.load())
+    await asyncio.to_thread((bench.directory / "warmup" / "x.bin").write_bytes, b"abcd")
+    await until(lambda: bench.processes[0].batches)
+    (request,) = bench.processes[0].batches[0].requests
+    assert request.inputs["x"].data == b"abcd"
+    bench.processes[0].finish_batch()
+    assert (await loading).ready
+
+
+async def test_worker_is_told_which_model_it_runs(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG + 'default_model_filename: "other.py"')
+    await bench.load()
+    init = bench.processes[0].init
+    assert init["model"]["filename"] == "other.py" and init["model"]["version"] == "1"
+    assert json.loads(init["config"])["name"] == "m"
+    assert init["backend"] == "conch.backends.python.backend:PythonBackend"
