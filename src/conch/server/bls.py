@@ -1,4 +1,4 @@
-"""The server as its models see it, which call each other (BLS), load and unload each other.
+"""The server as its models see it: they call, load and unload each other (BLS).
 
 Requests of models are accepted as those of ensembles are: also while the server stops, since a request from
 outside waits for them.  Lives on the event loop.
@@ -17,7 +17,7 @@ from conch.server.states import ModelTable
 
 
 class ModelControl(Protocol):
-    """What loads and unloads models; the server."""
+    """What loads and unloads models: :class:`conch.server.core.Server`."""
 
     async def load_with(self, name: str, parameters: Mapping[str, object]) -> None: ...
 
@@ -25,13 +25,13 @@ class ModelControl(Protocol):
 
 
 class BlsModels:
-    """See :class:`conch.workers.host.bls.Models`."""
+    """Finds, loads and unloads models for models; see :class:`conch.workers.host.bls.BlsServer`."""
 
     def __init__(self, table: ModelTable, control: ModelControl) -> None:
         self._table = table
         self._control = control
-        #: Models that are being loaded because another asked for it that is being loaded itself: which one.
-        self._askers: dict[str, str] = {}
+        #: The models that are being loaded at the request of one that is being loaded itself: that one, by their name.
+        self._requesters: dict[str, str] = {}
 
     def infer(self, request: InferRequest, decoupled: bool) -> None:
         name = request.model_name
@@ -54,7 +54,7 @@ class BlsModels:
             return False
 
     async def load(self, name: str, parameters: Mapping[str, object], starting: str) -> None:
-        with self._asked(name, starting):
+        with self._requested_by(name, starting):
             asked_by_model.set(True)
             await self._control.load_with(name, parameters)
 
@@ -62,18 +62,18 @@ class BlsModels:
         await self._control.unload(name, dependents)
 
     @contextmanager
-    def _asked(self, name: str, starting: str) -> Iterator[None]:
+    def _requested_by(self, name: str, starting: str) -> Iterator[None]:
         """Refuse to load what the load of ``starting`` would wait for while it waits for ``starting``."""
-        asker = starting
-        while asker:
-            if asker == name:
+        requester = starting
+        while requester:
+            if requester == name:
                 raise invalid(f"model '{name}' waits for this load while it is being loaded itself")
-            asker = self._askers.get(asker, "")
-        if not starting or name in self._askers:
+            requester = self._requesters.get(requester, "")
+        if not starting or name in self._requesters:
             yield
             return
-        self._askers[name] = starting
+        self._requesters[name] = starting
         try:
             yield
         finally:
-            del self._askers[name]
+            del self._requesters[name]

@@ -1,6 +1,6 @@
-"""The server as its front ends see it: look models up, ask for their state, load and unload them.
+"""The server as its front ends see it: finds models, tells their state, loads and unloads them.
 
-Translates nothing and listens to nothing.  Lives on the event loop.
+Knows no protocol and opens no port.  Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -110,14 +110,14 @@ class Server:
 
     def ready_models(self) -> list[str]:
         """The names of the models of which a version serves."""
-        return [name for name, known in sorted(self._table.models.items()) if known.ready_versions()]
+        return [name for name, model_state in sorted(self._table.models.items()) if model_state.ready_versions()]
 
     def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
         """Statistics of one version, of all ready versions of a model, or of all models."""
         if not name:
             return [model.statistics.snapshot() for model in sorted(self._table.loaded(), key=_by_name)]
-        known = self._table.models.get(name)
-        models = known.models() if known is not None else []
+        model_state = self._table.models.get(name)
+        models = model_state.models() if model_state is not None else []
         if not models:
             raise invalid(f"requested model '{name}' is not available")
         chosen = [model for model in models if version in (-1, model.version)]
@@ -138,13 +138,13 @@ class Server:
         await self.load_with(name, parameters)
 
     async def load_with(self, name: str, parameters: Mapping[str, object]) -> None:
-        """The same with the parameters ``config`` and ``file:<path>`` as they were given."""
+        """Load or reload a model with the parameters ``config`` (str) and ``file:<path>`` (bytes) of a client."""
         self.require_explicit_control()
         check_model_name(name)
         await self._lifecycle.load(name, read_parameters(name, parameters))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Stop serving a model; an unknown one is none already."""
+        """Stop serving a model; does nothing for one that is not loaded."""
         self.require_explicit_control()
         check_model_name(name)
         await self._lifecycle.unload(name, dependents)
@@ -159,7 +159,7 @@ class Server:
     # Called by the application.
 
     async def load_startup_models(self) -> dict[str, ConchError]:
-        """Load what the control mode wants loaded at start; what failed, by name."""
+        """Load the models that the control mode asks for at start.  Returns the errors of failed ones by name."""
         wanted: list[str] = []
         if self.settings.model_control_mode != "explicit" or self.settings.load_model == ("*",):
             wanted = await asyncio.to_thread(self.repository.names)
@@ -177,11 +177,19 @@ class Server:
     def model_rows(self) -> list[tuple[str, str, str]]:
         """Name, version and status of every model, for the table that is logged at start."""
         rows = []
-        for name, known in sorted(self._table.models.items()):
-            if not known.versions:
+        for name, model_state in sorted(self._table.models.items()):
+            if not model_state.versions:
                 rows.append((name, "-", "Not loaded: No model version was found"))
-            for version, one in sorted(known.versions.items()):
-                rows.append((name, str(version), f"{one.state}: {one.reason}" if one.reason else str(one.state)))
+            for version, version_state in sorted(model_state.versions.items()):
+                rows.append(
+                    (
+                        name,
+                        str(version),
+                        f"{version_state.state}: {version_state.reason}"
+                        if version_state.reason
+                        else str(version_state.state),
+                    )
+                )
         return rows
 
     async def stop(self, seconds: float) -> bool:

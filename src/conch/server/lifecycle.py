@@ -1,8 +1,8 @@
 """Loads, reloads and unloads models, and keeps the table of their states true.
 
-Runs on the event loop; disks are read in threads.  A load makes everything anew, then swaps it in;
-what it replaces serves until then and ends after its last request.  Whatever is done to a model is
-done under its lock; other models load side by side.
+Runs on the event loop; disks are read in threads.  A load starts new versions and then swaps them in; those that they
+replace serve until then and end after their last request.  A model is loaded and unloaded under its lock, so other
+models load at the same time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Lifecycle:
         self._unloading: set[asyncio.Task[None]] = set()
 
     async def load_all(self, names: Iterable[str]) -> dict[str, ConchError]:
-        """Load several models; what failed, by name."""
+        """Load several models.  Returns the errors of those that failed, by name."""
         names = sorted(set(names))
         operation = self._operation(frozenset(names))
         results = await asyncio.gather(*(operation.load(name) for name in names), return_exceptions=True)
@@ -64,12 +64,12 @@ class Lifecycle:
         ``dependents`` are the members of an ensemble that nobody asked for by name and nobody else needs.
         """
         async with self._locks.of(name):
-            known = self._table.models.get(name)
-            if known is None:
+            model_state = self._table.models.get(name)
+            if model_state is None:
                 return
-            members = known.members
-            known.wanted = False
-            self._rollout.retire_all(known)
+            members = model_state.members
+            model_state.wanted = False
+            self._rollout.retire_all(model_state)
             self._revalidate([name])
         if dependents:
             task = asyncio.get_running_loop().create_task(self._unload_members(name, members))
@@ -80,12 +80,12 @@ class Lifecycle:
     async def _unload_members(self, ensemble: str, members: set[str]) -> None:
         """Stop serving the members that nobody else needs, once the ensemble's last requests have ended."""
         await self._rollout.retired(ensemble)
-        needed = {member for one in self._table.models.values() if one.ready_versions() for member in one.members}
+        needed = {member for state in self._table.models.values() if state.ready_versions() for member in state.members}
         for member in sorted(members - needed):
             async with self._locks.of(member):
-                known = self._table.models.get(member)
-                if known is not None and not known.wanted:
-                    self._rollout.retire_all(known)
+                model_state = self._table.models.get(member)
+                if model_state is not None and not model_state.wanted:
+                    self._rollout.retire_all(model_state)
 
     def _operation(self, wanted: frozenset[str], override: Override | None = None) -> LoadOperation:
         return LoadOperation(self._repository, self._loader, self._table, self._rollout, self._locks, wanted, override)
@@ -96,13 +96,14 @@ class Lifecycle:
         for ensemble in list(self._table.models.values()):
             if ensemble.name in names or not ensemble.members & names or not ensemble.models():
                 continue
-            for version, one in list(ensemble.versions.items()):
-                if one.state is not State.READY or one.model is None:
+            for version, version_state in list(ensemble.versions.items()):
+                model = version_state.model
+                if version_state.state is not State.READY or model is None:
                     continue
                 try:
-                    self._loader.check_ensemble(one.model.config, self._rollout.members_of(one.model.config))
+                    self._loader.check_ensemble(model.config, self._rollout.members_of(model.config))
                 except ConchError as error:
                     LOG.error("failed to load '%s' version %d: %s", ensemble.name, version, error.status)
-                    self._rollout.end(one.model, None)
-                    one.state, one.reason, one.model = State.UNAVAILABLE, error.status, None
+                    self._rollout.end(model, None)
+                    version_state.make_unavailable(error.status)
                     self._revalidate([ensemble.name])

@@ -1,4 +1,4 @@
-"""One load, with all that it needs: an ensemble's members come before it, and each model once.
+"""One load of one or several models: members before their ensembles, each model once.
 
 Made by the lifecycle for every call; runs on the event loop and reads disks in threads.
 """
@@ -64,7 +64,7 @@ class LoadOperation:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def load(self, name: str) -> None:
-        """Load a model once, however many ask for it."""
+        """Load a model, or wait for its load if this operation has begun it."""
         task = self._tasks.get(name)
         if task is None:
             task = self._tasks[name] = asyncio.get_running_loop().create_task(self._load_locked(name))
@@ -79,10 +79,10 @@ class LoadOperation:
 
     async def _load(self, name: str) -> None:
         override = self._override if name in self._wanted else None
-        known = self._table.models.get(name)
-        if known is not None:
-            known.wanted = known.wanted or name in self._wanted
-            if not override and not known.members and await self._is_unchanged(known):
+        model_state = self._table.models.get(name)
+        if model_state is not None:
+            model_state.wanted = model_state.wanted or name in self._wanted
+            if not override and not model_state.members and await self._is_unchanged(model_state):
                 return
         uploaded: UploadedModel | None = None
         try:
@@ -91,18 +91,18 @@ class LoadOperation:
             await self._load_members(name, config)
             if is_ensemble(config):
                 self._check_members(config)
-            if known is None:
-                known = ModelState(name, config=config, wanted=name in self._wanted)
-                self._table.models[name] = known
-            elif not override and await self._is_unchanged(known):
+            if model_state is None:
+                model_state = ModelState(name, config=config, wanted=name in self._wanted)
+                self._table.models[name] = model_state
+            elif not override and await self._is_unchanged(model_state):
                 return
-            await self._rollout.bring_up(known, files, config, uploaded, overridden=bool(override))
+            await self._rollout.bring_up(model_state, files, config, uploaded, overridden=bool(override))
         except BaseException as error:
             if uploaded is not None:
                 await asyncio.to_thread(uploaded.close)
             if isinstance(error, PollError):
                 LOG.error("%s", error.log)
-                if isinstance(error, NotUniqueError) and known is None:
+                if isinstance(error, NotUniqueError) and model_state is None:
                     self._table.models[name] = ModelState(name, poll_reason=error.index_reason)
             raise
 
@@ -144,13 +144,13 @@ class LoadOperation:
         except ConchError as error:
             raise PollError.of(files.name, error) from error
 
-    async def _is_unchanged(self, known: ModelState) -> bool:
+    async def _is_unchanged(self, model_state: ModelState) -> bool:
         """Whether a model serves just what its directory holds."""
-        if known.overridden or known.fingerprint is None or not known.versions:
+        if model_state.overridden or model_state.fingerprint is None or not model_state.versions:
             return False
-        if any(one.state is not State.READY for one in known.versions.values()):
+        if any(version_state.state is not State.READY for version_state in model_state.versions.values()):
             return False
         try:
-            return await asyncio.to_thread(self._repository.fingerprint, known.name) == known.fingerprint
+            return await asyncio.to_thread(self._repository.fingerprint, model_state.name) == model_state.fingerprint
         except (ConchError, OSError):
             return False

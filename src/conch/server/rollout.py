@@ -1,4 +1,4 @@
-"""Brings new versions of a model up, swaps them in, and ends what they replace after its last request.
+"""Starts new versions of a model, swaps them in, and ends those that they replace after their last request.
 
 Owned by the lifecycle, which holds the locks; runs on the event loop.
 """
@@ -53,7 +53,7 @@ class Rollout:
 
     async def bring_up(
         self,
-        known: ModelState,
+        model_state: ModelState,
         files: ModelFiles,
         config: ModelConfig,
         uploaded: UploadedModel | None,
@@ -62,14 +62,14 @@ class Rollout:
         """Load the versions that the policy selects, all or none, and swap them in."""
         versions = _selected_versions(files, config)
         for version in versions:
-            one = known.versions.setdefault(version, VersionState(State.LOADING))
-            if one.state is not State.READY:
-                one.state, one.reason = State.LOADING, ""
+            version_state = model_state.versions.setdefault(version, VersionState(State.LOADING))
+            if version_state.state is not State.READY:
+                version_state.state, version_state.reason = State.LOADING, ""
         fingerprint = None
         if uploaded is None:
             with contextlib.suppress(ConchError, OSError):
                 fingerprint = await asyncio.to_thread(self._repository.fingerprint, files.name)
-        kept = {} if overridden else self._untouched(known, config, fingerprint)
+        kept = {} if overridden else self._untouched(model_state, config, fingerprint)
         loaded = await asyncio.gather(
             *(self._load_version(files, version, config, kept.get(version)) for version in versions),
             return_exceptions=True,
@@ -82,23 +82,27 @@ class Rollout:
         }
         if failed:
             await asyncio.gather(*(model.stop() for model in models if model not in kept.values()))
-            self._note_failure(known, versions, failed)
+            self._note_failure(model_state, versions, failed)
             raise _load_failed(files.name, failed)
-        self._swap(known, models)
-        self._dispose(known)
-        known.config, known.fingerprint = config, fingerprint
-        known.uploaded, known.overridden, known.poll_reason = uploaded, overridden, ""
+        self._swap(model_state, models)
+        self._dispose(model_state)
+        model_state.config, model_state.fingerprint = config, fingerprint
+        model_state.uploaded, model_state.overridden, model_state.poll_reason = uploaded, overridden, ""
 
-    def _untouched(self, known: ModelState, config: ModelConfig, fingerprint: Fingerprint | None) -> dict[int, Model]:
+    def _untouched(
+        self, model_state: ModelState, config: ModelConfig, fingerprint: Fingerprint | None
+    ) -> dict[int, Model]:
         """The versions that may run on, with other instances perhaps: nothing else of them has changed."""
-        if known.overridden or known.config is None or known.fingerprint is None or fingerprint is None:
+        if model_state.overridden or model_state.config is None:
             return {}
-        if is_ensemble(config) or without_placement(known.config) != without_placement(config):
+        if model_state.fingerprint is None or fingerprint is None:
+            return {}
+        if is_ensemble(config) or without_placement(model_state.config) != without_placement(config):
             return {}
         return {
             model.version: model
-            for model in known.models()
-            if known.fingerprint.same_version(fingerprint, model.version)
+            for model in model_state.models()
+            if model_state.fingerprint.same_version(fingerprint, model.version)
         }
 
     async def _load_version(self, files: ModelFiles, version: int, config: ModelConfig, running: Model | None) -> Model:
@@ -140,65 +144,65 @@ class Rollout:
             if step.model_name in known
         }
 
-    def _note_failure(self, known: ModelState, versions: Sequence[int], failed: Mapping[int, ConchError]) -> None:
+    def _note_failure(self, model_state: ModelState, versions: Sequence[int], failed: Mapping[int, ConchError]) -> None:
         """Versions that serve go on; the others say why they do not."""
         for version in versions:
-            one = known.versions[version]
-            if one.state is State.READY:
+            version_state = model_state.versions[version]
+            if version_state.state is State.READY:
                 continue
             error = failed.get(version)
             if error is None:
-                del known.versions[version]
+                del model_state.versions[version]
             else:
-                one.state = State.UNAVAILABLE
-                one.reason = error.status
+                version_state.state = State.UNAVAILABLE
+                version_state.reason = error.status
 
-    def _swap(self, known: ModelState, models: Sequence[Model]) -> None:
+    def _swap(self, model_state: ModelState, models: Sequence[Model]) -> None:
         new = {model.version: model for model in models}
-        for version, one in list(known.versions.items()):
+        for version, version_state in list(model_state.versions.items()):
             if version not in new:
-                if one.state is State.READY:
-                    self._retire(one)
+                if version_state.state is State.READY:
+                    self._retire(version_state)
                 else:
-                    del known.versions[version]
+                    del model_state.versions[version]
         for version, model in sorted(new.items()):
-            previous = known.versions[version].model
-            known.versions[version] = VersionState(State.READY, "", model)
+            previous = model_state.versions[version].model
+            model_state.versions[version] = VersionState(State.READY, "", model)
             if previous is model:
                 continue
             if previous is not None:
                 self.end(previous, None)
             self._registry.register(model.statistics, tags=dict(model.config.metric_tags))
-        LOG.info("successfully loaded '%s'", known.name)
+        LOG.info("successfully loaded '%s'", model_state.name)
 
-    def retire_all(self, known: ModelState) -> None:
-        for one in known.versions.values():
-            if one.state in (State.READY, State.LOADING):
-                self._retire(one)
-            elif one.state is State.UNAVAILABLE:
-                one.reason = UNLOADED
-        known.fingerprint = None
-        self._dispose(known)
+    def retire_all(self, model_state: ModelState) -> None:
+        for version_state in model_state.versions.values():
+            if version_state.state in (State.READY, State.LOADING):
+                self._retire(version_state)
+            elif version_state.state is State.UNAVAILABLE:
+                version_state.reason = UNLOADED
+        model_state.fingerprint = None
+        self._dispose(model_state)
 
-    def _retire(self, one: VersionState) -> None:
-        model = one.model
+    def _retire(self, version_state: VersionState) -> None:
+        model = version_state.model
         if model is None:
-            one.state, one.reason = State.UNAVAILABLE, UNLOADED
+            version_state.make_unavailable(UNLOADED)
             return
-        one.state = State.UNLOADING
-        self.end(model, one)
+        version_state.state = State.UNLOADING
+        self.end(model, version_state)
 
-    def end(self, model: Model, one: VersionState | None) -> None:
-        task = asyncio.get_running_loop().create_task(self._end_when_idle(model, one))
+    def end(self, model: Model, version_state: VersionState | None) -> None:
+        task = asyncio.get_running_loop().create_task(self._end_when_idle(model, version_state))
         self._retiring[task] = model
         task.add_done_callback(self._retiring.pop)
 
-    async def _end_when_idle(self, model: Model, one: VersionState | None) -> None:
+    async def _end_when_idle(self, model: Model, version_state: VersionState | None) -> None:
         await model.finish()
         self._registry.unregister(model.statistics)
         await model.stop()
-        if one is not None and one.model is model:
-            one.state, one.reason, one.model = State.UNAVAILABLE, UNLOADED, None
+        if version_state is not None and version_state.model is model:
+            version_state.make_unavailable(UNLOADED)
             LOG.info("successfully unloaded '%s' version %d", model.name, model.version)
 
     async def finish(self, seconds: float) -> bool:
@@ -216,14 +220,14 @@ class Rollout:
         if retiring:
             await asyncio.wait(retiring)
 
-    def _dispose(self, known: ModelState) -> None:
+    def _dispose(self, model_state: ModelState) -> None:
         """Remove uploaded files once nothing that was loaded from them runs any more."""
-        uploaded, known.uploaded = known.uploaded, None
+        uploaded, model_state.uploaded = model_state.uploaded, None
         if uploaded is None:
             return
 
         async def close() -> None:
-            await self.retired(known.name)
+            await self.retired(model_state.name)
             await asyncio.to_thread(uploaded.close)
 
         task = asyncio.get_running_loop().create_task(close())
@@ -246,7 +250,7 @@ def _selected_versions(files: ModelFiles, config: ModelConfig) -> tuple[int, ...
 
 
 def _as_error(result: object) -> ConchError:
-    """Why a version could not be loaded; what is no error of conch's own is an internal one."""
+    """The reason why a version could not be loaded; any exception but a ConchError becomes INTERNAL."""
     return result if isinstance(result, ConchError) else internal(repr(result))
 
 

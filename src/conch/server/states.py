@@ -41,6 +41,9 @@ class VersionState:
     reason: str = ""
     model: Model | None = None
 
+    def make_unavailable(self, reason: str) -> None:
+        self.state, self.reason, self.model = State.UNAVAILABLE, reason, None
+
 
 @dataclass(slots=True)
 class ModelState:
@@ -59,17 +62,23 @@ class ModelState:
     poll_reason: str = ""
 
     def ready_versions(self) -> list[int]:
-        return sorted(version for version, one in self.versions.items() if one.state is State.READY)
+        return sorted(version for version, version_state in self.versions.items() if version_state.state is State.READY)
 
     def models(self) -> list[Model]:
         """The models that serve, in order of their versions."""
-        return [one.model for _, one in sorted(self.versions.items()) if one.model and one.state is State.READY]
+        return [
+            version_state.model
+            for _, version_state in sorted(self.versions.items())
+            if version_state.model and version_state.state is State.READY
+        ]
 
     @property
     def reason(self) -> str:
         """Why no version serves."""
         reasons = (
-            at_state(version, one.state, one.reason) for version, one in sorted(self.versions.items()) if one.reason
+            at_state(version, version_state.state, version_state.reason)
+            for version, version_state in sorted(self.versions.items())
+            if version_state.reason
         )
         return " ".join(reasons) or self.poll_reason
 
@@ -90,41 +99,41 @@ class ModelTable:
 
         Raises NOT_FOUND or UNAVAILABLE with Triton's words.
         """
-        known = self.models.get(name)
-        if known is None:
+        model_state = self.models.get(name)
+        if model_state is None:
             raise not_found(f"Request for unknown model: '{name}' is not found")
         if version == -1:
-            ready = known.ready_versions()
+            ready = model_state.ready_versions()
             if not ready:
                 raise not_found(f"Request for unknown model: '{name}' has no available versions")
             version = ready[-1]
-        found = known.versions.get(version)
-        if found is None:
+        version_state = model_state.versions.get(version)
+        if version_state is None:
             raise not_found(f"Request for unknown model: '{name}' version {version} is not found")
-        if found.state is not State.READY or found.model is None:
+        if version_state.state is not State.READY or version_state.model is None:
             raise unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
-        return found.model
+        return version_state.model
 
     def loaded(self) -> list[Model]:
         """Every model that serves."""
-        return [model for one in self.models.values() for model in one.models()]
+        return [model for model_state in self.models.values() for model in model_state.models()]
 
     def index(self, directories: Iterable[str], ready_only: bool) -> list[dict[str, str]]:
         """The repository index of the models here and of ``directories``, which may never have been loaded."""
         entries: list[dict[str, str]] = []
         for name in sorted({*directories, *self.models}):
-            known = self.models.get(name)
-            if known is None or known.poll_reason:
+            model_state = self.models.get(name)
+            if model_state is None or model_state.poll_reason:
                 if not ready_only:
-                    reason = known.poll_reason if known is not None else ""
+                    reason = model_state.poll_reason if model_state is not None else ""
                     entries.append({"name": name, **({"reason": reason} if reason else {})})
                 continue
-            for version, one in sorted(known.versions.items()):
-                if ready_only and one.state is not State.READY:
+            for version, version_state in sorted(model_state.versions.items()):
+                if ready_only and version_state.state is not State.READY:
                     continue
-                entry = {"name": name, "version": str(version), "state": str(one.state)}
-                if one.reason:
-                    entry["reason"] = one.reason
+                entry = {"name": name, "version": str(version), "state": str(version_state.state)}
+                if version_state.reason:
+                    entry["reason"] = version_state.reason
                 entries.append(entry)
         return entries
 
@@ -142,13 +151,13 @@ class ModelTable:
 
     def all_ready(self) -> bool:
         """Strict readiness: every version serves, or was unloaded on purpose."""
-        for known in self.models.values():
-            if not known.versions:
+        for model_state in self.models.values():
+            if not model_state.versions:
                 return False
-            for one in known.versions.values():
-                if one.state is State.READY:
-                    if one.model is None or not one.model.ready:
+            for version_state in model_state.versions.values():
+                if version_state.state is State.READY:
+                    if version_state.model is None or not version_state.model.ready:
                         return False
-                elif one.state is not State.UNAVAILABLE or one.reason != UNLOADED:
+                elif version_state.state is not State.UNAVAILABLE or version_state.reason != UNLOADED:
                     return False
         return True

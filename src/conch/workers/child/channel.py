@@ -30,7 +30,7 @@ _DONTWAIT = int(socket.MSG_DONTWAIT)
 
 
 class Endpoint:
-    """One end of a channel: this side's regions, the other side's, and what is to be said about them.
+    """One end of a channel: encodes and decodes frames and keeps account of both sides' memory regions.
 
     Frames about regions (``region``, ``forget``, ``release`` and the key ``release``) are dealt with
     here and never shown.  Not thread-safe but for ``regions.returned``.
@@ -42,7 +42,7 @@ class Endpoint:
         self._reader = FrameReader()
 
     def encode(self, header: Header, packer: Optional[Packer] = None) -> Message:
-        """What to write for one frame, with whatever the other side must know before it.
+        """The buffers and descriptors to write for one frame, after announcements of the regions that it refers to.
 
         The descriptors in ``header`` that came from ``packer`` are completed.  The file descriptors
         stay this endpoint's; they must not be sent later than the buffers.
@@ -59,7 +59,7 @@ class Endpoint:
         return [*before, *frame], fds
 
     def flush(self) -> Optional[Message]:
-        """A message for what no frame has carried yet: regions given back or dropped; None if nothing."""
+        """A message about regions given back or dropped that no frame has carried yet; None if there are none."""
         if self.regions.returned:
             return self.encode({"op": "release", "regions": _drain(self.regions.returned)})
         if self.pool.has_changes:
@@ -205,7 +205,7 @@ class Channel:
                 self._frames = deque([frame for frame in self._frames if not self.early(*frame)])
 
     def release_region(self, region: int) -> None:
-        """The worker has done with a region.  May be called by the garbage collector, in any thread.
+        """Give a region back to the server.  May be called by the garbage collector, in any thread.
 
         The next frame carries it; when none is to be expected soon it is sent alone.
         """

@@ -96,7 +96,7 @@ class RegionPool:
                 self.has_changes = True
 
     def take_changes(self) -> Tuple[List[Region], List[int]]:
-        """New regions and the ids of dropped ones that the reader is to be told of now, once."""
+        """Return, once, the new regions and the ids of dropped ones that the reader has not been told of yet."""
         with self._lock:
             created, self._created = self._created, []
             dropped, self._dropped = self._dropped, []

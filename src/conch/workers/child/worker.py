@@ -76,12 +76,12 @@ class Worker:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._backend: Any = None
-        self._unable: Exception | None = None  # why there is no backend
+        self._open_error: Exception | None = None  # why there is no backend
         self._receiving = threading.Lock()
         self._of_thread = threading.local()
 
     def let_another_receive(self) -> None:
-        """Let another thread receive, if this one has not done so since its last frame."""
+        """Let another thread receive frames, unless this one has let it already since its last frame."""
         if getattr(self._of_thread, "receives", False):
             self._of_thread.receives = False
             self._receiving.release()
@@ -106,8 +106,8 @@ class Worker:
             header, payload = channel.receive()
             op = header["op"]
             try:
-                if self._unable is not None and op != "stop":
-                    raise self._unable
+                if self._open_error is not None and op != "stop":
+                    raise self._open_error
                 if op == "execute":
                     self._backend.execute(header, payload)
                 elif op == "prepare":
@@ -146,7 +146,7 @@ class Worker:
             self._backend = getattr(importlib.import_module(module), name)(self._channel, init)
             self._backend.before_computing = self.let_another_receive
         except Exception as error:
-            self._unable = error
+            self._open_error = error
 
 
 def end() -> None:

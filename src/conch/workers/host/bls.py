@@ -1,4 +1,4 @@
-"""What a model's worker asks of the server: requests to other models (BLS), and loading and unloading them.
+"""Answers what a model's worker asks of the server: requests to other models (BLS), loading and unloading them.
 
 The server's side of ``conch.backends.python.calls``; runs on the event loop.  Every call is answered, the last
 time with ``final``; when the worker is gone, what it asked for is cancelled.
@@ -20,7 +20,7 @@ LOG = logging.getLogger("conch")
 
 
 class BlsServer(Protocol):
-    """The server as models see it."""
+    """The server as a model sees it that calls others; see :class:`conch.server.bls.BlsModels`."""
 
     def infer(self, request: InferRequest, decoupled: bool) -> None:
         """Accept a request of a model; raises ConchError when it is refused."""
@@ -28,13 +28,13 @@ class BlsServer(Protocol):
     def is_ready(self, name: str, version: int) -> bool: ...
 
     async def load(self, name: str, parameters: Mapping[str, object], starting: str) -> None:
-        """Load a model; ``starting`` is the one that asks, if it is not initialised yet."""
+        """Load a model; ``starting`` names the calling model while it is still being initialised."""
 
     async def unload(self, name: str, dependents: bool) -> None: ...
 
 
 class BlsHandler:
-    """The calls of one worker that are under way; ``send`` writes a frame to it."""
+    """Answers the calls of one worker; ``send`` writes a frame to it."""
 
     def __init__(self, models: BlsServer, caller: str, send: Callable[[Header, Packer | None], None]) -> None:
         self._models = models
@@ -45,7 +45,7 @@ class BlsHandler:
         self._closed = False
 
     def handle(self, header: Header, unpacker: Unpacker) -> bool:
-        """Deal with a frame; False if it is none of these.  What is wrong with its form is raised."""
+        """Handle a frame about calls; False for any other.  A malformed one raises KeyError, TypeError or ValueError."""
         match header["op"]:
             case "call":
                 self._infer(header, unpacker)
@@ -58,7 +58,7 @@ class BlsHandler:
         return True
 
     def close(self) -> None:
-        """The worker is gone."""
+        """Cancel what is under way: the worker has ended."""
         self._closed = True
         requests, self._requests = self._requests, {}
         for request in requests.values():
