@@ -45,7 +45,7 @@ class BlsHandler:
         self._closed = False
 
     def handle(self, header: Header, unpacker: Unpacker) -> bool:
-        """Handle a frame about calls; False for any other.  A malformed one raises KeyError, TypeError or ValueError."""
+        """Handle a frame about calls; False for any other.  Malformed ones raise KeyError, TypeError or ValueError."""
         match header["op"]:
             case "call":
                 self._infer(header, unpacker)
