@@ -45,7 +45,7 @@ class ModelFiles:
         return self.directory / str(version)
 
     def labels(self) -> dict[str, list[str]]:
-        """The labels of each output that names a label file, a line each.
+        """Read the labels of each output that names a label file, one a line.
 
         Raises INTERNAL for a file that cannot be read, INVALID_ARG for one outside the directory.
         """

@@ -1,7 +1,7 @@
 """The server as its models see it: they call, load and unload each other (BLS).
 
-Requests of models are accepted as those of ensembles are: also while the server stops, since a request from
-outside waits for them.  Lives on the event loop.
+Requests of models, like those of ensembles, are accepted while the server stops too, since a client's request waits for
+them.  Runs on the event loop.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class WorkerStarter:
         self._new_process = new_process
 
     async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
-        """A worker whose model has completed the configuration, and the result."""
+        """Start a worker and have its model complete the configuration.  Returns both; raises what the model raised."""
         worker = await self._start(f"{self.config.name}_0", dict(os.environ))
         try:
             answer = await worker.ask({"op": "complete"})
@@ -76,7 +76,7 @@ class WorkerStarter:
             raise
 
     async def launch(self, placement: WorkerPlacement, worker: WorkerProcess | None = None) -> WorkerProcess:
-        """A worker whose model is initialized: ``worker``, if it may run there, or a new one."""
+        """Initialize the model at ``placement``, in ``worker`` if that may run there, or a new one; warm it up."""
         if worker is not None and placement.kind == "GPU":
             await worker.stop()  # it was started without its device
             worker = None
@@ -135,7 +135,7 @@ class WorkerStarter:
 
 
 def placements_of(config: ModelConfig) -> Iterator[WorkerPlacement]:
-    """One placement per worker, in the order of the configuration."""
+    """Yield the placement of each worker, in the order of the configuration."""
     instances = list(_instances_of(config))
     if not BACKENDS[config.backend].shared:
         yield from instances
@@ -156,7 +156,7 @@ def _instances_of(config: ModelConfig) -> Iterator[WorkerPlacement]:
 
 
 def log_levels() -> dict[str, Any]:
-    """What the loggers of models are told about the server's log settings."""
+    """The server's log settings in the form of a ``log`` frame."""
     current = logs.current()
     return {
         "info": current.log_info,

@@ -1,6 +1,6 @@
-"""What the server knows of every model and version, whether it runs or not.
+"""The state of every model and version that was ever loaded or tried.
 
-Written by the lifecycle alone; read by whoever looks a model up.  Lives on the event loop.
+Only the lifecycle writes it; front ends, ensembles and calling models look models up in it.  Used on the event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class State(StrEnum):
 
 
 def at_state(version: int, state: State, reason: str) -> str:
-    """What a message says of one version that does not serve."""
+    """The part of a message about one version that does not serve."""
     return f"version {version} is at {state} state: {reason};"
 
 

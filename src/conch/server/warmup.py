@@ -66,7 +66,7 @@ async def warm_up(worker: WorkerProcess, config: ModelConfig, samples: list[Warm
 
 
 async def _run(worker: WorkerProcess, model: str, outputs: tuple[str, ...], sample: WarmupSample) -> None:
-    """One execution; ends when all its requests have."""
+    """Execute a sample once; returns when all its requests have ended.  Raises the first error of a response."""
     left = sample.batch_size
     ended = asyncio.get_running_loop().create_future()
 

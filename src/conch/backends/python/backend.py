@@ -51,7 +51,7 @@ class PythonBackend:
         loader.prepare(self._model)
 
     def control(self, header: Header) -> bool:
-        """Cancellation and log settings, at any time; False for other frames."""
+        """Handle a cancellation or new log settings; False for any other frame."""
         return self._runtime.control(header)
 
     def complete(self) -> str:
@@ -71,7 +71,7 @@ class PythonBackend:
         return json.dumps(completed.as_dict())
 
     def start(self, instance: Dict[str, Any], config: str) -> bool:
-        """Make the model's object and initialise it; says whether ``execute`` is a coroutine function."""
+        """Make the model's object and initialise it.  Returns whether ``execute`` is a coroutine function."""
         self._config = json.loads(config)
         _check_force_cpu(self._config)
         policy: Dict[str, Any] = self._config.get("model_transaction_policy", {})
@@ -94,7 +94,7 @@ class PythonBackend:
         return True
 
     def execute(self, header: Header, payload: bytearray) -> None:
-        """Run one batch and send what came of it."""
+        """Run the batch of an ``execute`` frame and send its ``done`` frame."""
         begin = monotonic_ns()
         unpacker = ArrayUnpacker(payload, self._channel)
         decoupled = self._decoupled
@@ -182,7 +182,7 @@ class PythonBackend:
     def _responses(
         self, returned: Any, replies: List[ResponseChannel], packer: Packer
     ) -> List[Optional[Dict[str, Any]]]:
-        """What ``execute`` returned, as the entries of a ``done`` frame."""
+        """The entries of a ``done`` frame for what ``execute`` returned; raises INTERNAL for anything else."""
         if self._decoupled and returned is not None:
             raise self._failed(
                 f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must "

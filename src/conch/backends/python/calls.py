@@ -46,7 +46,7 @@ class BlsClient:
         return call
 
     def answer(self, header: Header, payload: bytearray) -> None:
-        """An answer has arrived, in whatever thread receives."""
+        """Hand an answer to the call that waits for it; called by the thread that received it."""
         # Unpacked in any case, so that its memory goes back.
         tensors = ArrayUnpacker(payload, self._channel).tensors(header["outputs"])
         call = self._calls.get(header["call"])
@@ -66,7 +66,7 @@ class BlsClient:
         self._channel.post({"op": "cancel_call", "call": call.number, "drop": drop})
 
     def expect(self, future: asyncio.Future[Any]) -> None:
-        """Have somebody receive until ``future`` has its answer."""
+        """Keep a thread receiving frames until ``future`` has its answer."""
         self._awaited.add(future)
         if self._helper is None:
             with self._starting_helper:
@@ -123,7 +123,7 @@ class BlsCall:
                 pass
 
     def next_later(self, convert: Callable[[Answer], Any]) -> asyncio.Future[Any]:
-        """What ``convert`` makes of the next answer, as a future of the running event loop."""
+        """A future of the running event loop for what ``convert`` makes of the next answer."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._lock:
             arrived = self._answers.popleft() if self._answers else None
@@ -158,7 +158,7 @@ class BlsCall:
             future.set_result(convert(answer))
 
     def _forget(self, future: asyncio.Future[Any]) -> None:
-        """Nobody waits for this future any more: it has its answer or was cancelled."""
+        """Stop waiting for this future, which has its answer or was cancelled."""
         with self._lock:
             if self._waiter is not None and self._waiter[0] is future:
                 self._waiter = None
@@ -166,7 +166,7 @@ class BlsCall:
 
 
 class ResponseIterator:
-    """The responses of a decoupled call, as they arrive; of any length, and to be iterated over again once it ended.
+    """Iterates over the responses of a decoupled call as they arrive, and over all of them again once it has ended.
 
     ``for`` waits in its thread, ``async for`` does not.
     """
@@ -187,7 +187,7 @@ class ResponseIterator:
 
     def __next__(self) -> InferenceResponse:
         if self._done:
-            return self._again(StopIteration)
+            return self._repeat(StopIteration)
         return self._note(self._take_first() or self._call.next())
 
     def __aiter__(self) -> ResponseIterator:
@@ -195,7 +195,7 @@ class ResponseIterator:
 
     async def __anext__(self) -> InferenceResponse:
         if self._done:
-            return self._again(StopAsyncIteration)
+            return self._repeat(StopAsyncIteration)
         return self._note(self._take_first() or await self._call.next_later(_as_it_is))
 
     def cancel(self) -> None:
@@ -212,7 +212,7 @@ class ResponseIterator:
         self._next = len(self._responses)
         return response
 
-    def _again(self, end: Any) -> InferenceResponse:
+    def _repeat(self, end: Any) -> InferenceResponse:
         if self._next >= len(self._responses):
             raise end
         self._next += 1

@@ -1,4 +1,4 @@
-"""Where a model's ``model.py`` is, and what it finds when it is imported, the way Triton does it.
+"""Locates a model's ``model.py`` and prepares what it imports, as Triton does.
 
 Called once in a worker of its own, so that nothing a model does to its interpreter reaches another.
 """

@@ -161,15 +161,15 @@ class InferenceRequest:
             raise TritonModelException("Rescheduling a request is not supported yet.")
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Send the request to the model that it names, and wait: for its response or, ``decoupled``, for nothing.
+        """Send the request to the model that it names and wait for its response, or, ``decoupled``, return an iterator.
 
-        Then the result is an iterator over the responses.  What goes wrong is the error of a response.
+        A failure is the error of a response; nothing is raised for it.
         """
         call = self._call(decoupled)
         return ResponseIterator(call) if decoupled else call.next()[0]
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """The same as a future of the running event loop; ``decoupled``, of an iterator, once there is a response."""
+        """A future of what :meth:`exec` returns; if ``decoupled``, it is done once there is a first response."""
         asyncio.get_running_loop()
         call = self._call(decoupled)
         if decoupled:

@@ -1,6 +1,6 @@
-"""What the objects that a model holds need from the worker: the channel, the requests being served, log settings.
+"""What the requests, senders, loggers and calls of a worker share: its channel, its open requests, its log settings.
 
-One per worker, made by the backend.  Functions of ``pb_utils`` that take no object find it here.
+The backend makes one ``Runtime`` per worker; functions of ``pb_utils`` that take no object find it by ``current``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Runtime:
         channel.early = self._control_early
 
     def control(self, header: Header) -> bool:
-        """Deal with a frame that may come at any time; False if it is not one of these."""
+        """Handle a cancellation or new log settings; False for any other frame."""
         op = header["op"]
         if op == "cancel":
             reply = self.replies.get(header["serial"])
@@ -44,7 +44,7 @@ class Runtime:
         return True
 
     def poll(self) -> None:
-        """See to such frames without waiting, in whatever thread asks."""
+        """Handle cancellations, log settings and answers that have arrived, without waiting; in any thread."""
         self.channel.poll()
 
     def write_log(self, level: str, file: str, line: int, message: str) -> None:
@@ -63,7 +63,7 @@ class Runtime:
 
 
 class ResponseChannel:
-    """How far one request has got, and where its responses go."""
+    """Sends the responses of one request, and knows whether it has been cancelled or has had its last one."""
 
     __slots__ = ("__weakref__", "cancelled", "closed", "decoupled", "held", "outputs", "runtime", "sent", "serial")
 

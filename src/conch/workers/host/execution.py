@@ -1,4 +1,4 @@
-"""A batch on its way to a worker and back: what frames say of requests and responses.
+"""A batch at a worker, and how requests and responses read in frames.
 
 Used by ``WorkerProcess``, on the event loop.
 """
@@ -32,7 +32,7 @@ class Execution:
 
 
 def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
-    """A request as a frame has it; its tensors go into ``packer``."""
+    """The fields of a request in a frame; its tensors are added to ``packer``."""
     return {
         "serial": request.serial,
         "id": request.id,
@@ -46,6 +46,7 @@ def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
 
 
 def response_of(header: dict[str, Any], unpacker: Unpacker, final: bool) -> InferResponse:
+    """The response that a frame, or an entry of one, describes."""
     error = header.get("error")
     return InferResponse(
         unpacker.unpack(header.get("outputs") or ()),
@@ -56,4 +57,5 @@ def response_of(header: dict[str, Any], unpacker: Unpacker, final: bool) -> Infe
 
 
 def take_times(request: InferRequest, times: tuple[int, int, int]) -> None:
+    """Note the compute input, infer and output durations (ns) of the batch that ``request`` was in."""
     request.times.compute_input, request.times.compute_infer, request.times.compute_output = times
