@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.native.messages import one_line
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.special_tokens import frame
 from conch.checkpoints.tokenizers.text import FastTextTokenizer
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import ConchError, invalid, one_line, unsupported
 
 #: Types of tokens.
 _CONTROL: Final = 3

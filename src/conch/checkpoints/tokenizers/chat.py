@@ -13,8 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.native.messages import one_line
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import ConchError, invalid, one_line, unsupported
 
 #: The names that a message's reasoning goes by.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.native.messages import one_line
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.encode import Encoder, Tokens, Truncation
 from conch.checkpoints.tokenizers.fast import FastEncoder
-from conch.errors import invalid, unsupported
+from conch.errors import invalid, one_line, unsupported
 
 
 def open_with_transformers(checkpoint: Checkpoint, options: Options) -> Encoder:

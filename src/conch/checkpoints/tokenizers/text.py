@@ -13,7 +13,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from conch.backends.native.messages import one_line
 from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file, templates_of
 from conch.checkpoints.tokenizers.special_tokens import ROLES, complete_special, content
 from conch.checkpoints.tokenizers.stream import (
@@ -25,7 +24,7 @@ from conch.checkpoints.tokenizers.stream import (
     WindowStream,
 )
 from conch.checkpoints.tokenizers.stream import pieces_of as pieces_of_tokenizer
-from conch.errors import invalid, unsupported
+from conch.errors import invalid, one_line, unsupported
 
 __all__ = ["FastTextTokenizer", "TextStream", "TextTokenizer", "open_tokenizer"]
 
