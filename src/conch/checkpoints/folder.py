@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from conch.checkpoints import files, hub
 from conch.checkpoints import task as derive
+from conch.checkpoints.gguf.config import config_of
+from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.checkpoints.labels import check_head, labels_of
 from conch.checkpoints.manifest import Manifest, Variant
 from conch.checkpoints.options import TEXT_ENGINES, Options
@@ -54,7 +56,7 @@ class Checkpoint:
     positions: int = 0
     manifest: Manifest | None = None
     variant: Variant | None = None
-    gguf: Path | None = None
+    gguf: GgufFile | None = None
     _documents: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -84,8 +86,12 @@ class Checkpoint:
             manifest.verify(folder)
         if location.gguf is None and not (folder / "config.json").is_file():
             raise invalid(f"checkpoint {folder} lacks config.json")
-        self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=location.gguf)
-        self.config = self._config()
+        gguf = None
+        if location.gguf is not None:
+            files.require_whole(location.gguf)
+            gguf = read_gguf(location.gguf)
+        self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=gguf)
+        self.config = config_of(gguf) if gguf is not None else self.json("config.json") or {}
         self._check_architectures()
         self.labels = labels_of(self.config, str(folder / "config.json"))
         self.task = self._task()
@@ -160,15 +166,6 @@ class Checkpoint:
                 f"not {json.dumps(names)[:80]}"
             )
 
-    def _config(self) -> dict[str, Any]:
-        if self.gguf is None:
-            return self.json("config.json") or {}
-        from conch.checkpoints.gguf.config import config_of
-        from conch.checkpoints.gguf.reader import read_gguf
-
-        files.require_whole(self.gguf)
-        return config_of(read_gguf(self.gguf))
-
     def _with_engine(self) -> Options:
         """The options with the engine by the name that it has for the task.  Raises INVALID_ARG for one without it."""
         asked = self.options.engine
@@ -177,7 +174,7 @@ class Checkpoint:
                 raise invalid(f"engine '{asked}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
             return replace(self.options, engine="transformers") if asked == "torch" else self.options
         if self.gguf is not None:
-            raise invalid(f"{self.gguf} is for task '{GENERATION}', not for '{self.task}'")
+            raise invalid(f"{self.gguf.path} is for task '{GENERATION}', not for '{self.task}'")
         if asked == "vllm":
             raise invalid(f"engine '{asked}' is for task '{GENERATION}', and the task is '{self.task}'")
         return replace(self.options, engine="torch") if asked == "transformers" else self.options

@@ -19,7 +19,7 @@ from conch.backends.tasks.loading import device_of, load_model, load_tokenizer
 from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.encode import no_room
+from conch.checkpoints.tokenizers.inputs import no_room
 from conch.errors import ConchError, internal, invalid, one_line
 from conch.inference import TensorSpec
 

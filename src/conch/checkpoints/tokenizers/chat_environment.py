@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -9,8 +11,6 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
-
-from conch.checkpoints.tokenizers.chat import strftime_now, tojson
 
 
 class _Generation(jinja2.ext.Extension):
@@ -41,12 +41,23 @@ def _raise_exception(message: Any) -> None:
     raise jinja2.TemplateError(str(message))
 
 
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON without the escapes for HTML that jinja2's own filter makes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
 @cache
 def environment() -> Any:
     """The sandbox that all templates share; they cannot change it, nor what they are given."""
     made: Any = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
-    made.filters["tojson"] = tojson
-    made.globals |= {"raise_exception": _raise_exception, "strftime_now": strftime_now, "dict": _Dict()}
+    made.filters["tojson"] = _tojson
+    made.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": _Dict()}
     return made

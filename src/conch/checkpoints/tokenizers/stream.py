@@ -186,6 +186,23 @@ class WindowStream(TextStream):
         return after[len(before) :]
 
 
+def open_stream(
+    pieces: BytePieces | TextPieces | None, decode: Callable[[list[int]], str], after: Sequence[int]
+) -> TextStream:
+    """A stream over a table, or over ``decode`` where there is none; the text of the ids ``after`` is not given."""
+    stream: TextStream
+    match pieces:
+        case BytePieces():
+            stream = ByteStream(pieces)
+        case TextPieces():
+            stream = PieceStream(pieces)
+        case None:
+            stream = WindowStream(decode)
+    if after:
+        stream.add(after)
+    return stream
+
+
 def pieces_of(tokenizer: Any, hidden: Iterable[int] = ()) -> BytePieces | TextPieces | None:
     """The table for a tokenizer of ``tokenizers``; None where its decoder has to see tokens together.
 

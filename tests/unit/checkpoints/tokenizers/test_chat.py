@@ -12,8 +12,9 @@ pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 
 from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file, templates_of
-from conch.checkpoints.tokenizers.text import open_tokenizer
+from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.errors import Code, ConchError
+from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level
 
 CHATML = (
@@ -67,9 +68,9 @@ def test_text_is_that_of_transformers(tmp_path: Path, template: str, tools: list
     transformers = pytest.importorskip("transformers")
     folder = folder_with(tmp_path, template)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    ours = open_tokenizer(folder)
+    ours = open_tokenizer(bare(folder))
 
-    assert ours.has_chat_template
+    assert ours.template
     for messages in MESSAGES + (CALLS if template == TOOLS else []):
         for variables in ({}, {"enable_thinking": False}):
             wanted = theirs.apply_chat_template(
@@ -106,7 +107,7 @@ def test_template_comes_from_wherever_a_checkpoint_has_it(
 
 
 def test_conversations_with_tools_have_their_own_template(tmp_path: Path) -> None:
-    made = open_tokenizer(folder_with(tmp_path, NAMED))
+    made = open_tokenizer(bare(folder_with(tmp_path, NAMED)))
     assert made.chat(MESSAGES[0]) == "plain"
     assert made.chat(MESSAGES[0], tools=[WEATHER]) == "tools"
     assert made.chat(MESSAGES[0], chat_template="tool_use") == "tools"
@@ -114,7 +115,7 @@ def test_conversations_with_tools_have_their_own_template(tmp_path: Path) -> Non
 
 def test_file_replaces_the_template(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, "own", other__jinja="{{ messages[0].content }}!")
-    made = open_tokenizer(folder, chat_template=folder / "other.jinja")
+    made = open_tokenizer(bare(folder), chat_template=folder / "other.jinja")
     assert made.chat([{"role": "user", "content": "Hi"}]) == "Hi!"
 
 

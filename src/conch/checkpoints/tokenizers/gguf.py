@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from conch.checkpoints.gguf.reader import GgufFile, read_gguf
+from conch.checkpoints.gguf.reader import GgufFile
 from conch.checkpoints.tokenizers.chat import ChatTemplate
-from conch.checkpoints.tokenizers.special_tokens import frame
-from conch.checkpoints.tokenizers.text import FastTextTokenizer
+from conch.checkpoints.tokenizers.fast import FastTokenizer
+from conch.checkpoints.tokenizers.special_tokens import SpecialTokens, put_around
 from conch.errors import ConchError, invalid, one_line, unsupported
 
 #: Types of tokens.
@@ -56,9 +55,12 @@ _WHOLE_WORDS: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "
 _COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 
-def open_gguf_tokenizer(path: Path) -> FastTextTokenizer:
-    """The tokenizer of a GGUF file, with its chat templates.  Raises INVALID_ARG for one that cannot be read."""
-    file = read_gguf(path)
+def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None) -> FastTokenizer:
+    """The tokenizer of a GGUF file, with its chat templates unless ``templates`` replace them.
+
+    Raises INVALID_ARG for one that cannot be read, UNSUPPORTED without ``tokenizers``.
+    """
+    path = file.path
     tokens = file.texts("tokenizer.ggml.tokens")
     if not tokens:
         raise invalid(f"{path} has no tokenizer: tokenizer.ggml.tokens is missing")
@@ -87,12 +89,16 @@ def open_gguf_tokenizer(path: Path) -> FastTextTokenizer:
     fast.add_tokens([AddedToken(text, normalized=False) for text, kind in marked if kind == _USER_DEFINED])
     begins = file.flag("tokenizer.ggml.add_bos_token", model == "llama" or _pre(file) in _WHOLE_WORDS)
     ends = file.flag("tokenizer.ggml.add_eos_token")
-    frame(fast, roles.get("bos_token") if begins else None, roles.get("eos_token") if ends else None)
-    shown = frozenset(id for id, token in fast.get_added_tokens_decoder().items() if token.special)
-    opened = FastTextTokenizer(fast, ChatTemplate(_templates(file), roles, str(path)), shown)
-    opened.eos_ids = tuple(dict.fromkeys(id for key in _ENDS if (id := _token(file, key, tokens)) is not None))
-    opened.bos_id, opened.pad_id = ids.get("bos_token"), ids.get("pad_token")
-    return opened
+    put_around(fast, roles.get("bos_token") if begins else None, roles.get("eos_token") if ends else None)
+    special_ids = (id for id, token in fast.get_added_tokens_decoder().items() if token.special)
+    eos_ids = dict.fromkeys(id for key in _ENDS if (id := _token(file, key, tokens)) is not None)
+    # By id, since a vocabulary may have the same text twice.
+    by_text = {roles[role]: id for role, id in ids.items()}
+    return FastTokenizer(
+        fast,
+        SpecialTokens.of(roles, by_text.get, special_ids, eos_ids=eos_ids),
+        ChatTemplate(_templates(file) if templates is None else templates, roles, str(path)),
+    )
 
 
 def _token(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
