@@ -27,6 +27,28 @@ class _Generation(jinja2.ext.Extension):
         return caller()
 
 
+class _Namespace(jinja2.utils.Namespace):
+    """``namespace`` for templates, which keeps no name that begins with an underscore: Python's own do."""
+
+    def __init__(*given: Any, **values: Any) -> None:
+        self, *mappings = given  # so that ``self`` can be among the names
+        attributes = dict(*mappings, **values)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.sandbox.SecurityError(
+            f"a namespace cannot have the name {name!r}, which begins with an underscore"
+        )
+
+
 class _Dict:
     """``dict`` for templates: it makes dictionaries, and has none of a type's attributes."""
 
@@ -59,5 +81,10 @@ def environment() -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     made.filters["tojson"] = _tojson
-    made.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now, "dict": _Dict()}
+    made.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
     return made
