@@ -62,6 +62,15 @@ def llama(**more: Any) -> dict[str, Any]:
     }
 
 
+def phi3() -> dict[str, Any]:
+    values = {key.replace("llama.", "phi3."): value for key, value in llama().items()}
+    return {**values, "general.architecture": "phi3"}
+
+
+#: Names of divisions that transformers knows too, one for each expression and for each flag.
+SAME = ("llama-bpe", "lfm2", "smaug-bpe", "tekken", "gpt-4o", "talkie", "megrez", "f2llmv2")
+
+
 def opened(folder: Path, metadata: dict[str, Any]) -> TextTokenizer:
     return open_tokenizer(bare(folder, write(folder / "m.gguf", metadata)))
 
@@ -72,7 +81,7 @@ def texts() -> list[str]:
     return [*drawn, "<|im_start|>user\nhello<|im_end|>", "<s>a</s> b", "it's 1234", "a  ab   a"]
 
 
-@pytest.mark.parametrize("metadata", [gpt(), gpt("llama-bpe"), gpt("tekken"), gpt("gpt-4o"), llama()])
+@pytest.mark.parametrize("metadata", [gpt(), *map(gpt, SAME), llama(), phi3()], ids=["gpt-2", *SAME, "llama", "phi3"])
 def test_ids_are_those_of_transformers(tmp_path: Path, metadata: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("gguf")
@@ -83,6 +92,7 @@ def test_ids_are_those_of_transformers(tmp_path: Path, metadata: dict[str, Any])
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
 
 
+TEXTS_WITH_DIGITS = ("In 1984, 3.14159 and 1e-05", "0x1F600 is 128512", "١٢٣ ½ ²", "2024-01-31T23:59", "a1b22c333")
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -97,7 +107,9 @@ def test_real_model_has_the_tokenizer_that_it_was_trained_with() -> None:
     file = Path(spec.submodule_search_locations[0]) / SMOLLM2
     ours = open_tokenizer(bare(file.parent, file))
     theirs = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # What SmolLM2's own tokenizer.json has, and transformers does not take from the file: each digit by itself.
+    differing = [text for text in TEXTS_WITH_DIGITS if ours.encode(text) != theirs.encode(text)]
+    assert differing  # transformers takes a division that it does not know for GPT-2's
+    # What SmolLM2's own tokenizer.json has, and the file says by the name smollm: each digit by itself.
     theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False),
     ])  # fmt: skip
@@ -105,7 +117,7 @@ def test_real_model_has_the_tokenizer_that_it_was_trained_with() -> None:
 
     assert (ours.special.eos_ids, ours.special.bos_id, ours.special.pad_id, ours.vocabulary) == ((2,), 1, 2, 49152)
     assert ours.chat(messages) == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    for text in [*texts(), ours.chat(messages)]:
+    for text in [*texts(), *TEXTS_WITH_DIGITS, ours.chat(messages)]:
         assert ours.encode(text) == theirs.encode(text), text
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
 
@@ -130,6 +142,14 @@ def test_space_in_front_is_as_the_file_says(tmp_path: Path) -> None:
     assert bare.decode(bare.encode(" ab")) == " ab"
 
 
+def test_gpt_2_needs_no_name_for_how_it_divides_text(tmp_path: Path) -> None:
+    values = {key.replace("llama.", "gpt2."): value for key, value in gpt("default").items()}
+    made = opened(tmp_path, {**values, "general.architecture": "gpt2"})
+    assert [made.piece(id) for id in made.encode(" 12")] == [
+        made.piece(id) for id in opened(tmp_path, gpt()).encode(" 12")
+    ]
+
+
 def test_digits_are_alone_where_the_model_wants_it(tmp_path: Path) -> None:
     made = opened(tmp_path, gpt("smollm"))
     assert [made.piece(id) for id in made.encode(" 12")] == [" ", "1", "2"]
@@ -139,6 +159,7 @@ def test_digits_are_alone_where_the_model_wants_it(tmp_path: Path) -> None:
     ("metadata", "message"),
     [
         (LLAMA, "has no tokenizer: tokenizer.ggml.tokens is missing"),
+        (gpt("default"), "does not say how it divides text (tokenizer.ggml.pre): serve the original checkpoint"),
         (gpt("martian"), "divides text by 'martian', which is not known here: serve the original checkpoint"),
         (
             gpt(**{"tokenizer.ggml.model": "bert"}),
