@@ -17,20 +17,13 @@ from conch.checkpoints import task as derive
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.checkpoints.labels import check_head, labels_of
+from conch.checkpoints.lengths import DEFAULT_MAX_LENGTH, max_length_of, positions_of
 from conch.checkpoints.manifest import Manifest, Variant
 from conch.checkpoints.options import TEXT_ENGINES, Options
 from conch.errors import invalid
 
-#: What a text may have where nothing says how long it may be (tokens).
-DEFAULT_MAX_LENGTH: Final = 512
 #: The task of models that write text token by token.
 GENERATION: Final = "text-generation"
-#: Families whose positions begin after that of the padding.
-_AFTER_PADDING: Final = frozenset({
-    "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text", "ibert", "luke",
-    "mluke", "markuplm", "layoutlmv3", "lilt", "roberta-prelayernorm", "xmod", "esm", "phobert",
-})  # fmt: skip
-_POSITIONS: Final = ("max_encoder_position_embeddings", "max_position_embeddings", "n_positions", "max_seq_len")
 
 
 @dataclass(slots=True)
@@ -103,8 +96,15 @@ class Checkpoint:
             raise invalid(f"parameter 'variant' is '{options.variant}', but {folder} has no conch.json with variants")
         self._require_files()
         self._require_trust()
-        self.positions = self._positions()
-        self.max_length = self._max_length()
+        self.positions = positions_of(self.config)
+        self.max_length = max_length_of(
+            self.options.max_length,
+            self.config,
+            self.positions,
+            self.json("tokenizer_config.json") or {},
+            self.json("sentence_bert_config.json") or {},
+            generates=self.task == GENERATION,
+        )
         return self
 
     def has(self, *names: str) -> bool:
@@ -231,41 +231,6 @@ class Checkpoint:
                 f"model '{self.source}' needs the Python code that comes with it: set parameter 'trust_remote_code' "
                 "to true if you trust it"
             )
-
-    def _positions(self) -> int:
-        """How many positions the network has; 0 where they are relative or unlimited."""
-        config = self.config
-        inner = config.get("text_config")
-        for one in (config, inner if isinstance(inner, dict) else {}):
-            found = [one[name] for name in _POSITIONS if isinstance(one.get(name), int) and one[name] > 0]
-            if found:
-                offset = 0
-                if one.get("model_type", config.get("model_type")) in _AFTER_PADDING:
-                    padding = one.get("pad_token_id")
-                    offset = (padding if isinstance(padding, int) else 1) + 1
-                return max(1, int(found[0]) - offset)
-        return 0
-
-    def _max_length(self) -> int:
-        """The tokens of the longest text: what is asked for, or the least of what the files say."""
-        wanted = self.options.max_length
-        if wanted:
-            absolute = self.config.get("model_type") not in ("t5", "mt5", "umt5", "deberta-v2", "xlnet")
-            if absolute and self.positions and wanted > self.positions:
-                raise invalid(
-                    f"parameter 'max_length' is {wanted}; the model has positions for {self.positions} tokens"
-                )
-            return wanted
-        if self.task == GENERATION:
-            return self.positions or DEFAULT_MAX_LENGTH
-        limits = [
-            (self.json("tokenizer_config.json") or {}).get("model_max_length"),
-            (self.json("sentence_bert_config.json") or {}).get("max_seq_length"),
-            self.positions,
-        ]
-        # Tokenizers without a limit say 10^30.
-        told = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 10**9]
-        return min(told, default=DEFAULT_MAX_LENGTH)
 
 
 def _known_to_transformers(model_type: str) -> bool:
