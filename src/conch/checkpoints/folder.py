@@ -1,6 +1,6 @@
-"""A checkpoint's folder, opened: complete, verified, and what its files say about task, labels and maximum length.
+"""Opens a checkpoint: finds its folder, verifies it, and reads what its files say of task, labels and maximum length.
 
-Made by the backend when a model is loaded, by ``conch convert`` and by tests; imports neither torch nor transformers.
+Called by workers when a model is loaded and by ``conch convert``; imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.checkpoints import files, hub
-from conch.checkpoints import task as derive
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.checkpoints.labels import check_head, labels_of
 from conch.checkpoints.lengths import DEFAULT_MAX_LENGTH, max_length_of, positions_of
 from conch.checkpoints.manifest import Manifest, Variant
 from conch.checkpoints.options import TEXT_ENGINES, Options
+from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
 from conch.errors import invalid
 
 #: The task of models that write text token by token.
@@ -32,10 +32,10 @@ class Checkpoint:
 
     ``source`` is what the user named, ``revision`` the commit of a model from the Hub, else empty.  ``config`` is
     config.json (what ``gguf`` says in its place), ``options`` the effective options (those given over those of
-    ``model.json``), ``task`` the name of a transformers pipeline, ``labels`` the classes by index or None,
-    ``max_length`` the tokens of the longest text, ``positions`` the most that the network has positions for (0:
-    unlimited), ``manifest`` the verified conch.json and ``variant`` what it and the options choose, ``gguf`` the file
-    with all of the model, None for a folder.
+    ``model.json``), ``task`` the name of a transformers pipeline, ``labels`` the classes by index or None.
+    ``max_length`` is the most tokens of a text, ``positions`` those that the network has positions for (0: unlimited).
+    ``manifest`` is the verified conch.json, ``variant`` what it and the options choose, ``gguf`` the parsed file with
+    all of the model, None for a folder.
     """
 
     directory: Path
@@ -128,7 +128,7 @@ class Checkpoint:
         document = self._read("modules.json")
         if document is None:
             return []
-        if not isinstance(document, list) or not all(isinstance(one, dict) for one in document):
+        if not isinstance(document, list) or not all(isinstance(module, dict) for module in document):
             raise invalid(f"{self.directory / 'modules.json'} must hold a list of JSON objects")
         return document
 
@@ -142,12 +142,12 @@ class Checkpoint:
     @property
     def engine(self) -> str:
         """The engine that runs it: that of the variant, of the options, or of the files that are there."""
-        asked = self.options.engine
-        if self.variant is not None and not (asked == "vllm" and self.variant.engine == "torch"):
-            asked = self.variant.engine
-        if asked == "auto":
-            asked = "openvino" if self.gguf is not None else files.engines_of(self.directory)[0]
-        return "transformers" if asked == "torch" and self.task == GENERATION else asked
+        engine = self.options.engine
+        if self.variant is not None and not (engine == "vllm" and self.variant.engine == "torch"):
+            engine = self.variant.engine
+        if engine == "auto":
+            engine = "openvino" if self.gguf is not None else files.engines_of(self.directory)[0]
+        return "transformers" if engine == "torch" and self.task == GENERATION else engine
 
     def _read(self, name: str) -> Any:
         if name not in self._documents:
@@ -167,32 +167,36 @@ class Checkpoint:
             )
 
     def _with_engine(self) -> Options:
-        """The options with the engine by the name that it has for the task.  Raises INVALID_ARG for one without it."""
-        asked = self.options.engine
+        """The options with the engine named as for the task: ``torch`` is ``transformers`` where text is generated.
+
+        Raises INVALID_ARG for an engine that does not run the task.
+        """
+        engine = self.options.engine
         if self.task == GENERATION:
-            if asked == "onnxruntime":
-                raise invalid(f"engine '{asked}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
-            return replace(self.options, engine="transformers") if asked == "torch" else self.options
+            if engine == "onnxruntime":
+                raise invalid(f"engine '{engine}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
+            return replace(self.options, engine="transformers") if engine == "torch" else self.options
         if self.gguf is not None:
             raise invalid(f"{self.gguf.path} is for task '{GENERATION}', not for '{self.task}'")
-        if asked == "vllm":
-            raise invalid(f"engine '{asked}' is for task '{GENERATION}', and the task is '{self.task}'")
-        return replace(self.options, engine="torch") if asked == "transformers" else self.options
+        if engine == "vllm":
+            raise invalid(f"engine '{engine}' is for task '{GENERATION}', and the task is '{self.task}'")
+        return replace(self.options, engine="torch") if engine == "transformers" else self.options
 
     def _task(self) -> str:
+        """The task that the options or the manifest name, else what the files tell.  Raises INVALID_ARG without any."""
         if self.gguf is not None and not self.options.task:
             return GENERATION
         if self.options.task:
-            return derive.canonical(self.options.task)
+            return canonical(self.options.task)
         if self.manifest is not None and self.manifest.task:
-            return derive.canonical(self.manifest.task)
+            return canonical(self.manifest.task)
         card = self.path("README.md")
         images = bool((self.json("preprocessor_config.json") or {}).get("image_processor_type"))
-        task = derive.task_of(
+        task = task_of(
             self.config,
             labels=len(self.labels) if self.labels is not None else None,
             modules=self.modules(),
-            card=derive.pipeline_tag(card.read_text("utf-8", "replace")) if card else "",
+            card=pipeline_tag(card.read_text("utf-8", "replace")) if card else "",
             images=images,
         )
         if not task:
@@ -204,6 +208,7 @@ class Checkpoint:
         return task
 
     def _require_files(self) -> None:
+        """Raise INVALID_ARG unless the weights, and the tokenizer or processor that the task needs, are there."""
         if self.gguf is not None:
             return
         if self.variant is None or (self.variant.engine == "torch" and not self.variant.path):
@@ -212,14 +217,14 @@ class Checkpoint:
             shapes = files.require_weights(self.directory, engine)
             check_head(self.labels, self.config, shapes, str(self.directory))
         kind = str(self.config.get("model_type", ""))
-        if self.task.split("_")[0] in derive.TEXT_TASKS:
-            if derive.hears(kind):
+        if self.task.split("_")[0] in TEXT_TASKS:
+            if takes_sound(kind):
                 raise invalid(
                     f"task '{self.task}' reads text, but checkpoint {self.directory} is a {kind}, which hears sound: "
                     "set parameter 'task' to automatic-speech-recognition or audio-classification"
                 )
             files.require_tokenizer(self.directory)
-        if self.task in derive.MEDIA_TASKS and "pretrained_cfg" not in self.config:  # that of timm
+        if self.task in MEDIA_TASKS and "pretrained_cfg" not in self.config:  # that of timm
             files.require_processor(self.directory, self.task)
 
     def _require_trust(self) -> None:
@@ -236,12 +241,12 @@ class Checkpoint:
 def _known_to_transformers(model_type: str) -> bool:
     """Whether transformers has the architecture itself; told from its folders, as importing it takes seconds."""
     try:
-        found = importlib.util.find_spec("transformers")
+        package = importlib.util.find_spec("transformers")
     except (ImportError, ValueError):
         return False
     folder = model_type.replace("-", "_")
     return (
-        found is not None
+        package is not None
         and folder.isidentifier()
-        and any((Path(root) / "models" / folder).is_dir() for root in found.submodule_search_locations or ())
+        and any((Path(root) / "models" / folder).is_dir() for root in package.submodule_search_locations or ())
     )

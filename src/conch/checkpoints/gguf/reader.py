@@ -1,4 +1,4 @@
-"""What a GGUF file says: its metadata, its tensors, and its configuration in the terms of config.json.
+"""Reads GGUF files: their metadata, and where their tensors are.
 
 Read when a checkpoint is opened.  Files come from anywhere: whatever they claim is checked against the bytes that are
 there before anything is allocated.  Source of the layout: ggml's docs/gguf.md.
@@ -47,7 +47,7 @@ _DEFAULT_ALIGNMENT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor of the file; ``shape`` as numpy has it, ``offset`` from the beginning of the file."""
+    """A tensor: ``shape`` as numpy has it, ``offset`` from the beginning of the file and ``size`` in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -109,7 +109,7 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """What the file says.  Raises INVALID_ARG for one that is wrong or cut off."""
+    """Read metadata and the places of tensors.  Raises INVALID_ARG for a file that is wrong or cut off."""
     try:
         return _read(path)
     except OSError as error:
@@ -128,7 +128,7 @@ def _read(path: Path) -> GgufFile:
 
 
 class _Reader:
-    """Goes through the file from its beginning."""
+    """Reads the parts of a file in their order, from its beginning."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self._path = path

@@ -13,7 +13,7 @@ import numpy as np
 from conch.checkpoints.tokenizers import pairs, stream
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
-from conch.checkpoints.tokenizers.tokenizer import CHUNK, Ids, TextTokenizer, Tokens, Truncation, refusing
+from conch.checkpoints.tokenizers.tokenizer import CHUNK, Ids, TextTokenizer, Tokens, Truncation, refused
 
 
 class FastTokenizer(TextTokenizer):
@@ -113,8 +113,10 @@ class FastTokenizer(TextTokenizer):
         self, texts: Sequence[str], name: str, *, special_tokens: bool = True, offsets: bool = False
     ) -> list[Any]:
         encode = self.fast.encode_batch if offsets else self.fast.encode_batch_fast
-        with refusing(name):
+        try:
             encodings: list[Any] = encode(texts, add_special_tokens=special_tokens)
+        except BaseException as error:
+            raise refused(error, name) from None
         return encodings
 
     def _shortened(self, text: str, limit: int) -> Any:

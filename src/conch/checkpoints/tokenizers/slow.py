@@ -11,7 +11,7 @@ import numpy as np
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.stream import TextStream, open_stream
-from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, Truncation, refusing
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, Truncation, refused
 
 
 class SlowTokenizer(TextTokenizer):
@@ -91,5 +91,8 @@ class SlowTokenizer(TextTokenizer):
         )
 
     def _encoded(self, name: str, *texts: str | None, **settings: Any) -> dict[str, Any]:
-        with self._lock, refusing(name):
-            return dict(self._slow(*texts, verbose=False, **settings))
+        try:
+            with self._lock:
+                return dict(self._slow(*texts, verbose=False, **settings))
+        except BaseException as error:
+            raise refused(error, name) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.stream import TextStream
-from conch.errors import invalid, one_line
+from conch.errors import ConchError, invalid, one_line
 
 #: Texts that are tokenised in one call: what their encodings take is given back before the next.
 CHUNK: Final = 1024
@@ -120,13 +119,11 @@ class TextTokenizer(ABC):
         return self.template.render(messages, tools, **variables)
 
 
-@contextmanager
-def refusing(name: str) -> Iterator[None]:
-    """Raise INVALID_ARG for a text that a tokenizer cannot take; ``name`` is how the message calls the text."""
-    try:
-        yield
-    except BaseException as error:
-        # A panic in Rust is no Exception, and no more than one request's fault.
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        raise invalid(f"{name} cannot be tokenised: {one_line(error)}") from None
+def refused(error: BaseException, name: str) -> ConchError:
+    """INVALID_ARG for a text that a tokenizer cannot take; ``name`` is how the message calls the text.
+
+    To be raised for a BaseException: a panic in Rust is no Exception, and no more than one request's fault.
+    """
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    return invalid(f"{name} cannot be tokenised: {one_line(error)}")

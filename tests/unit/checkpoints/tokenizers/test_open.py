@@ -14,13 +14,16 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.checkpoints.tokenizers.slow import SlowTokenizer
 from conch.checkpoints.tokenizers.stream import WindowStream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import Code, ConchError
+from tests.text_checkpoints import TEXTS, write
 from tests.unit.checkpoints.folders import bare
+from tests.unit.checkpoints.tokenizers.encoders import opened
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace, unigram
 
 GPT: dict[str, Any] = {
@@ -185,3 +188,19 @@ def test_broken_file_is_refused_by_name(tmp_path: Path, name: str, text: str) ->
 def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     assert "has no tokenizer that transformers can load" in refusal(lambda: open_tokenizer(bare(tmp_path)))
+
+
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, "AutoModel")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(ConchError, match=r"the tokenizer of .* cannot be read: .*tokenizer\.json"):
+        opened(folder)
+
+
+def test_a_vocabulary_alone_is_loaded_by_transformers(tmp_path: Path) -> None:
+    folder = write(tmp_path, "AutoModel")
+    expected = [item.ids.tolist() for item in opened(folder).encode(TEXTS)[0]]
+    vocabulary = AutoTokenizer.from_pretrained(folder).get_vocab()
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)))
+    assert [item.ids.tolist() for item in opened(folder).encode(TEXTS)[0]] == expected
