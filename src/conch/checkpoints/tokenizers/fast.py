@@ -56,8 +56,8 @@ class FastTokenizer(TextTokenizer):
             for text, whole in zip(chunk, self._encodings(chunk, name, offsets=offsets), strict=True):
                 length = len(whole)
                 encoding = whole if length <= limit else self._shortened(text, limit)
-                ids = np.array(encoding.ids, np.int64)
-                tokens = Tokens(ids, np.array(encoding.type_ids, np.int64) if types else None, length)
+                given = np.array(encoding.type_ids, np.int64) if types else None
+                tokens = Tokens(np.array(encoding.ids, np.int64), given, length)
                 if offsets:
                     tokens.special = encoding.special_tokens_mask
                     tokens.offsets = pairs.kept_offsets(whole, tokens.special, self.side)

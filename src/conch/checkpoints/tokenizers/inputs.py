@@ -45,7 +45,7 @@ class InputEncoder:
         INVALID_ARG for a text that gives no token, and for one beyond the maximum length where those are refused.
         ``offsets`` are those of single texts.
         """
-        first, second = (f"input '{name}'" for name in names)
+        first, second = f"input '{names[0]}'", f"input '{names[1]}'"
         limit = self.max_length
         if pairs is None:
             encoded = self.tokenizer.encode_texts(texts, limit, types=self.types, offsets=offsets, name=first)
