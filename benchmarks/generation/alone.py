@@ -25,7 +25,7 @@ from conch.backends.generation.engine_table import open_engine
 from conch.backends.generation.sampling import Sampling
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.text import open_tokenizer
+from conch.checkpoints.tokenizers.open import open_tokenizer
 
 Prompt = tuple[list[int], int]
 
@@ -88,9 +88,9 @@ def main() -> None:
     load = Load.read(json.load(sys.stdin))
     options = Options.from_values({"model": str(given.checkpoint), "task": "text-generation", "engine": given.engine})
     checkpoint = Checkpoint.open(Path.cwd(), options)
-    tokenizer = open_tokenizer(checkpoint.directory, gguf=checkpoint.gguf)
+    tokenizer = open_tokenizer(checkpoint)
     instance: dict[str, Any] = {"kind": "CPU", "device_id": 0}
-    spec = engine_spec(checkpoint, options, instance, tokenizer.eos_ids)
+    spec = engine_spec(checkpoint, options, instance, tokenizer.special.eos_ids)
     engine = open_engine(choose_engine(checkpoint, options, on_gpu=False), spec)
     prompts = [(tokenizer.encode(ask.prompt), ask.tokens) for ask in load.asks]
     # As a server has had some requests before it is measured.

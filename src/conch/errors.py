@@ -7,7 +7,11 @@ Source of the codes: Triton's ``TRITONSERVER_Error_Code``.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
+
+#: What follows the first sentence of a library's message: advice on calling the library, or every name that it knows.
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
 
 class Code(Enum):
@@ -71,3 +75,10 @@ def internal(message: str) -> ConchError:
 def cancelled(message: str = "") -> ConchError:
     """The client, or something on its behalf, gave the request up."""
     return ConchError(message, Code.CANCELLED)
+
+
+def one_line(error: BaseException) -> str:
+    """The first sentence of a library's message, on one line of at most 500 characters; its type when it has none."""
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    paragraph = " ".join(text.strip().partition("\n\n")[0].split())
+    return _SENTENCE_END.split(paragraph, 1)[0].rstrip(".")[:500] or type(error).__name__

@@ -1,2 +1,4 @@
-"""What a Hugging Face checkpoint is: where its files are, what they say, and its tokenizer.  Runs in workers and in
-``conch convert``."""
+"""Checkpoints of Hugging Face models: where their files are, what they say, and their tokenizers.
+
+Used in workers and in ``conch convert``.
+"""

@@ -1,6 +1,6 @@
-"""Whether a folder holds everything that a checkpoint needs, told before any library tries to load it.
+"""Checks that a folder holds all that a checkpoint needs, before any library tries to load it.
 
-Used by ``checkpoint.py``; pure but for looking at the files.
+Used by folder.py and hub.py while a checkpoint is opened; reads files and changes none.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _VOCABULARIES: Final = (
     "spm.model", "source.spm", "prophetnet.tokenizer", "tekken.json", "bpe.codes",
 )  # fmt: skip
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-#: Tokenizers that need no vocabulary.
+#: Tokenizers of bytes or characters, which have no file of a vocabulary.
 _OF_BYTES: Final = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 _POINTER: Final = b"version https://git-lfs"
-#: What a file ends with that holds a model with its tokenizer and its configuration.
+#: The ending of a file that holds a model with its tokenizer and its configuration.
 GGUF: Final = ".gguf"
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf")
 
@@ -40,7 +40,8 @@ def graph_file(folder: Path, engine: str) -> Path | None:
 def engines_of(folder: Path) -> tuple[str, ...]:
     """The engines that the folder has weights for, best first.
 
-    A graph beside ``config.json`` was put there to be used; one in a folder of its own is an offer of the Hub's.
+    A graph beside ``config.json`` goes before PyTorch's weights; one in a folder of its own, as repositories on the Hub
+    have them beside their weights, comes after.
     """
     graphs = {engine: graph for engine in _GRAPHS if (graph := graph_file(folder, engine)) is not None}
     chosen = [engine for engine, graph in graphs.items() if graph.parent == folder]
@@ -71,7 +72,7 @@ def require_whole(gguf: Path) -> None:
 def require_weights(folder: Path, engine: str) -> dict[str, list[int]]:
     """Raise INVALID_ARG, naming the folder and what is missing, unless it has the weights that ``engine`` needs.
 
-    Gives the shapes of the tensors by name, as far as safetensors tell them.
+    Returns the shapes of tensors by name, of those in safetensors.
     """
     present = engines_of(folder)
     if not present or (engine != "auto" and engine not in present):
@@ -133,7 +134,7 @@ def _require_shards(folder: Path) -> None:
 
 
 def _checked_shapes(path: Path) -> dict[str, list[int]]:
-    """The shapes in a file of safetensors; refuses a Git LFS pointer in its place, and one that ends early."""
+    """The shapes in a file of safetensors; raises INVALID_ARG for a Git LFS pointer in its place, or one cut off."""
     with path.open("rb") as file:
         start = file.read(len(_POINTER))
         if start == _POINTER:

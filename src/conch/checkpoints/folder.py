@@ -1,6 +1,6 @@
-"""A checkpoint's folder, opened: complete, verified, and what its files say about task, labels and maximum length.
+"""Opens a checkpoint: finds its folder, verifies it, and reads what its files say of task, labels and maximum length.
 
-Made by the backend when a model is loaded, by ``conch convert`` and by tests; imports neither torch nor transformers.
+Called by workers when a model is loaded and by ``conch convert``; imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -13,22 +13,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.checkpoints import files, hub
-from conch.checkpoints import task as derive
+from conch.checkpoints.gguf.config import config_of
+from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.checkpoints.labels import check_head, labels_of
+from conch.checkpoints.lengths import DEFAULT_MAX_LENGTH, max_length_of, positions_of
 from conch.checkpoints.manifest import Manifest, Variant
 from conch.checkpoints.options import TEXT_ENGINES, Options
+from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
 from conch.errors import invalid
 
-#: What a text may have where nothing says how long it may be (tokens).
-DEFAULT_MAX_LENGTH: Final = 512
 #: The task of models that write text token by token.
 GENERATION: Final = "text-generation"
-#: Families whose positions begin after that of the padding.
-_AFTER_PADDING: Final = frozenset({
-    "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text", "ibert", "luke",
-    "mluke", "markuplm", "layoutlmv3", "lilt", "roberta-prelayernorm", "xmod", "esm", "phobert",
-})  # fmt: skip
-_POSITIONS: Final = ("max_encoder_position_embeddings", "max_position_embeddings", "n_positions", "max_seq_len")
 
 
 @dataclass(slots=True)
@@ -37,10 +32,10 @@ class Checkpoint:
 
     ``source`` is what the user named, ``revision`` the commit of a model from the Hub, else empty.  ``config`` is
     config.json (what ``gguf`` says in its place), ``options`` the effective options (those given over those of
-    ``model.json``), ``task`` the name of a transformers pipeline, ``labels`` the classes by index or None,
-    ``max_length`` the tokens of the longest text, ``positions`` the most that the network has positions for (0:
-    unlimited), ``manifest`` the verified conch.json and ``variant`` what it and the options choose, ``gguf`` the file
-    with all of the model, None for a folder.
+    ``model.json``), ``task`` the name of a transformers pipeline, ``labels`` the classes by index or None.
+    ``max_length`` is the most tokens of a text, ``positions`` those that the network has positions for (0: unlimited).
+    ``manifest`` is the verified conch.json, ``variant`` what it and the options choose, ``gguf`` the parsed file with
+    all of the model, None for a folder.
     """
 
     directory: Path
@@ -54,7 +49,7 @@ class Checkpoint:
     positions: int = 0
     manifest: Manifest | None = None
     variant: Variant | None = None
-    gguf: Path | None = None
+    gguf: GgufFile | None = None
     _documents: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -84,8 +79,12 @@ class Checkpoint:
             manifest.verify(folder)
         if location.gguf is None and not (folder / "config.json").is_file():
             raise invalid(f"checkpoint {folder} lacks config.json")
-        self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=location.gguf)
-        self.config = self._config()
+        gguf = None
+        if location.gguf is not None:
+            files.require_whole(location.gguf)
+            gguf = read_gguf(location.gguf)
+        self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=gguf)
+        self.config = config_of(gguf) if gguf is not None else self.json("config.json") or {}
         self._check_architectures()
         self.labels = labels_of(self.config, str(folder / "config.json"))
         self.task = self._task()
@@ -97,8 +96,15 @@ class Checkpoint:
             raise invalid(f"parameter 'variant' is '{options.variant}', but {folder} has no conch.json with variants")
         self._require_files()
         self._require_trust()
-        self.positions = self._positions()
-        self.max_length = self._max_length()
+        self.positions = positions_of(self.config)
+        self.max_length = max_length_of(
+            self.options.max_length,
+            self.config,
+            self.positions,
+            self.json("tokenizer_config.json") or {},
+            self.json("sentence_bert_config.json") or {},
+            generates=self.task == GENERATION,
+        )
         return self
 
     def has(self, *names: str) -> bool:
@@ -122,7 +128,7 @@ class Checkpoint:
         document = self._read("modules.json")
         if document is None:
             return []
-        if not isinstance(document, list) or not all(isinstance(one, dict) for one in document):
+        if not isinstance(document, list) or not all(isinstance(module, dict) for module in document):
             raise invalid(f"{self.directory / 'modules.json'} must hold a list of JSON objects")
         return document
 
@@ -136,12 +142,12 @@ class Checkpoint:
     @property
     def engine(self) -> str:
         """The engine that runs it: that of the variant, of the options, or of the files that are there."""
-        asked = self.options.engine
-        if self.variant is not None and not (asked == "vllm" and self.variant.engine == "torch"):
-            asked = self.variant.engine
-        if asked == "auto":
-            asked = "openvino" if self.gguf is not None else files.engines_of(self.directory)[0]
-        return "transformers" if asked == "torch" and self.task == GENERATION else asked
+        engine = self.options.engine
+        if self.variant is not None and not (engine == "vllm" and self.variant.engine == "torch"):
+            engine = self.variant.engine
+        if engine == "auto":
+            engine = "openvino" if self.gguf is not None else files.engines_of(self.directory)[0]
+        return "transformers" if engine == "torch" and self.task == GENERATION else engine
 
     def _read(self, name: str) -> Any:
         if name not in self._documents:
@@ -160,42 +166,37 @@ class Checkpoint:
                 f"not {json.dumps(names)[:80]}"
             )
 
-    def _config(self) -> dict[str, Any]:
-        if self.gguf is None:
-            return self.json("config.json") or {}
-        from conch.checkpoints.gguf.config import config_of
-        from conch.checkpoints.gguf.reader import read_gguf
-
-        files.require_whole(self.gguf)
-        return config_of(read_gguf(self.gguf))
-
     def _with_engine(self) -> Options:
-        """The options with the engine by the name that it has for the task.  Raises INVALID_ARG for one without it."""
-        asked = self.options.engine
+        """The options with the engine named as for the task: ``torch`` is ``transformers`` where text is generated.
+
+        Raises INVALID_ARG for an engine that does not run the task.
+        """
+        engine = self.options.engine
         if self.task == GENERATION:
-            if asked == "onnxruntime":
-                raise invalid(f"engine '{asked}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
-            return replace(self.options, engine="transformers") if asked == "torch" else self.options
+            if engine == "onnxruntime":
+                raise invalid(f"engine '{engine}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
+            return replace(self.options, engine="transformers") if engine == "torch" else self.options
         if self.gguf is not None:
-            raise invalid(f"{self.gguf} is for task '{GENERATION}', not for '{self.task}'")
-        if asked == "vllm":
-            raise invalid(f"engine '{asked}' is for task '{GENERATION}', and the task is '{self.task}'")
-        return replace(self.options, engine="torch") if asked == "transformers" else self.options
+            raise invalid(f"{self.gguf.path} is for task '{GENERATION}', not for '{self.task}'")
+        if engine == "vllm":
+            raise invalid(f"engine '{engine}' is for task '{GENERATION}', and the task is '{self.task}'")
+        return replace(self.options, engine="torch") if engine == "transformers" else self.options
 
     def _task(self) -> str:
+        """The task that the options or the manifest name, else what the files tell.  Raises INVALID_ARG without any."""
         if self.gguf is not None and not self.options.task:
             return GENERATION
         if self.options.task:
-            return derive.canonical(self.options.task)
+            return canonical(self.options.task)
         if self.manifest is not None and self.manifest.task:
-            return derive.canonical(self.manifest.task)
+            return canonical(self.manifest.task)
         card = self.path("README.md")
         images = bool((self.json("preprocessor_config.json") or {}).get("image_processor_type"))
-        task = derive.task_of(
+        task = task_of(
             self.config,
             labels=len(self.labels) if self.labels is not None else None,
             modules=self.modules(),
-            card=derive.pipeline_tag(card.read_text("utf-8", "replace")) if card else "",
+            card=pipeline_tag(card.read_text("utf-8", "replace")) if card else "",
             images=images,
         )
         if not task:
@@ -207,6 +208,7 @@ class Checkpoint:
         return task
 
     def _require_files(self) -> None:
+        """Raise INVALID_ARG unless the weights, and the tokenizer or processor that the task needs, are there."""
         if self.gguf is not None:
             return
         if self.variant is None or (self.variant.engine == "torch" and not self.variant.path):
@@ -215,14 +217,14 @@ class Checkpoint:
             shapes = files.require_weights(self.directory, engine)
             check_head(self.labels, self.config, shapes, str(self.directory))
         kind = str(self.config.get("model_type", ""))
-        if self.task.split("_")[0] in derive.TEXT_TASKS:
-            if derive.hears(kind):
+        if self.task.split("_")[0] in TEXT_TASKS:
+            if takes_sound(kind):
                 raise invalid(
                     f"task '{self.task}' reads text, but checkpoint {self.directory} is a {kind}, which hears sound: "
                     "set parameter 'task' to automatic-speech-recognition or audio-classification"
                 )
             files.require_tokenizer(self.directory)
-        if self.task in derive.MEDIA_TASKS and "pretrained_cfg" not in self.config:  # that of timm
+        if self.task in MEDIA_TASKS and "pretrained_cfg" not in self.config:  # that of timm
             files.require_processor(self.directory, self.task)
 
     def _require_trust(self) -> None:
@@ -235,51 +237,16 @@ class Checkpoint:
                 "to true if you trust it"
             )
 
-    def _positions(self) -> int:
-        """How many positions the network has; 0 where they are relative or unlimited."""
-        config = self.config
-        inner = config.get("text_config")
-        for one in (config, inner if isinstance(inner, dict) else {}):
-            found = [one[name] for name in _POSITIONS if isinstance(one.get(name), int) and one[name] > 0]
-            if found:
-                offset = 0
-                if one.get("model_type", config.get("model_type")) in _AFTER_PADDING:
-                    padding = one.get("pad_token_id")
-                    offset = (padding if isinstance(padding, int) else 1) + 1
-                return max(1, int(found[0]) - offset)
-        return 0
-
-    def _max_length(self) -> int:
-        """The tokens of the longest text: what is asked for, or the least of what the files say."""
-        wanted = self.options.max_length
-        if wanted:
-            absolute = self.config.get("model_type") not in ("t5", "mt5", "umt5", "deberta-v2", "xlnet")
-            if absolute and self.positions and wanted > self.positions:
-                raise invalid(
-                    f"parameter 'max_length' is {wanted}; the model has positions for {self.positions} tokens"
-                )
-            return wanted
-        if self.task == GENERATION:
-            return self.positions or DEFAULT_MAX_LENGTH
-        limits = [
-            (self.json("tokenizer_config.json") or {}).get("model_max_length"),
-            (self.json("sentence_bert_config.json") or {}).get("max_seq_length"),
-            self.positions,
-        ]
-        # Tokenizers without a limit say 10^30.
-        told = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < 10**9]
-        return min(told, default=DEFAULT_MAX_LENGTH)
-
 
 def _known_to_transformers(model_type: str) -> bool:
     """Whether transformers has the architecture itself; told from its folders, as importing it takes seconds."""
     try:
-        found = importlib.util.find_spec("transformers")
+        package = importlib.util.find_spec("transformers")
     except (ImportError, ValueError):
         return False
     folder = model_type.replace("-", "_")
     return (
-        found is not None
+        package is not None
         and folder.isidentifier()
-        and any((Path(root) / "models" / folder).is_dir() for root in found.submodule_search_locations or ())
+        and any((Path(root) / "models" / folder).is_dir() for root in package.submodule_search_locations or ())
     )

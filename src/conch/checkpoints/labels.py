@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from conch.errors import invalid
 
-#: The ends of architectures that give one number a class.
+#: The endings of architectures whose networks give one number for each class.
 _CLASSIFIERS: Final = (
     "ForSequenceClassification", "ForTokenClassification", "ForImageClassification", "ForAudioClassification",
     "ForVideoClassification",
 )  # fmt: skip
-#: Where classifiers keep one row a class.
+#: Names of the weights that have one row for each class.
 _HEADS: Final = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
-#: What transformers takes a classifier to have whose configuration says nothing.
+#: The classes of a classifier whose configuration does not say, as in transformers.
 _DEFAULT_CLASSES: Final = 2
 
 
@@ -54,7 +54,7 @@ def check_head(
 
 
 def _is_classifier(config: Mapping[str, Any]) -> bool:
-    return any(str(one).endswith(_CLASSIFIERS) for one in config.get("architectures") or ())
+    return any(str(name).endswith(_CLASSIFIERS) for name in config.get("architectures") or ())
 
 
 def _in_order(names: Any, path: str) -> list[str]:

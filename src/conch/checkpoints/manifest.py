@@ -23,7 +23,7 @@ _PREFIX: Final = "sha256:"
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What one run of the model takes for ``batch`` sequences of ``tokens`` tokens each (ms)."""
+    """How long one run of the model takes (ms), for ``batch`` sequences of ``tokens`` tokens each."""
 
     batch: int
     tokens: int
@@ -38,7 +38,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One form of the model.
+    """One form of a converted model: an engine with a precision.
 
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``path`` its file in the folder, empty for the
     checkpoint itself.  ``agreement`` holds the figures of each output, and of the task under ``task``; ``reasons``
@@ -57,6 +57,7 @@ class Variant:
 
     @property
     def usable(self) -> bool:
+        """Whether it may serve: it agreed with the original, or the user insisted (``--force``)."""
         return self.passed or self.forced
 
 
@@ -230,7 +231,7 @@ def _hash(folder: Path, name: str) -> str | None:
 
 
 def _slowness(variant: Variant) -> float:
-    """What all measured shapes take together (ms)."""
+    """The sum of the mean latencies of all measured shapes (ms); infinite without any."""
     return sum(one.mean_ms for one in variant.latency) if variant.latency else float("inf")
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from conch.backends.native.arrays import Array
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import invalid, unsupported
@@ -30,6 +30,7 @@ MODES: Final = frozenset(KEYS.values())
 #: Where a configuration of the hidden size may be.
 SIZES: Final = ("hidden_size", "d_model", "dim", "n_embd")
 
+Array = npt.NDArray[Any]
 Step = Callable[[Array], Array]
 
 

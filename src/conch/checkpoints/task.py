@@ -1,6 +1,6 @@
-"""Which task a checkpoint is for, as far as its own files tell: pure functions over what they hold.
+"""Tells the task of a checkpoint from what its files hold: pure functions.
 
-Used by ``checkpoint.py``.  Task names are those of transformers' pipelines.
+Used by folder.py.  Task names are those of transformers' pipelines.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def canonical(task: str) -> str:
     return ALIASES.get(lower, lower)
 
 
-def hears(kind: str) -> bool:
-    """Whether networks of this ``model_type`` take sound alone."""
+def takes_sound(kind: str) -> bool:
+    """Whether networks of this ``model_type`` read sound and nothing else."""
     return kind in _AUDIO
 
 

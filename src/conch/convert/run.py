@@ -16,7 +16,7 @@ from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest, Variant
 from conch.checkpoints.pooling import Pooling, PoolingPlan
-from conch.checkpoints.tokenizers import encode
+from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.convert import sentences, verdict
 from conch.convert.causal.conversion import CausalConversion
 from conch.convert.encoder import agreement, variants
@@ -87,8 +87,8 @@ class Conversion:
                 "variants are compared on texts, so a network of images is not converted: serve it as it is"
             )
         self.shapes = plan.shapes(checkpoint.max_length)
-        self.encoder = encode.open_encoder(checkpoint, replace(checkpoint.options, truncation="truncate"))
-        mask = self.encoder.token(self.encoder.mask_id) if self.encoder.mask_id is not None else ""
+        self.encoder = open_encoder(checkpoint, replace(checkpoint.options, truncation="truncate"))
+        mask = self.encoder.tokenizer.special.texts.get("mask_token", "")
         fitted, self.samples = sentences.split(sentences.load(checkpoint.task, plan.data, mask=mask))
         classifies = checkpoint.task == "text-classification"
         self.labels = sentences.label_indices(self.samples, checkpoint.labels) if classifies else None
@@ -170,7 +170,7 @@ class Conversion:
             self.checkpoint.task,
             self.batches,
             pool=self.pool,
-            mask_id=encoder.mask_id,
+            mask_id=encoder.tokenizer.special.mask_id,
             pad=encoder.pad_id,
             most=encoder.max_length,
         )

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest, Variant, hashes
-from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.encode import open_encoder
+from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.convert.encoder.variants import Candidate
 from conch.convert.layout import Trio, checkpoint_files, copy, huggingface_config
 from conch.convert.plan import Plan
@@ -39,7 +38,7 @@ def write(
     if plan.layout == "triton":
         trio = Trio(plan.served_name, checkpoint.task)
         lower = bool((checkpoint.json("sentence_bert_config.json") or {}).get("do_lower_case"))
-        pad_id = open_encoder(checkpoint, Options()).pad_id
+        pad_id = open_tokenizer(checkpoint).special.pad_id or 0
         trio.write(made, checkpoint, candidates[manifest.auto].files, _KIND, pad_id, lower)
         model = made / trio.model
         prove(model / "1" / "model.onnx", candidates[manifest.auto])

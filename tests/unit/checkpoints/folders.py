@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.gguf.reader import read_gguf
+from conch.checkpoints.options import Options
+
 #: A file of safetensors that holds nothing.
 WEIGHTS = (2).to_bytes(8, "little") + b"{}"
 
@@ -27,3 +31,8 @@ def checkpoint(folder: Path, config: dict[str, Any] | None = None, **files: Any)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return folder
+
+
+def bare(folder: Path, gguf: Path | None = None) -> Checkpoint:
+    """A folder, or a GGUF file in it, as a checkpoint without a look at what else it holds."""
+    return Checkpoint(folder, str(folder), "", {}, Options(), gguf=read_gguf(gguf) if gguf is not None else None)

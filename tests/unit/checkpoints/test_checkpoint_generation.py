@@ -91,7 +91,7 @@ def test_gguf_file_is_found_and_read(tmp_path: Path, named: dict[str, str], file
         (version / "model.json").write_text(json.dumps(named))
     found = opened(version, **({} if by_file else named))
 
-    assert (found.gguf, found.directory) == (path, path.parent)
+    assert found.gguf is not None and (found.gguf.path, found.directory) == (path, path.parent)
     assert (found.task, found.engine, found.positions, found.max_length) == ("text-generation", "openvino", 256, 256)
     assert found.config["num_hidden_layers"] == 2 and found.labels is None
 
@@ -106,13 +106,15 @@ def test_gguf_file_beside_other_weights_is_not_used(tmp_path: Path) -> None:
     checkpoint(tmp_path, CAUSAL)
     write(tmp_path / "net.gguf", LLAMA)
     assert opened(tmp_path).gguf is None
-    assert opened(tmp_path, model="net.gguf").gguf == tmp_path / "net.gguf"
+    named = opened(tmp_path, model="net.gguf").gguf
+    assert named is not None and named.path == tmp_path / "net.gguf"
 
 
 def test_configuration_beside_a_gguf_file_does_not_hide_it(tmp_path: Path) -> None:
     checkpoint(tmp_path, CAUSAL, model__safetensors=None)
     write(tmp_path / "net.gguf", LLAMA)
-    assert opened(tmp_path).gguf == tmp_path / "net.gguf"
+    gguf = opened(tmp_path).gguf
+    assert gguf is not None and gguf.path == tmp_path / "net.gguf"
 
 
 @pytest.mark.parametrize(

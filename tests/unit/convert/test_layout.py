@@ -18,7 +18,7 @@ from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.pooling import Pooling, PoolingPlan
-from conch.checkpoints.tokenizers.encode import open_encoder
+from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.cli.check import check
 from conch.config import pbtxt
 from conch.config.schema import ModelConfig

@@ -17,8 +17,7 @@ from typing import Any, Final
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress, TokenLogprobs
 from conch.backends.generation.engine_table import EngineSpec
 from conch.backends.generation.sampling import Feature, Sampling
-from conch.backends.native.messages import one_line
-from conch.errors import internal, invalid, unsupported
+from conch.errors import internal, invalid, one_line, unsupported
 
 _FEATURES: Final = frozenset(Feature) - {Feature.BEAMS, Feature.LORA}
 #: The values that vLLM knows for ``max_lora_rank``.

@@ -22,7 +22,8 @@ ENGINES: Final[Mapping[str, str]] = {
 class EngineSpec:
     """What an engine is to load, and how.
 
-    ``directory`` is a checkpoint's folder or an OpenVINO export, ``gguf`` a file in it that holds the weights.
+    ``directory`` is a checkpoint's folder or an OpenVINO export, ``gguf`` a file in it that holds the weights,
+    which ``gguf_quantised`` says are of fewer than 16 bits.
     ``config`` is config.json (of a GGUF file, what it says in its place).  ``device`` is ``cpu`` or ``cuda``,
     ``device_id`` the number of the latter; ``threads`` the cores to use.  ``dtype`` is ``auto``, ``float32``,
     ``bfloat16`` or ``float16``.  Zero means that the engine chooses, also for ``context`` (what the checkpoint says).
@@ -34,6 +35,7 @@ class EngineSpec:
     config: Mapping[str, Any]
     eos_ids: tuple[int, ...]
     gguf: Path | None = None
+    gguf_quantised: bool = False
     device: str = "cpu"
     device_id: int = 0
     threads: int = 0

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from conch.backends.native.arrays import Request, Result, Strings
-from conch.backends.native.messages import one_line
 from conch.backends.tasks import media
 from conch.backends.tasks.base import ExecutionWork, Prepared, Task
 from conch.backends.tasks.loading import device_of, load_pipeline
@@ -26,7 +25,7 @@ from conch.backends.tasks.pipelines import arguments, call, check_task, inputs_o
 from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, cancelled, internal, invalid, unsupported
+from conch.errors import ConchError, cancelled, internal, invalid, one_line, unsupported
 from conch.inference import TensorSpec
 
 #: What a pipeline's answer is when it is text and nothing else.

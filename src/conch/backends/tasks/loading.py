@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from conch.backends.native.messages import one_line
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import ConchError, invalid, one_line, unsupported
 
 #: The package on PyPI where it is not named as what is imported.
 _PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}

@@ -15,7 +15,6 @@ from threading import Lock
 from typing import Any, Final
 
 from conch.backends.native.arrays import Request, Result, Strings
-from conch.backends.native.messages import one_line
 from conch.backends.tasks import media
 from conch.backends.tasks.base import ExecutionWork, Prepared, Task
 from conch.backends.tasks.decoding import requested, specs, stop_when_cancelled
@@ -23,7 +22,7 @@ from conch.backends.tasks.loading import device_of, load_pipeline
 from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, internal, invalid
+from conch.errors import ConchError, internal, invalid, one_line
 from conch.inference import TensorSpec
 
 #: Seconds of a chunk where the model itself knows no windows; a sixth overlaps on each side.

@@ -12,7 +12,6 @@ from threading import Lock
 from typing import Any, Final
 
 from conch.backends.native.arrays import Request, Result, Strings
-from conch.backends.native.messages import one_line
 from conch.backends.tasks.base import ExecutionWork, Prepared, Task
 from conch.backends.tasks.decoding import DEFAULT_NEW_TOKENS, requested, specs, stop_when_cancelled
 from conch.backends.tasks.languages import languages_of
@@ -20,8 +19,8 @@ from conch.backends.tasks.loading import device_of, load_model, load_tokenizer
 from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.encode import no_room
-from conch.errors import ConchError, internal, invalid
+from conch.checkpoints.tokenizers.inputs import no_room
+from conch.errors import ConchError, internal, invalid, one_line
 from conch.inference import TensorSpec
 
 #: Tokens of a batch with padding, where the configuration does not say; every one of them is attended to for each

@@ -1,1 +1,1 @@
-"""GGUF files: their metadata and tensors, and the configuration and tokenizer that these amount to."""
+"""GGUF files: their metadata and tensors, and the configuration that these amount to."""

@@ -1,4 +1,4 @@
-"""What a GGUF file says: its metadata, its tensors, and its configuration in the terms of config.json.
+"""Reads GGUF files: their metadata, and where their tensors are.
 
 Read when a checkpoint is opened.  Files come from anywhere: whatever they claim is checked against the bytes that are
 there before anything is allocated.  Source of the layout: ggml's docs/gguf.md.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,8 @@ _BLOCKS: Final[Mapping[int, tuple[int, int]]] = {
     26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
     40: (64, 36), 41: (128, 18),
 }  # fmt: skip
+#: Types of tensors that are float32, float16 and bfloat16.
+_UNQUANTISED: Final = (0, 1, 30)
 #: More than any model has; reading as many takes seconds, not hours.
 _MOST_ENTRIES: Final = 100_000
 _MOST_TEXTS: Final = 8_000_000
@@ -45,7 +47,7 @@ _DEFAULT_ALIGNMENT: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor of the file; ``shape`` as numpy has it, ``offset`` from the beginning of the file."""
+    """A tensor: ``shape`` as numpy has it, ``offset`` from the beginning of the file and ``size`` in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,8 +62,13 @@ class GgufFile:
 
     path: Path
     version: int
-    metadata: Mapping[str, Any]
-    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, Any] = field(repr=False)
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether a matrix among the tensors is in a form of fewer than 16 bits a number."""
+        return any(tensor.type not in _UNQUANTISED for tensor in self.tensors.values() if len(tensor.shape) > 1)
 
     def text(self, key: str, default: str = "") -> str:
         """A text of the metadata.  Raises INVALID_ARG, naming it, where it is something else."""
@@ -102,7 +109,7 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """What the file says.  Raises INVALID_ARG for one that is wrong or cut off."""
+    """Read metadata and the places of tensors.  Raises INVALID_ARG for a file that is wrong or cut off."""
     try:
         return _read(path)
     except OSError as error:
@@ -121,7 +128,7 @@ def _read(path: Path) -> GgufFile:
 
 
 class _Reader:
-    """Goes through the file from its beginning."""
+    """Reads the parts of a file in their order, from its beginning."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self._path = path

@@ -1,1 +1,1 @@
-"""Texts, conversations and token ids."""
+"""Tokenizers of checkpoints: texts and conversations to token ids, and token ids to text."""

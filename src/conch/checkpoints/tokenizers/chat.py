@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.native.messages import one_line
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import ConchError, invalid, one_line, unsupported
 
 #: The names that a message's reasoning goes by.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
@@ -170,15 +168,3 @@ def _refused(error: Exception, source: str) -> ConchError:
     return invalid(
         f"the chat template of model '{source}' cannot render these messages: {type(error).__name__}: {one_line(error)}"
     )
-
-
-def strftime_now(form: str) -> str:
-    """Date and time, for templates that tell the model."""
-    return datetime.now().strftime(form)
-
-
-def tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """JSON without the escapes for HTML that jinja2's own filter makes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

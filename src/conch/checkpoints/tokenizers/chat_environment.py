@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -9,8 +11,6 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
-
-from conch.checkpoints.tokenizers.chat import strftime_now, tojson
 
 
 class _Generation(jinja2.ext.Extension):
@@ -27,6 +27,28 @@ class _Generation(jinja2.ext.Extension):
         return caller()
 
 
+class _Namespace(jinja2.utils.Namespace):
+    """``namespace`` for templates, which keeps no name that begins with an underscore: Python's own do."""
+
+    def __init__(*given: Any, **values: Any) -> None:
+        self, *mappings = given  # so that ``self`` can be among the names
+        attributes = dict(*mappings, **values)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.sandbox.SecurityError(
+            f"a namespace cannot have the name {name!r}, which begins with an underscore"
+        )
+
+
 class _Dict:
     """``dict`` for templates: it makes dictionaries, and has none of a type's attributes."""
 
@@ -41,12 +63,28 @@ def _raise_exception(message: Any) -> None:
     raise jinja2.TemplateError(str(message))
 
 
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON without the escapes for HTML that jinja2's own filter makes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
 @cache
 def environment() -> Any:
     """The sandbox that all templates share; they cannot change it, nor what they are given."""
     made: Any = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
-    made.filters["tojson"] = tojson
-    made.globals |= {"raise_exception": _raise_exception, "strftime_now": strftime_now, "dict": _Dict()}
+    made.filters["tojson"] = _tojson
+    made.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
     return made

@@ -1,115 +1,98 @@
-"""Tokenizers of checkpoints without ``tokenizer.json``, by transformers.
-
-Most become a tokenizer of ``tokenizers`` there; what remains is written in Python and used by one thread at a time.
-"""
+"""A tokenizer that transformers has in Python only: no offsets, one thread at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from conch.backends.native.messages import one_line
-from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.encode import Encoder, Tokens, Truncation
-from conch.checkpoints.tokenizers.fast import FastEncoder
-from conch.errors import invalid, unsupported
+from conch.checkpoints.tokenizers.chat import ChatTemplate
+from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
+from conch.checkpoints.tokenizers.stream import TextStream, open_stream
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, Truncation, refused
 
 
-def open_with_transformers(checkpoint: Checkpoint, options: Options) -> Encoder:
-    """What AutoTokenizer finds in the folder; INVALID_ARG when it finds nothing."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise unsupported(
-            f"'{checkpoint.source}' has no tokenizer.json, and its tokenizer needs transformers: "
-            'pip install "conch[huggingface]"'
-        ) from None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(checkpoint.directory), trust_remote_code=options.trust_remote_code, local_files_only=True
-        )
-    except Exception as error:
-        raise invalid(f"'{checkpoint.source}' has no tokenizer that transformers can load: {one_line(error)}") from None
-    if getattr(tokenizer, "is_fast", False):
-        return FastEncoder(checkpoint, options, tokenizer.backend_tokenizer)
-    return SlowEncoder(checkpoint, options, tokenizer)
-
-
-class SlowEncoder(Encoder):
-    """A tokenizer in Python: no offsets, one thread at a time."""
+class SlowTokenizer(TextTokenizer):
+    """``slow`` is a ``PreTrainedTokenizer`` of transformers."""
 
     fast = None
 
-    def __init__(self, checkpoint: Checkpoint, options: Options, tokenizer: Any) -> None:
-        super().__init__(checkpoint, options)
-        self._tokenizer = tokenizer
+    def __init__(self, slow: Any, special: SpecialTokens, template: ChatTemplate, *, types: bool = False) -> None:
+        self._slow = slow
         self._lock = Lock()
-        self.typed = self.typed and "token_type_ids" in tokenizer.model_input_names
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-        self.unknown_id = tokenizer.unk_token_id
-        self.mask_id = tokenizer.mask_token_id
-        self.cls_id = tokenizer.cls_token_id
-        self.room()
+        self.special = special
+        self.template = template
+        self.vocabulary = len(slow)
+        self.types = types
 
-    def special_tokens(self, *, pair: bool) -> int:
-        return int(self._tokenizer.num_special_tokens_to_add(pair))
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._encoded("the text", text, add_special_tokens=special_tokens)["input_ids"]
+        return ids
 
-    def encode(
+    def encode_texts(
+        self, texts: Sequence[str], limit: int, *, types: bool = False, offsets: bool = False, name: str = "the text"
+    ) -> Iterator[Tokens]:
+        for text in texts:
+            yield self._tokens(name, text, None, limit, types, "longest")
+
+    def encode_pairs(
         self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        limit: int,
         *,
-        names: tuple[str, str] = ("text_input", "text_pair"),
-        per_row: int = 1,
-        offsets: bool = False,
+        types: bool = False,
         truncation: Truncation = "longest",
-    ) -> tuple[list[Tokens], int]:
-        items: list[Tokens] = []
-        cut: set[int] = set()
-        for index, text in enumerate(texts):
-            pair = None if pairs is None else pairs[index]
-            row = index // per_row
-            encoded = self._encode(text, pair, truncation=False)
-            length = len(encoded["input_ids"])
-            if not length:
-                raise self.empty(names[0], row)
-            if length > self.max_length:
-                if self.refuse:
-                    raise self.too_long(names[0], row, length)
-                encoded = self._encode(
-                    text,
-                    pair,
-                    truncation="only_first" if truncation == "first" else "longest_first",
-                    max_length=self.max_length,
-                )
-                if len(encoded["input_ids"]) > self.max_length:
-                    raise self.too_long(names[1], row, len(encoded["input_ids"]))
-                cut.add(row)
-            types = encoded.get("token_type_ids") if self.typed else None
-            items.append(
-                Tokens(
-                    np.array(encoded["input_ids"], np.int64),
-                    None if types is None else np.array(types, np.int64),
+        names: tuple[str, str] = ("the text", "the text"),
+    ) -> Iterator[Tokens]:
+        for first, second in zip(firsts, seconds, strict=True):
+            yield self._tokens(names[0], first, second, limit, types, truncation)
+
+    def special_token_count(self, *, pair: bool) -> int:
+        return int(self._slow.num_special_tokens_to_add(pair))
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, clean_up: bool = False) -> str:
+        with self._lock:
+            return str(
+                self._slow.decode(
+                    list(ids),
+                    skip_special_tokens=skip_special_tokens,
+                    clean_up_tokenization_spaces=None if clean_up else False,  # None: as its settings say
                 )
             )
-        return items, len(cut)
-
-    def _encode(self, text: str, pair: str | None, **settings: Any) -> dict[str, Any]:
-        with self._lock:
-            return dict(self._tokenizer(text, pair, verbose=False, **settings))
 
     def token(self, id: int) -> str:
         with self._lock:
-            return str(self._tokenizer.convert_ids_to_tokens(id))
+            return str(self._slow.convert_ids_to_tokens(id))
 
     def join(self, tokens: Sequence[str]) -> str:
         with self._lock:
-            return str(self._tokenizer.convert_tokens_to_string(list(tokens)))
+            return str(self._slow.convert_tokens_to_string(list(tokens)))
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
-        with self._lock:
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+    def piece(self, id: int) -> str:
+        return self.decode([id], skip_special_tokens=False)
+
+    def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
+        return open_stream(None, lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens), after)
+
+    def _tokens(
+        self, name: str, text: str, pair: str | None, limit: int, types: bool, truncation: Truncation
+    ) -> Tokens:
+        encoded = self._encoded(name, text, pair, truncation=False)
+        length = len(encoded["input_ids"])
+        if length > limit:
+            strategy = "only_first" if truncation == "first" else "longest_first"
+            encoded = self._encoded(name, text, pair, truncation=strategy, max_length=limit)
+        given = encoded.get("token_type_ids") if types else None
+        return Tokens(
+            np.array(encoded["input_ids"], np.int64), None if given is None else np.array(given, np.int64), length
+        )
+
+    def _encoded(self, name: str, *texts: str | None, **settings: Any) -> dict[str, Any]:
+        try:
+            with self._lock:
+                return dict(self._slow(*texts, verbose=False, **settings))
+        except BaseException as error:
+            raise refused(error, name) from None

@@ -1,40 +1,97 @@
-"""The special tokens of a tokenizer: which ones there are, and which are put around a text.
+"""The special tokens of a tokenizer: which there are, their ids, and which are put around a text.
 
-Used while a tokenizer is opened; what transformers would do with tokenizer_config.json, without transformers.  As
+Used while a tokenizer is opened.  It does what transformers does with tokenizer_config.json, without transformers.  As
 there, ``add_bos_token`` has no effect beside a tokenizer.json, which says itself what is put around a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 #: The tokens with a role of their own, as tokenizer_config.json names them.
 ROLES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_MORE: Final = ("additional_special_tokens", "extra_special_tokens")
+_WITHOUT_ROLE: Final = ("additional_special_tokens", "extra_special_tokens")
+#: How a token is matched in a text, as both JSON files and ``tokenizers`` name it.
+_FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-_TRAITS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Special tokens by role; an id is None where the tokenizer has no such token.
+
+    ``texts`` are by the roles' names, ``all_ids`` those of all special tokens, with a role or without, ``eos_ids``
+    those that end a text.
+    """
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    all_ids: frozenset[int] = frozenset()
+    eos_ids: tuple[int, ...] = ()
+    bos_id: int | None = None
+    pad_id: int | None = None
+    unk_id: int | None = None
+    mask_id: int | None = None
+    cls_id: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        texts: Mapping[str, str],
+        id_of: Callable[[str], int | None],
+        all_ids: Iterable[int],
+        *,
+        eos_ids: Iterable[int] = (),
+        pad_ids: Iterable[Any] = (),
+    ) -> SpecialTokens:
+        """The tokens ``texts``, whose ids ``id_of`` looks up.
+
+        ``eos_ids`` go before the id of ``eos_token``.  ``pad_ids`` are tried in order where there is no ``pad_token``;
+        those that are no ids are passed over.
+        """
+        ids = {role: id for role, text in texts.items() if (id := id_of(text)) is not None}
+        padding = (id for id in (ids.get("pad_token"), *pad_ids) if isinstance(id, int) and id >= 0)
+        return cls(
+            texts=texts,
+            all_ids=frozenset(all_ids),
+            eos_ids=tuple(eos_ids) or ((ids["eos_token"],) if "eos_token" in ids else ()),
+            bos_id=ids.get("bos_token"),
+            pad_id=next(padding, None),
+            unk_id=ids.get("unk_token"),
+            mask_id=ids.get("mask_token"),
+            cls_id=ids.get("cls_token"),
+        )
 
 
-def complete_special(fast: Any, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> frozenset[int]:
-    """Add the tokens that tokenizer_config.json has and tokenizer.json has not; the ids of all special ones."""
+def texts_by_role(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the tokens with a role in ``settings``, the content of tokenizer_config.json."""
+    return {role: text for role in ROLES if (text := _content(settings.get(role)))}
+
+
+def add_missing(fast: Any, settings: Mapping[str, Any]) -> frozenset[int]:
+    """Add the tokens that tokenizer_config.json has and tokenizer.json has not; returns the ids of all special ones.
+
+    ``fast`` is a tokenizer of ``tokenizers``.  Tokens that it has keep their flags.
+    """
     from tokenizers import AddedToken
 
-    known = {token.content for token in fast.get_added_tokens_decoder().values()}
+    known = {token.content: token for token in fast.get_added_tokens_decoder().values()}
     added = settings.get("added_tokens_decoder")
     for _, token in sorted((added if isinstance(added, dict) else {}).items(), key=lambda item: int(item[0])):
-        if isinstance(token, dict) and (text := content(token)) and text not in known:
-            traits = {name: token[name] for name in _TRAITS if name in token}
-            fast.add_tokens([AddedToken(text, **traits)])
-    named = list(dict.fromkeys([*tokens.values(), *_more(settings)]))
-    fast.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in named])
+        if (text := _content(token)) and isinstance(token, dict) and text not in known:
+            known[text] = AddedToken(text, **_flags(token))
+            fast.add_tokens([known[text]])
+    named = {text: token for token in _special(settings) if (text := _content(token))}
+    for text, token in named.items():
+        if text not in known or not known[text].special:
+            flags = {"normalized": False, **(_flags(token) if isinstance(token, dict) else {}), "special": True}
+            fast.add_special_tokens([AddedToken(text, **flags)])
     special = {id for id, token in fast.get_added_tokens_decoder().items() if token.special}
     return frozenset(special | {id for text in named if (id := fast.token_to_id(text)) is not None})
 
 
-def frame(fast: Any, bos: str | None, eos: str | None) -> None:
-    """Put tokens around a text, and nothing else."""
+def put_around(fast: Any, bos: str | None, eos: str | None) -> None:
+    """Have ``fast`` put ``bos`` before a text and ``eos`` after it, and nothing else."""
     from tokenizers import processors
 
     fast.post_processor = processors.TemplateProcessing(
@@ -43,15 +100,19 @@ def frame(fast: Any, bos: str | None, eos: str | None) -> None:
     )
 
 
-def _more(settings: Mapping[str, Any]) -> Iterator[str]:
-    for name in _MORE:
-        value = settings.get(name)
-        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-            if text := content(one):
-                yield text
+def _special(settings: Mapping[str, Any]) -> Iterator[Any]:
+    """The special tokens in tokenizer_config.json, each a text or an object with ``content``."""
+    yield from (settings[role] for role in ROLES if role in settings)
+    for name in _WITHOUT_ROLE:
+        tokens = settings.get(name)
+        yield from tokens.values() if isinstance(tokens, dict) else tokens if isinstance(tokens, list) else ()
 
 
-def content(token: Any) -> str:
+def _flags(token: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: token[name] for name in _FLAGS if name in token}
+
+
+def _content(token: Any) -> str:
     """The text of a token in a JSON file, empty without one."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else ""

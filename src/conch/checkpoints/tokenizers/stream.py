@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, Final
 
-#: In front of a token it stands for what came before; no decoder changes it.
+#: Decoded in front of a token in place of the text before it; no decoder changes it.
 _ANCHOR: Final = "a"
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>", re.ASCII)
 #: Decoders of ``tokenizers`` that know of other tokens no more than whether one is the first.
 _SINGLE: Final = frozenset({"ByteFallback", "Metaspace", "Replace", "WordPiece"})
 _INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
-#: A character has four bytes at most, and so has begun within as many tokens.
+#: A character has at most four bytes, so that as many tokens have at least one whole character.
 _LONGEST_CHARACTER: Final = 4
 
 
@@ -56,18 +56,18 @@ class BytePieces(dict[int, bytes]):
         return piece
 
     def text(self, id: int) -> str:
-        """A token on its own."""
+        """The text of a token on its own."""
         return self[id].decode("utf-8", "replace")
 
 
-class Kind(Enum):
-    """What a token is that has no text of its own."""
+class TokenKind(Enum):
+    """Tokens without a text of their own: a byte of one, or one that is not shown."""
 
     BYTE = 1
     HIDDEN = 2
 
 
-class TextPieces(dict[int, str | Kind]):
+class TextPieces(dict[int, str | TokenKind]):
     """What each token adds to a text that has begun; filled as tokens occur.  Threads may share it.
 
     ``decode`` makes a text of tokens.  The first token of a text may lose its space, so it is decoded on its own.
@@ -78,13 +78,13 @@ class TextPieces(dict[int, str | Kind]):
         self.decode = decode
         self._byte_fallback = byte_fallback
 
-    def __missing__(self, id: int) -> str | Kind:
+    def __missing__(self, id: int) -> str | TokenKind:
         token = self.token(id)
-        piece: str | Kind
+        piece: str | TokenKind
         if token is None:
-            piece = Kind.HIDDEN
+            piece = TokenKind.HIDDEN
         elif self._byte_fallback and _BYTE_TOKEN.fullmatch(token):
-            piece = Kind.BYTE
+            piece = TokenKind.BYTE
         else:
             piece = self.continuation([token])
         self[id] = piece
@@ -95,7 +95,7 @@ class TextPieces(dict[int, str | Kind]):
         return self.decode([_ANCHOR, *tokens])[len(_ANCHOR) :]
 
     def text(self, id: int) -> str:
-        """A token on its own, with the space before it."""
+        """The text of a token on its own, with the space before it."""
         token = self.token(id)
         return "" if token is None else self.continuation([token])
 
@@ -134,9 +134,9 @@ class PieceStream(TextStream):
         text = []
         for id in ids:
             piece = pieces[id]
-            if piece is Kind.HIDDEN:
+            if piece is TokenKind.HIDDEN:
                 continue
-            if piece is Kind.BYTE:
+            if piece is TokenKind.BYTE:
                 self._bytes.append(pieces.token(id) or "")
                 continue
             if self._bytes:
@@ -164,9 +164,9 @@ class WindowStream(TextStream):
         self._read = 0
 
     def add(self, ids: Sequence[int]) -> str:
-        return "".join(self._one(id) for id in ids)
+        return "".join(self._add_one(id) for id in ids)
 
-    def _one(self, id: int) -> str:
+    def _add_one(self, id: int) -> str:
         self._window.append(id)
         before = self._decode(self._window[: self._read])
         after = self._decode(self._window)
@@ -184,6 +184,23 @@ class WindowStream(TextStream):
         del self._window[: self._read]
         self._read = len(self._window)
         return after[len(before) :]
+
+
+def open_stream(
+    pieces: BytePieces | TextPieces | None, decode: Callable[[list[int]], str], after: Sequence[int]
+) -> TextStream:
+    """A stream over a table, or over ``decode`` where there is none; the text of the ids ``after`` is not given."""
+    stream: TextStream
+    match pieces:
+        case BytePieces():
+            stream = ByteStream(pieces)
+        case TextPieces():
+            stream = PieceStream(pieces)
+        case None:
+            stream = WindowStream(decode)
+    if after:
+        stream.add(after)
+    return stream
 
 
 def pieces_of(tokenizer: Any, hidden: Iterable[int] = ()) -> BytePieces | TextPieces | None:

@@ -16,7 +16,7 @@ import numpy as np
 from conch.backends.native.arrays import Array
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest, Variant
-from conch.checkpoints.tokenizers.text import open_tokenizer
+from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.convert import verdict
 from conch.convert.causal import agreement, export, tokenizer, weights
 from conch.convert.causal import network as causal_network
@@ -69,7 +69,7 @@ class CausalConversion:
         self.built.mkdir()
         self.context = checkpoint.positions or checkpoint.max_length
         self.shapes = shapes(plan, self.context)
-        self.tokenizer = open_tokenizer(checkpoint.directory, trust_remote_code=plan.trust_remote_code)
+        self.tokenizer = open_tokenizer(checkpoint)
         self.texts = causal_texts.load(self.tokenizer.encode, plan.data, self.context)
         self.continued = causal_texts.continued(self.context)
         self.candidates: dict[str, Candidate] = {}

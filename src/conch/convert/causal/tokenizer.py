@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from conch.backends.engines.openvino import load, vocabulary
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.tokenizers.text import TextTokenizer
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.convert.libraries import quiet, reason
 from conch.errors import internal
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from conch.backends.native.arrays import Array
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.checkpoints.tokenizers.encode import Encoder, Tokens
+from conch.checkpoints.tokenizers.inputs import InputEncoder
+from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert.encoder.agreement import Observation
 from conch.convert.measure import Shape
 from conch.convert.sentences import TextSample
@@ -38,7 +39,7 @@ class TokenBatch:
     arrays: dict[str, Array]
 
 
-def batches(encoder: Encoder, samples: Sequence[TextSample], rows: Sequence[int] = ROWS) -> list[TokenBatch]:
+def batches(encoder: InputEncoder, samples: Sequence[TextSample], rows: Sequence[int] = ROWS) -> list[TokenBatch]:
     """The samples by length.  Texts that are too long are cut, whatever the model's configuration says."""
     tokens = encode(encoder, samples)
     order = sorted(range(len(tokens)), key=lambda index: len(tokens[index].ids))
@@ -51,7 +52,7 @@ def batches(encoder: Encoder, samples: Sequence[TextSample], rows: Sequence[int]
     return [TokenBatch(group, padded([tokens[index] for index in group], encoder.pad_id)) for group in groups]
 
 
-def encode(encoder: Encoder, samples: Sequence[TextSample]) -> list[Tokens]:
+def encode(encoder: InputEncoder, samples: Sequence[TextSample]) -> list[Tokens]:
     """The token ids of each sample."""
     pairs = [sample.pair for sample in samples if sample.pair is not None]
     tokens, _ = encoder.encode([sample.text for sample in samples], pairs or None)
@@ -71,7 +72,7 @@ def padded(tokens: Sequence[Tokens], pad: int, length: int = 0) -> dict[str, Arr
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
 
 
-def of_shape(encoder: Encoder, samples: Sequence[TextSample], shape: Shape) -> dict[str, Array]:
+def of_shape(encoder: InputEncoder, samples: Sequence[TextSample], shape: Shape) -> dict[str, Array]:
     """Arrays of exactly ``shape`` without padding: the samples' texts one after another, cut into rows."""
     plain = [TextSample(f"{sample.text} {sample.pair or ''}") for sample in samples]
     tokens = encode(encoder, plain)

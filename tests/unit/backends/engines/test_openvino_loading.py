@@ -14,6 +14,7 @@ from conch.backends.engines.openvino.precision import Precision, cache_blocks
 from conch.backends.generation.engine import EngineRequest
 from conch.backends.generation.engine_table import EngineSpec, open_engine
 from conch.backends.generation.sampling import Feature, Sampling, Structure
+from conch.checkpoints.gguf.reader import read_gguf
 from conch.errors import Code, ConchError
 
 SMALL = {
@@ -93,7 +94,9 @@ def test_a_gguf_file_and_grammars() -> None:
     assert found is not None and found.origin is not None
     folder = Path(found.origin).parent
     [file] = folder.glob("*.gguf")
-    engine = open_engine("openvino", spec(folder, gguf=file, cache_tokens=1024))
+    engine = open_engine(
+        "openvino", spec(folder, gguf=file, gguf_quantised=read_gguf(file).quantised, cache_tokens=1024)
+    )
     assert {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE} <= engine.features
     tokenizer = openvino_genai.Tokenizer(file)
     prompt = [int(token) for token in tokenizer.encode("The capital of France is").input_ids.data[0]]

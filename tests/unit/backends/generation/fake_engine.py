@@ -5,14 +5,13 @@ A sequence continues with the alphabet after the last letter of its prompt, one 
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Sequence
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress, TokenLogprobs
 from conch.backends.generation.sampling import Feature
 from conch.checkpoints.tokenizers.chat import ChatTemplate
-from conch.checkpoints.tokenizers.stream import TextStream
-from conch.checkpoints.tokenizers.text import TextTokenizer
+from conch.checkpoints.tokenizers.fast import FastTokenizer
+from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.errors import invalid
 
 EOS = 0
@@ -78,33 +77,19 @@ class FakeEngine(GenerationEngine):
         self.closed = True
 
 
-class _Stream(TextStream):
+class ByteTokenizer(FastTokenizer):
+    """Each byte is the token of its number; 0 is special and ends a text."""
+
     def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def add(self, ids: Sequence[int]) -> str:
-        return self._decoder.decode(bytes(id for id in ids if id != EOS))
-
-    def flush(self) -> str:
-        return self._decoder.decode(b"", True)
-
-
-class ByteTokenizer(TextTokenizer):
-    eos_ids = (EOS,)
-    vocabulary = 256
-    special_ids = frozenset({EOS})
-    template = ChatTemplate(
-        {"default": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"}, {}, "a test"
-    )
-
-    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return bytes(id for id in ids if id != EOS).decode("utf-8", "replace")
-
-    def piece(self, id: int) -> str:
-        return chr(id)
-
-    def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
-        return _Stream()
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        others = iter(sorted(set(range(256)) - set(map(ord, letters))))
+        vocabulary = {letter: ord(letter) if ord(letter) < 256 else next(others) for letter in letters}
+        made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = decoders.ByteLevel()
+        end = made.id_to_token(EOS)
+        made.add_special_tokens([end])
+        template = ChatTemplate(
+            {"default": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"}, {}, "a test"
+        )
+        super().__init__(made, SpecialTokens.of({"eos_token": end}, made.token_to_id, {EOS}), template)

@@ -12,7 +12,7 @@ from conch.backends.tasks.encoders.base import EncoderTask, Run
 from conch.backends.tasks.table import make_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.encode import Tokens
+from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.errors import Code, ConchError
 from conch.tensors import WireTensor, pack_bytes
 from tests.text_checkpoints import TEXTS, TorchEngine, answer, open_task, request, write

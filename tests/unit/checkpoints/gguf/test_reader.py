@@ -41,6 +41,16 @@ def test_everything_in_a_file_is_read(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("types", "quantised"), [((0, 1, 30), False), ((1, 2), True), ((8, 0), True)], ids=["plain", "Q4_0", "Q8_0"]
+)
+def test_weights_are_quantised_where_a_matrix_is(tmp_path: Path, types: tuple[int, ...], quantised: bool) -> None:
+    tensors = [(str(kind), (32, 8), kind, 1024 * place) for place, kind in enumerate(types)]
+    vector = ("norm", (32,), 8, 1024 * len(types))
+    path = write(tmp_path / "m.gguf", {}, tensors=[*tensors, vector], data=1024 * (len(types) + 1))
+    assert read_gguf(path).quantised is quantised
+
+
 def test_configuration_is_in_the_terms_of_config_json(tmp_path: Path) -> None:
     extra = {"tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.bos_token_id": 0}
     assert config_of(read_gguf(write(tmp_path / "m.gguf", {**LLAMA, **extra}))) == {

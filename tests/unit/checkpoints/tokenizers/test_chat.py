@@ -12,8 +12,10 @@ pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 
 from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file, templates_of
-from conch.checkpoints.tokenizers.text import open_tokenizer
-from conch.errors import Code, ConchError
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.errors import Code, ConchError, one_line
+from tests.unit.checkpoints.folders import bare
+from tests.unit.checkpoints.tokenizers.chat_templates import TEMPLATES
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level
 
 CHATML = (
@@ -67,9 +69,9 @@ def test_text_is_that_of_transformers(tmp_path: Path, template: str, tools: list
     transformers = pytest.importorskip("transformers")
     folder = folder_with(tmp_path, template)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    ours = open_tokenizer(folder)
+    ours = open_tokenizer(bare(folder))
 
-    assert ours.has_chat_template
+    assert ours.template
     for messages in MESSAGES + (CALLS if template == TOOLS else []):
         for variables in ({}, {"enable_thinking": False}):
             wanted = theirs.apply_chat_template(
@@ -106,7 +108,7 @@ def test_template_comes_from_wherever_a_checkpoint_has_it(
 
 
 def test_conversations_with_tools_have_their_own_template(tmp_path: Path) -> None:
-    made = open_tokenizer(folder_with(tmp_path, NAMED))
+    made = open_tokenizer(bare(folder_with(tmp_path, NAMED)))
     assert made.chat(MESSAGES[0]) == "plain"
     assert made.chat(MESSAGES[0], tools=[WEATHER]) == "tools"
     assert made.chat(MESSAGES[0], chat_template="tool_use") == "tools"
@@ -114,7 +116,7 @@ def test_conversations_with_tools_have_their_own_template(tmp_path: Path) -> Non
 
 def test_file_replaces_the_template(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, "own", other__jinja="{{ messages[0].content }}!")
-    made = open_tokenizer(folder, chat_template=folder / "other.jinja")
+    made = open_tokenizer(bare(folder), chat_template=folder / "other.jinja")
     assert made.chat([{"role": "user", "content": "Hi"}]) == "Hi!"
 
 
@@ -168,3 +170,91 @@ def test_file_that_holds_no_template_is_refused(tmp_path: Path, name: str, text:
     with pytest.raises(ConchError, match=name) as refused:
         read_file(tmp_path / name)
     assert refused.value.code is Code.INVALID_ARG
+
+
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "weather", "arguments": {"city": "Köln", "days": 2}},
+}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": ["integer", "null"]}}}
+TIME = {"type": "function", "function": {"name": "time", "description": "What's the time?", "parameters": PARAMETERS}}
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "a question": [{"role": "user", "content": "  What is <b>this</b> & 'that'?\n\nSay: 日本 🙂 "}],
+    "a system message": [{"role": "system", "content": "Be short. /no_think"}, {"role": "user", "content": "Hi"}],
+    "turns": [
+        {"role": "system", "content": "Be\r\nbrief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello ", "reasoning_content": "why"},
+        {"role": "user", "content": "And?", "name": None},
+    ],
+    "turns out of order": [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}],
+    "an answer last": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes", "thinking": "mm"}],
+    "calls": [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": '{"rain": true}', "tool_call_id": "abcdefghi"},
+        {"role": "user", "content": "Thanks"},
+    ],
+    "parts": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": " what? "}]}],
+}
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize("tools", [None, [WEATHER, TIME]], ids=["no tools", "tools"])
+def test_families_of_templates_render_as_in_transformers(family: str, tools: list[Any] | None) -> None:
+    """The same text, or the same refusal, with and without a prompt for an answer and with what callers may add."""
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    ours = ChatTemplate({"default": TEMPLATES[family]}, tokens, "m")
+    rendered = 0
+    for messages in CONVERSATIONS.values():
+        for given in (
+            {"add_generation_prompt": False},
+            {"add_generation_prompt": True, "enable_thinking": False, "controls": {"length": "short"}},
+            {"add_generation_prompt": True, "documents": [{"title": "t", "text": "d"}], "reasoning_effort": "high"},
+        ):
+            expected = transformers_says(TEMPLATES[family], messages, tools, {**tokens, **given})
+            rendered += not isinstance(expected, Exception)
+            if isinstance(expected, Exception):
+                with pytest.raises(ConchError) as refused:
+                    ours.render(messages, tools, **given)
+                assert one_line(expected) in refused.value.message
+            else:
+                assert ours.render(messages, tools, **given) == expected
+    assert rendered >= 6
+
+
+def transformers_says(template: str, messages: Any, tools: Any, given: dict[str, Any]) -> str | Exception:
+    """What its tokenizers render, which leave out what is null; or the exception that this ends with."""
+    library = pytest.importorskip("transformers.utils.chat_template_utils")
+    plain = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    try:
+        [text], _ = library.render_jinja_template([plain], tools=tools, chat_template=template, **given)
+    except Exception as error:
+        return error
+    return str(text)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set ns = namespace(__class__=1) %}",
+        "{% set ns = namespace() %}{% set ns._private = 1 %}",
+        "{{ messages.__class__ }}",
+        "{{ dict.__class__ }}",
+        "{{ ''.format.__globals__ }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ messages.pop() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ undefined_name.x }}",
+        "{% include 'other' %}",
+    ],
+)
+def test_what_a_template_may_not_do_is_refused_as_in_transformers(template: str) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    expected = transformers_says(template, messages, None, {"add_generation_prompt": True})
+    if isinstance(expected, Exception):
+        assert type(expected).__name__ in refusal(template)
+    else:
+        assert ChatTemplate({"default": template}, {}, "m").render(messages) == expected

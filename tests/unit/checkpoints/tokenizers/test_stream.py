@@ -13,8 +13,9 @@ pytest.importorskip("tokenizers")
 from tokenizers import Tokenizer, decoders
 
 from conch.checkpoints.tokenizers.chat import ChatTemplate
+from conch.checkpoints.tokenizers.fast import FastTokenizer
+from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.checkpoints.tokenizers.stream import ByteStream, PieceStream, TextStream, WindowStream
-from conch.checkpoints.tokenizers.text import FastTextTokenizer
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace, unigram, wordpiece
 
 MADE: dict[str, Callable[[], Tokenizer]] = {
@@ -28,10 +29,10 @@ MADE: dict[str, Callable[[], Tokenizer]] = {
 
 
 @cache
-def opened(kind: str) -> FastTextTokenizer:
+def opened(kind: str) -> FastTokenizer:
     fast = MADE[kind]()
     special = frozenset(id for id, token in fast.get_added_tokens_decoder().items() if token.special)
-    return FastTextTokenizer(fast, ChatTemplate({}, {}, kind), special)
+    return FastTokenizer(fast, SpecialTokens(all_ids=special), ChatTemplate({}, {}, kind))
 
 
 def streamed(stream: TextStream, ids: list[int], cuts: random.Random) -> list[str]:
@@ -103,7 +104,7 @@ def test_kinds_have_the_streams_that_are_made_for_them() -> None:
 def test_decoder_that_sees_tokens_together_gets_a_window(decoder: object) -> None:
     fast = byte_level()
     fast.decoder = decoder
-    assert isinstance(FastTextTokenizer(fast, ChatTemplate({}, {}, ""), frozenset()).stream(), WindowStream)
+    assert isinstance(FastTokenizer(fast, SpecialTokens(), ChatTemplate({}, {}, "")).stream(), WindowStream)
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "metaspace with byte fallback"])

@@ -25,7 +25,8 @@ from conch.backends.generation.parameters import RequestedSampling, read_documen
 from conch.backends.generation.sampling import STRUCTURES
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.text import TextTokenizer, open_tokenizer
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.convert.causal import export, weights
 from conch.convert.causal import network as causal_network
 from conch.convert.causal import tokenizer as causal_tokenizer
@@ -33,6 +34,7 @@ from conch.convert.plan import Plan
 from conch.convert.report import document
 from conch.convert.run import convert
 from tests.convert_checkpoints import causal
+from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.tokenizers_made import metaspace
 
 VOCABULARY = 384
@@ -45,7 +47,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(llama: Path) -> TextTokenizer:
-    return open_tokenizer(llama)
+    return open_tokenizer(bare(llama))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +130,7 @@ def test_spaces_and_bytes_of_sentencepiece_are_spelt_as_in_texts(exported: Path,
     fast = metaspace()
     PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>").save_pretrained(tmp_path)
     checkpoint = Checkpoint(tmp_path, str(tmp_path), "", {}, Options(), task="text-generation")
-    tokenizer, size = open_tokenizer(tmp_path), fast.get_vocab_size()
+    tokenizer, size = open_tokenizer(bare(tmp_path)), fast.get_vocab_size()
 
     problem = causal_tokenizer.write(checkpoint, tokenizer, texts(tokenizer), size, tmp_path / "made")
 

@@ -12,7 +12,7 @@ from conch.backends.native.arrays import Array
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.encode import Encoder, open_encoder
+from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder
 from conch.convert.encoder.observe import as_served, batches, observe, of_shape, padded
 from conch.convert.measure import Shape
 from conch.convert.sentences import TextSample
@@ -22,7 +22,7 @@ SAMPLES = [TextSample(text) for text in TEXTS]
 
 
 @pytest.fixture
-def encoder(tmp_path: Path) -> Encoder:
+def encoder(tmp_path: Path) -> InputEncoder:
     wordpiece(tmp_path)
     checkpoint = Checkpoint(tmp_path, "tiny", "", {"type_vocab_size": 2}, Options(), max_length=40)
     return open_encoder(checkpoint, checkpoint.options)
@@ -40,7 +40,7 @@ class Echo(NetworkEngine):
         }
 
 
-def test_batches_hold_every_sample_once_by_length(encoder: Encoder) -> None:
+def test_batches_hold_every_sample_once_by_length(encoder: InputEncoder) -> None:
     made = batches(encoder, SAMPLES, rows=(2,))
 
     assert sorted(index for batch in made for index in batch.indices) == list(range(len(SAMPLES)))
@@ -52,19 +52,19 @@ def test_batches_hold_every_sample_once_by_length(encoder: Encoder) -> None:
         assert (ids[mask == 0] == encoder.pad_id).all() and mask[:, 0].all()
 
 
-def test_long_texts_are_cut(encoder: Encoder) -> None:
+def test_long_texts_are_cut(encoder: InputEncoder) -> None:
     (batch,) = batches(encoder, [TextSample("station " * 99)])
 
     assert batch.arrays["input_ids"].shape == (1, 40)
 
 
-def test_pairs_have_types(encoder: Encoder) -> None:
+def test_pairs_have_types(encoder: InputEncoder) -> None:
     (batch,) = batches(encoder, [TextSample("Hello", "station")])
 
     assert set(batch.arrays["token_type_ids"][0]) == {0, 1}
 
 
-def test_observations_come_in_the_order_of_the_samples_and_without_padding(encoder: Encoder) -> None:
+def test_observations_come_in_the_order_of_the_samples_and_without_padding(encoder: InputEncoder) -> None:
     made = batches(encoder, SAMPLES, rows=(3,))
 
     found = observe(Echo(), "any", made)
@@ -76,7 +76,7 @@ def test_observations_come_in_the_order_of_the_samples_and_without_padding(encod
         assert one["start_logits"].tolist() == [ids.tolist()]
 
 
-def test_numbers_a_text_are_kept_whole_though_there_are_as_many_as_tokens(encoder: Encoder) -> None:
+def test_numbers_a_text_are_kept_whole_though_there_are_as_many_as_tokens(encoder: InputEncoder) -> None:
     made = batches(encoder, SAMPLES, rows=(3,))
 
     widths = {one["logits"].shape for one in observe(Echo(), "any", made)}
@@ -84,35 +84,35 @@ def test_numbers_a_text_are_kept_whole_though_there_are_as_many_as_tokens(encode
     assert widths == {(1, batch.arrays["input_ids"].shape[1]) for batch in made}
 
 
-def test_fill_mask_keeps_the_words_at_the_mask(encoder: Encoder) -> None:
+def test_fill_mask_keeps_the_words_at_the_mask(encoder: InputEncoder) -> None:
     class Words(Echo):
         def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
             return {"logits": super().run(arrays)["last_hidden_state"]}
 
-    assert encoder.mask_id is not None
+    assert encoder.tokenizer.special.mask_id is not None
     made = batches(encoder, [TextSample("a [MASK] station"), TextSample("[MASK]")])
 
-    for one in observe(Words(), "fill-mask", made, mask_id=encoder.mask_id):
-        assert one["logits"].tolist() == [[encoder.mask_id] * 2]
+    for one in observe(Words(), "fill-mask", made, mask_id=encoder.tokenizer.special.mask_id):
+        assert one["logits"].tolist() == [[encoder.tokenizer.special.mask_id] * 2]
 
 
-def test_pooled_vectors_are_observed_too(encoder: Encoder) -> None:
+def test_pooled_vectors_are_observed_too(encoder: InputEncoder) -> None:
     found = observe(Echo(), "feature-extraction", batches(encoder, SAMPLES), pool=lambda hidden, mask: hidden[:, 0])
 
     assert all(one["embedding"].shape == (1, 2) for one in found)
 
 
 @pytest.mark.parametrize("shape", [Shape(1, 2), Shape(3, 16), Shape(32, 40)])
-def test_measured_inputs_are_text_of_exactly_that_shape(encoder: Encoder, shape: Shape) -> None:
+def test_measured_inputs_are_text_of_exactly_that_shape(encoder: InputEncoder, shape: Shape) -> None:
     arrays = of_shape(encoder, SAMPLES, shape)
 
     assert {array.shape for array in arrays.values()} == {(shape.batch, shape.tokens)}
     assert arrays["attention_mask"].all()
-    assert (arrays["input_ids"][:, 0] == encoder.cls_id).all()
+    assert (arrays["input_ids"][:, 0] == encoder.tokenizer.special.cls_id).all()
     assert len(np.unique(arrays["input_ids"])) >= min(shape.tokens, 10)
 
 
-def test_batches_have_the_shapes_that_the_server_gives_an_engine(encoder: Encoder) -> None:
+def test_batches_have_the_shapes_that_the_server_gives_an_engine(encoder: InputEncoder) -> None:
     class Coarse(Echo):
         def shape(self, rows: int, length: int) -> tuple[int, int]:
             return 4, 16

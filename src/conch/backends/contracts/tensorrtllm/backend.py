@@ -22,7 +22,7 @@ from conch.backends.generation.job import ResponseBuilder
 from conch.backends.generation.limits import Limits
 from conch.backends.native.arrays import Request
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.tokenizers.text import open_tokenizer
+from conch.checkpoints.tokenizers.open import open_tokenizer
 
 
 class TensorRtLlmBackend(GenerationBackend):
@@ -40,12 +40,12 @@ class TensorRtLlmBackend(GenerationBackend):
         checkpoint = Checkpoint.open(directory, parameters.options)
         options = checkpoint.options
         settings = ServingOptions.from_options(options, checkpoint.directory, policy="guaranteed_no_evict")
-        tokenizer = open_tokenizer(
-            checkpoint.directory, gguf=checkpoint.gguf, trust_remote_code=options.trust_remote_code
-        )
+        tokenizer = open_tokenizer(checkpoint)
         name = choose_engine(checkpoint, options, instance["kind"] == "GPU")
         arguments = parameters.arguments if name == "vllm" else {}
-        engine = open_engine(name, engine_spec(checkpoint, options, instance, tokenizer.eos_ids, arguments=arguments))
+        engine = open_engine(
+            name, engine_spec(checkpoint, options, instance, tokenizer.special.eos_ids, arguments=arguments)
+        )
         self.log("INFO", f"model '{self.model['name']}' runs {checkpoint.directory} on engine '{name}'")
         outputs = {str(output["name"]) for output in self.config.get("output", ())}
         self._interface = TokenInterface(

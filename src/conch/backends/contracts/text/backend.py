@@ -18,7 +18,7 @@ from conch.backends.generation.limits import Limits
 from conch.backends.native.arrays import Request
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.text import TextTokenizer, open_tokenizer
+from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.workers.child.channel import Channel, Header
 
 
@@ -49,10 +49,10 @@ class TextBackend(GenerationBackend):
     def load(self, instance: Mapping[str, Any]) -> None:
         checkpoint, options = self._checkpoint, self._checkpoint.options
         settings = ServingOptions.from_options(options, checkpoint.directory)
-        tokenizer = self._open_tokenizer(settings)
+        tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
         name = choose_engine(checkpoint, options, instance["kind"] == "GPU")
         engine = open_engine(
-            name, engine_spec(checkpoint, options, instance, tokenizer.eos_ids, arguments=self.arguments(name))
+            name, engine_spec(checkpoint, options, instance, tokenizer.special.eos_ids, arguments=self.arguments(name))
         )
         self.log("INFO", f"model '{self.model['name']}' runs on engine '{name}'")
         self._interface = TextInterface(
@@ -66,12 +66,3 @@ class TextBackend(GenerationBackend):
 
     def reply(self, request: Request) -> ResponseBuilder:
         return self._interface.reply(request)
-
-    def _open_tokenizer(self, settings: ServingOptions) -> TextTokenizer:
-        checkpoint = self._checkpoint
-        return open_tokenizer(
-            checkpoint.directory,
-            gguf=checkpoint.gguf,
-            trust_remote_code=checkpoint.options.trust_remote_code,
-            chat_template=settings.chat_template,
-        )

@@ -19,7 +19,7 @@ from conch.backends.generation.parameters import RequestedSampling, read_documen
 from conch.backends.generation.sampling import Sampling
 from conch.backends.generation.structures import parsed
 from conch.backends.native.arrays import Request
-from conch.checkpoints.tokenizers.text import TextTokenizer
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import invalid
 from conch.inference import TensorSpec
 

@@ -14,7 +14,8 @@ from conch.backends.generation.engine import Progress, TokenLogprobs
 from conch.backends.generation.job import ResponseBuilder
 from conch.backends.generation.sampling import Sampling
 from conch.backends.native.arrays import Array, Result, Strings
-from conch.checkpoints.tokenizers.text import TextStream, TextTokenizer
+from conch.checkpoints.tokenizers.stream import TextStream
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 
 #: Tokens of a prompt that may decide how the first tokens after it are spelt.
 _CONTEXT: Final = 8

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from conch.backends.generation.engine_table import EngineSpec
 from conch.backends.native.threads import usable_cores
-from conch.checkpoints.gguf.reader import read_gguf
 from conch.errors import invalid
 
 #: Tokens in a block of the KV cache; OpenVINO's CPU plug-in has no other size.
@@ -19,8 +18,6 @@ BLOCK: Final = 32
 TOKENS_EACH: Final = 4096
 PART_OF_MEMORY: Final = 8
 _QUANTISED: Final = re.compile(rb'element_type="[iu][48]"')
-#: Types of a GGUF file's tensors that are float32, float16 and bfloat16.
-_PLAIN: Final = (0, 1, 30)
 _BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
 
 
@@ -70,9 +67,7 @@ class Precision:
 def quantised(spec: EngineSpec) -> bool:
     """Whether the weights are of 4 or 8 bits."""
     if spec.gguf is not None:
-        return any(
-            tensor.type not in _PLAIN for tensor in read_gguf(spec.gguf).tensors.values() if len(tensor.shape) > 1
-        )
+        return spec.gguf_quantised
     return _QUANTISED.search((spec.directory / "openvino_model.xml").read_bytes()) is not None
 
 

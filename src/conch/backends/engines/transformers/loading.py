@@ -12,8 +12,7 @@ import transformers
 
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine_table import EngineSpec
-from conch.backends.native.messages import one_line
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import ConchError, invalid, one_line, unsupported
 
 _logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from conch.backends.tasks.base import ExecutionWork, Prepared, Task
 from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.encode import Tokens, open_encoder
+from conch.checkpoints.tokenizers.inputs import open_encoder
+from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.errors import ConchError, cancelled, invalid
 from conch.inference import TensorSpec
 from conch.lengths import CPU_TOKENS, GPU_TOKENS, runs

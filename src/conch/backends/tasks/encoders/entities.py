@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array
-from conch.checkpoints.tokenizers.encode import Encoder, Tokens
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens
 
 STRATEGIES: Final = ("none", "simple", "first", "average", "max")
 #: The label of what is no entity.
@@ -38,10 +38,10 @@ class ScoredWord:
 class Grouping:
     """Puts tokens together to words and entities, with the words of one tokenizer and the labels of one checkpoint."""
 
-    def __init__(self, encoder: Encoder, labels: Sequence[str]) -> None:
-        self._encoder = encoder
+    def __init__(self, tokenizer: TextTokenizer, labels: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
         self._labels = labels
-        self._by_prefix = bool(getattr(getattr(encoder.fast, "model", None), "continuing_subword_prefix", None))
+        self._by_prefix = bool(getattr(getattr(tokenizer.fast, "model", None), "continuing_subword_prefix", None))
 
     def entities(self, text: str, tokens: Tokens, scores: Array, strategy: str) -> list[dict[str, Any]]:
         """The entities of a text from FP32 ``[length, classes]``, as JSON has them; places are in characters."""
@@ -72,9 +72,9 @@ class Grouping:
         for index, (id, (start, end), special, row) in enumerate(columns):
             if special:
                 continue
-            word = self._encoder.token(id)
+            word = self._tokenizer.token(id)
             piece = ScoredWord(word, row, start, end, index)
-            if id == self._encoder.unknown_id:
+            if id == self._tokenizer.special.unk_id:
                 piece.word = text[start:end]
             elif self._by_prefix:
                 piece.continues = len(word) != end - start
@@ -98,7 +98,7 @@ class Grouping:
         return [self._word(group, strategy) for group in groups]
 
     def _word(self, group: list[ScoredWord], strategy: str) -> ScoredWord:
-        word = self._encoder.join([piece.word for piece in group])
+        word = self._tokenizer.join([piece.word for piece in group])
         scores = group[0].scores
         if strategy == "max":
             scores = max(group, key=lambda piece: float(piece.scores.max())).scores
@@ -112,7 +112,7 @@ class Grouping:
         return {
             "entity_group": run[0].label.split("-", 1)[-1],
             "score": float(np.nanmean([piece.score for piece in run])),
-            "word": self._encoder.join([piece.word for piece in run]),
+            "word": self._tokenizer.join([piece.word for piece in run]),
             "start": run[0].start,
             "end": run[-1].end,
         }

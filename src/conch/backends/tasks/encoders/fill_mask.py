@@ -32,10 +32,11 @@ class FillMask(EncoderTask):
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, options, open_engine)
-        if self.encoder.mask_id is None:
+        self.tokenizer = self.encoder.tokenizer
+        if self.tokenizer.special.mask_id is None:
             raise invalid(f"fill-mask needs a tokenizer with a mask token, and that of '{checkpoint.source}' has none")
-        self.mask_id: int = self.encoder.mask_id
-        self.mask_token = self.encoder.token(self.mask_id)
+        self.mask_id: int = self.tokenizer.special.mask_id
+        self.mask_token = self.tokenizer.token(self.mask_id)
         vocabulary = int(checkpoint.config.get("vocab_size") or 32768)
         self.vocabulary = vocabulary
         self.budget = max(1, min(self.budget, LOGITS // (4 * vocabulary)))
@@ -78,10 +79,13 @@ class FillMask(EncoderTask):
         tokens: list[str] = []
         texts: list[str] = []
         for item, (ids, _) in zip(prepared.items, values, strict=True):
-            tokens.extend(self.encoder.decode([token]) for token in ids.ravel().tolist())
+            tokens.extend(
+                self.tokenizer.decode([token], skip_special_tokens=False, clean_up=True)
+                for token in ids.ravel().tolist()
+            )
             filled = item.ids.copy()
             filled[filled == self.mask_id] = ids[:, 0]
-            texts.append(self.encoder.decode(filled.tolist(), skip_special=True))
+            texts.append(self.tokenizer.decode(filled.tolist(), clean_up=True))
         scores = np.stack([found.ravel() for _, found in values])
         return Result(
             {

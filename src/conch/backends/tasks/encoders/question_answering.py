@@ -17,7 +17,7 @@ from conch.backends.tasks.scores import checked_top_k
 from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.encode import CHUNK
+from conch.checkpoints.tokenizers.tokenizer import CHUNK
 from conch.errors import invalid, unsupported
 from conch.inference import TensorSpec
 
@@ -40,9 +40,9 @@ class QuestionAnswering(EncoderTask):
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, options, open_engine)
-        if self.encoder.fast is None:
+        if self.encoder.tokenizer.fast is None:
             raise unsupported(f"question-answering needs a tokenizer.json, and '{checkpoint.source}' has none")
-        self.fast = self.encoder.fast
+        self.fast = self.encoder.tokenizer.fast
         special = self.encoder.max_length - self.encoder.room(pair=True)
         window = options.integer("max_seq_len", WINDOW)
         if window < special + 2:

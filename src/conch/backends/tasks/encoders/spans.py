@@ -14,7 +14,8 @@ import numpy as np
 from tokenizers import Encoding
 
 from conch.backends.native.arrays import Array
-from conch.checkpoints.tokenizers.encode import Encoder, Tokens
+from conch.checkpoints.tokenizers.inputs import InputEncoder
+from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.errors import invalid
 
 
@@ -44,7 +45,7 @@ class Window:
     allowed: Array
 
 
-def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: Encoder) -> list[Window]:
+def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: InputEncoder) -> list[Window]:
     """The windows of at most ``length`` tokens over a question with its context, of which ``stride`` tokens overlap.
 
     ``encoding`` is the whole pair.  Raises INVALID_ARG when the question leaves no room for the context.
@@ -55,7 +56,7 @@ def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: Enc
         raise invalid(f"input 'context' gives no token in row {row}; the model needs one")
     last = len(sequences) - sequences[::-1].index(1)
     ids = np.array(encoding.ids, np.int64)
-    types = np.array(encoding.type_ids, np.int64) if encoder.typed else None
+    types = np.array(encoding.type_ids, np.int64) if encoder.types else None
     count = last - first
     room = min(length - (len(ids) - count), count)
     if room < 1 or (room < count and room <= stride):
@@ -64,7 +65,8 @@ def windows(encoding: Encoding, length: int, stride: int, row: int, encoder: Enc
             f"windows that overlap by doc_stride={stride} need more: shorten the question or set a smaller doc_stride"
         )
     # A network that may refuse to answer points at its first token.
-    start = ids == encoder.cls_id if encoder.cls_id is not None else np.zeros(len(ids), bool)
+    cls_id = encoder.tokenizer.special.cls_id
+    start = ids == cls_id if cls_id is not None else np.zeros(len(ids), bool)
     found: list[Window] = []
     for begin in range(0, count, room - stride if room < count else count):
         kept = np.r_[0:first, first + begin : first + min(begin + room, count), last : len(ids)]

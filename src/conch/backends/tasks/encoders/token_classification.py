@@ -24,10 +24,10 @@ class TokenClassification(EncoderTask):
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, options, open_engine)
-        if self.encoder.fast is None:
+        if self.encoder.tokenizer.fast is None:
             raise unsupported(f"token-classification needs a tokenizer.json, and '{checkpoint.source}' has none")
         self.labels = checkpoint.labels or []
-        self.grouping = Grouping(self.encoder, self.labels)
+        self.grouping = Grouping(self.encoder.tokenizer, self.labels)
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:

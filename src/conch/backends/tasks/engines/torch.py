@@ -11,10 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array
-from conch.backends.native.messages import one_line
 from conch.backends.native.threads import divided, usable_cores
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.errors import invalid, unsupported
+from conch.errors import invalid, one_line, unsupported
 
 #: What tasks make, of what a network's ``forward`` may take.
 _INPUTS: Final = frozenset(

@@ -14,10 +14,16 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.slow import SlowTokenizer
 from conch.checkpoints.tokenizers.stream import WindowStream
-from conch.checkpoints.tokenizers.text import SlowTextTokenizer, TextTokenizer, open_tokenizer
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import Code, ConchError
+from tests.text_checkpoints import TEXTS, write
+from tests.unit.checkpoints.folders import bare
+from tests.unit.checkpoints.tokenizers.encoders import opened
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace, unigram
 
 GPT: dict[str, Any] = {
@@ -80,11 +86,11 @@ def test_ids_and_texts_are_those_of_transformers(tmp_path: Path, made: Any, sett
     tokenizer.enable_padding(length=8, pad_token=tokenizer.id_to_token(0))
     folder = checkpoint(tmp_path, tokenizer, settings)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    ours = open_tokenizer(folder)
+    ours = open_tokenizer(bare(folder))
 
     assert ours.vocabulary == len(theirs)
-    assert ours.special_ids >= set(theirs.all_special_ids)
-    assert (ours.bos_id, ours.eos_ids) == (
+    assert ours.special.all_ids >= set(theirs.all_special_ids)
+    assert (ours.special.bos_id, ours.special.eos_ids) == (
         theirs.bos_token_id, (theirs.eos_token_id,) if theirs.eos_token_id is not None else (),
     )  # fmt: skip
     for text in texts():
@@ -109,14 +115,16 @@ def test_ids_and_texts_are_those_of_transformers(tmp_path: Path, made: Any, sett
 def test_ends_are_those_of_the_first_file_that_has_any(
     tmp_path: Path, files: dict[str, Any], ends: tuple[int, ...]
 ) -> None:
-    assert open_tokenizer(checkpoint(tmp_path, byte_level(), GPT, **files)).eos_ids == ends
+    assert open_tokenizer(bare(checkpoint(tmp_path, byte_level(), GPT, **files))).special.eos_ids == ends
 
 
 def test_tokenizer_json_needs_neither_torch_nor_transformers(tmp_path: Path) -> None:
     checkpoint(tmp_path, byte_level(), GPT)
     code = (
-        "import sys; from pathlib import Path; from conch.checkpoints.tokenizers.text import open_tokenizer;"
-        f"made = open_tokenizer(Path({str(tmp_path)!r})); made.stream().add(made.encode('hello'));"
+        "import sys; from pathlib import Path; from conch.checkpoints.folder import Checkpoint;"
+        "from conch.checkpoints.options import Options; from conch.checkpoints.tokenizers.open import open_tokenizer;"
+        f"made = open_tokenizer(Checkpoint(Path({str(tmp_path)!r}), '', '', {{}}, Options()));"
+        "made.stream().add(made.encode('hello'));"
         "print(sorted({'torch', 'transformers', 'jinja2'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -127,6 +135,7 @@ class Spelled:
     """A tokenizer in Python as transformers has them, that spells."""
 
     is_fast = False
+    model_input_names = ("input_ids",)
     all_special_ids = (0,)
     eos_token, eos_token_id = "\0", 0
     bos_token = pad_token = unk_token = sep_token = cls_token = mask_token = None
@@ -145,12 +154,12 @@ class Spelled:
 
 
 def test_tokenizer_in_python_is_used_where_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conch.checkpoints.tokenizers.text._with_transformers", lambda *given: Spelled())
-    made: TextTokenizer = open_tokenizer(tmp_path)
+    monkeypatch.setattr("conch.checkpoints.tokenizers.open._load", lambda *given: Spelled())
+    made: TextTokenizer = open_tokenizer(bare(tmp_path))
     stream = made.stream()
 
-    assert isinstance(made, SlowTextTokenizer) and isinstance(stream, WindowStream)
-    assert made.eos_ids == (0,) and made.encode("ab") == [97, 98, 0]
+    assert isinstance(made, SlowTokenizer) and isinstance(stream, WindowStream)
+    assert made.special.eos_ids == (0,) and made.encode("ab") == [97, 98, 0]
     assert stream.add([97, 0]) + stream.add([98]) + stream.flush() == "ab" == made.decode([97, 98, 0])
     assert made.piece(0) == "\0"
 
@@ -163,7 +172,7 @@ def refusal(call: Any) -> str:
 
 
 def test_half_a_surrogate_is_refused(tmp_path: Path) -> None:
-    made = open_tokenizer(checkpoint(tmp_path, byte_level(), GPT))
+    made = open_tokenizer(bare(checkpoint(tmp_path, byte_level(), GPT)))
     assert refusal(lambda: made.encode("a\ud800")).startswith("the text cannot be tokenised: ")
 
 
@@ -173,9 +182,25 @@ def test_half_a_surrogate_is_refused(tmp_path: Path) -> None:
 def test_broken_file_is_refused_by_name(tmp_path: Path, name: str, text: str) -> None:
     checkpoint(tmp_path, byte_level(), GPT)
     (tmp_path / name).write_text(text)
-    assert str(tmp_path / name) in refusal(lambda: open_tokenizer(tmp_path))
+    assert str(tmp_path / name) in refusal(lambda: open_tokenizer(bare(tmp_path)))
 
 
 def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    assert "has no tokenizer that transformers can load" in refusal(lambda: open_tokenizer(tmp_path))
+    assert "has no tokenizer that transformers can load" in refusal(lambda: open_tokenizer(bare(tmp_path)))
+
+
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, "AutoModel")
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(ConchError, match=r"the tokenizer of .* cannot be read: .*tokenizer\.json"):
+        opened(folder)
+
+
+def test_a_vocabulary_alone_is_loaded_by_transformers(tmp_path: Path) -> None:
+    folder = write(tmp_path, "AutoModel")
+    expected = [item.ids.tolist() for item in opened(folder).encode(TEXTS)[0]]
+    vocabulary = AutoTokenizer.from_pretrained(folder).get_vocab()
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)))
+    assert [item.ids.tolist() for item in opened(folder).encode(TEXTS)[0]] == expected

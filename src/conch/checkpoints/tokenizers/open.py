@@ -1,0 +1,124 @@
+"""Which tokenizer a checkpoint has: that of its tokenizer.json, of its GGUF file, or what transformers makes of others.
+
+Called by workers when a model is loaded, and by ``conch convert``.  ``tokenizers`` and transformers are imported only
+when a checkpoint needs them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file, templates_of
+from conch.checkpoints.tokenizers.fast import FastTokenizer
+from conch.checkpoints.tokenizers.gguf import open_gguf
+from conch.checkpoints.tokenizers.slow import SlowTokenizer
+from conch.checkpoints.tokenizers.special_tokens import ROLES, SpecialTokens, add_missing, texts_by_role
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.errors import invalid, one_line, unsupported
+
+_TYPES = "token_type_ids"
+
+
+def open_tokenizer(checkpoint: Checkpoint, *, chat_template: Path | None = None) -> TextTokenizer:
+    """The tokenizer of a checkpoint; ``chat_template`` is a file that replaces its own.
+
+    Raises INVALID_ARG for files that cannot be read, UNSUPPORTED where a library is missing.
+    """
+    replaced = read_file(chat_template) if chat_template is not None else None
+    if checkpoint.gguf is not None:
+        return open_gguf(checkpoint.gguf, replaced)
+    settings = checkpoint.json("tokenizer_config.json") or {}
+    templates = templates_of(checkpoint.directory, settings) if replaced is None else replaced
+    settings = {**(checkpoint.json("special_tokens_map.json") or {}), **settings}
+    if checkpoint.has("tokenizer.json"):
+        return _of_json(checkpoint, settings, templates)
+    return _with_transformers(checkpoint, settings, templates)
+
+
+def _of_json(checkpoint: Checkpoint, settings: dict[str, Any], templates: dict[str, str]) -> TextTokenizer:
+    path = checkpoint.directory / "tokenizer.json"
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise unsupported(f'{path} needs tokenizers: pip install "conch[huggingface]"') from None
+    try:
+        fast: Any = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise invalid(f"the tokenizer of '{checkpoint.source}' cannot be read: {path}: {one_line(error)}") from None
+    special_ids = add_missing(fast, settings)
+    types = _TYPES in settings.get("model_input_names", [_TYPES])
+    return _fast(checkpoint, fast, settings, templates, texts_by_role(settings), special_ids, types)
+
+
+def _with_transformers(checkpoint: Checkpoint, settings: dict[str, Any], templates: dict[str, str]) -> TextTokenizer:
+    loaded = _load(checkpoint)
+    texts = texts_by_role(settings) | {role: str(own) for role in ROLES if (own := getattr(loaded, role, None))}
+    special_ids = frozenset(int(id) for id in loaded.all_special_ids)
+    types = _TYPES in loaded.model_input_names
+    if getattr(loaded, "is_fast", False):
+        return _fast(checkpoint, loaded.backend_tokenizer, settings, templates, texts, special_ids, types)
+    special = _special(checkpoint, texts, loaded.convert_tokens_to_ids, special_ids)
+    return SlowTokenizer(loaded, special, ChatTemplate(templates, texts, str(checkpoint.directory)), types=types)
+
+
+def _fast(
+    checkpoint: Checkpoint,
+    fast: Any,
+    settings: dict[str, Any],
+    templates: dict[str, str],
+    texts: dict[str, str],
+    special_ids: frozenset[int],
+    types: bool,
+) -> FastTokenizer:
+    padding, truncation = fast.padding or {}, fast.truncation or {}
+    return FastTokenizer(
+        fast,
+        _special(checkpoint, texts, fast.token_to_id, special_ids, padding.get("pad_id")),
+        ChatTemplate(templates, texts, str(checkpoint.directory)),
+        types=types,
+        side=settings.get("truncation_side") or truncation.get("direction") or "right",
+        clean_up=bool(settings.get("clean_up_tokenization_spaces")),
+    )
+
+
+def _special(
+    checkpoint: Checkpoint, texts: dict[str, str], id_of: Any, special_ids: frozenset[int], pad_id: int | None = None
+) -> SpecialTokens:
+    config = checkpoint.json("config.json") or {}
+    return SpecialTokens.of(
+        texts, id_of, special_ids, eos_ids=_eos_ids(checkpoint), pad_ids=(config.get("pad_token_id"), pad_id)
+    )
+
+
+def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The ids that end a text, as the first file that has any says."""
+    for name in ("generation_config.json", "config.json"):
+        document = checkpoint.json(name) or {}
+        inner = document.get("text_config")
+        for one in (document, inner if isinstance(inner, dict) else {}):
+            value = one.get("eos_token_id")
+            ids = tuple(id for id in (value if isinstance(value, list) else [value]) if type(id) is int and id >= 0)
+            if ids:
+                return ids
+    return ()
+
+
+def _load(checkpoint: Checkpoint) -> Any:
+    """What AutoTokenizer finds in the folder; INVALID_ARG when it finds nothing."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise unsupported(
+            f"'{checkpoint.source}' has no tokenizer.json, and its tokenizer needs transformers: "
+            'pip install "conch[huggingface]"'
+        ) from None
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(checkpoint.directory),
+            trust_remote_code=checkpoint.options.trust_remote_code,
+            local_files_only=True,
+        )
+    except Exception as error:
+        raise invalid(f"'{checkpoint.source}' has no tokenizer that transformers can load: {one_line(error)}") from None
