@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings, array_of, failure, wire
+from conch.backends.native.parameters import ParameterTable
 from conch.errors import ConchError, internal
 from conch.tensors import PROTOCOL_NAME, WireTensor, split_bytes
 from conch.workers.child.borrowing import BorrowingUnpacker
@@ -90,6 +91,15 @@ class NativeBackend(ABC):
             frame = sys._getframe(1)
             file = frame.f_code.co_filename.rpartition("/")[2]
             self.channel.send({"op": "log", "level": level, "file": file, "line": frame.f_lineno, "message": message})
+
+    def check_parameters(self, table: ParameterTable) -> None:
+        """Log the model's parameters that have no effect.  Raises INVALID_ARG for one that is misspelt."""
+        self.log_without_effect("parameters", table.check(self.config.get("parameters") or ()))
+
+    def log_without_effect(self, kind: str, names: Sequence[str]) -> None:
+        """Warn of the ``names`` that the model's configuration has for nothing, if there are any."""
+        if names:
+            self.log("WARNING", f"model '{self.model['name']}': {kind} without effect: {', '.join(names)}")
 
     def receive(self, fields: Mapping[str, Any], unpacker: BorrowingUnpacker) -> Request:
         """A request as a frame describes it."""

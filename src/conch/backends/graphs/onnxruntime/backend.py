@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conch.backends.graphs import signature
-from conch.backends.graphs.onnxruntime.parameters import session_settings
+from conch.backends.graphs.onnxruntime.parameters import PARAMETERS, session_settings
 from conch.backends.graphs.onnxruntime.session import Session, SessionSettings, model_file
 from conch.backends.native.arrays import Array, Strings
 from conch.backends.native.backend import TensorBackend
@@ -42,6 +42,7 @@ class OnnxRuntimeBackend(TensorBackend):
         return json.dumps(completed)
 
     def load(self, instance: Mapping[str, Any]) -> None:
+        self.check_parameters(PARAMETERS)
         session = self._open(
             session_settings(
                 self.config,

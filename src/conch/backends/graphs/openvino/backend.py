@@ -14,18 +14,24 @@ from conch.backends.graphs import signature
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
 from conch.backends.native.arrays import Array, Strings
 from conch.backends.native.backend import TensorBackend
+from conch.backends.native.parameters import Parameter, ParameterTable
 from conch.backends.native.threads import usable_cores
 from conch.errors import unavailable, unsupported
 
-#: Parameters of a model that are OpenVINO's properties, as Triton's OpenVINO backend has them.
-_PROPERTIES: Final = (
-    "ENABLE_CPU_PINNING",
-    "ENABLE_HYPER_THREADING",
-    "INFERENCE_NUM_THREADS",
-    "INFERENCE_PRECISION_HINT",
-    "NUM_STREAMS",
-    "PERFORMANCE_HINT",
-    "SCHEDULING_CORE_TYPE",
+#: OpenVINO's properties, as Triton's OpenVINO backend takes them.
+PARAMETERS: Final = ParameterTable(
+    "openvino",
+    (
+        Parameter("INFERENCE_PRECISION_HINT", "`f32`, `bf16`, `f16`", "`f32`", "what an fp32 graph is computed in"),
+        Parameter("INFERENCE_NUM_THREADS", "threads", "the usable cores", "how many cores the instances share"),
+        Parameter("NUM_STREAMS", "streams", "one for each instance", "how many runs are computed at once"),
+        Parameter("PERFORMANCE_HINT", "`LATENCY`, `THROUGHPUT`", "none", "what OpenVINO chooses its settings for"),
+        Parameter("ENABLE_CPU_PINNING", "`YES`, `NO`", "`NO`", "bind threads to cores"),
+        Parameter("ENABLE_HYPER_THREADING", "`YES`, `NO`", "OpenVINO's", "use both threads of a core"),
+        Parameter(
+            "SCHEDULING_CORE_TYPE", "`ANY_CORE`, `PCORE_ONLY`, `ECORE_ONLY`", "OpenVINO's", "which kind of cores to use"
+        ),
+    ),
 )
 
 
@@ -51,8 +57,12 @@ class OpenVinoBackend(TensorBackend):
                 f"model '{self.model['name']}' is to run on a GPU, and backend 'openvino' runs on CPUs: "
                 "set instance_group kind KIND_CPU"
             )
-        parameters = {name: one.get("string_value", "") for name, one in self.config.get("parameters", {}).items()}
-        properties = {name: parameters[name] for name in _PROPERTIES if name in parameters}
+        self.check_parameters(PARAMETERS)
+        properties = {
+            name: one.get("string_value", "")
+            for name, one in self.config.get("parameters", {}).items()
+            if name in PARAMETERS.names
+        }
         network = self._open(
             CompileSettings(
                 threads=usable_cores(), instances=instance["count"], precision="fp32", properties=properties
