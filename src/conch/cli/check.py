@@ -16,6 +16,8 @@ from typing import Final
 import click
 
 from conch.backends.table import BACKENDS
+from conch.cli.check_parameters import check_parameters
+from conch.cli.finding import Finding
 from conch.config.complete import complete
 from conch.config.pbtxt import locate
 from conch.config.problem import ConfigError, Problem
@@ -38,22 +40,6 @@ _KNOWN_ELSEWHERE: Final = frozenset(
         *("square", "tensorflow", "tensorrt", "tensorrtllm", "vllm"),
     }
 )
-
-
-@dataclass(frozen=True, order=True)
-class Finding:
-    """One thing that is wrong.  ``line`` counts from 1; 0 means the whole file or directory."""
-
-    path: Path
-    line: int
-    severity: str
-    problem: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        where = f"{self.path}:{self.line}" if self.line else str(self.path)
-        fix = f" (fix: {self.fix})" if self.fix else ""
-        return f"{where}: {self.severity}: {' '.join(self.problem.split())}{fix}"
 
 
 def check(directories: Sequence[Path], config_name: str | None = None) -> list[Finding]:
@@ -169,6 +155,7 @@ def _check_model(model: _Model) -> Iterator[Finding]:
     problems += warmup_problems(config)
     yield from (model.finding(problem) for problem in problems)
     yield from _check_backend(model)
+    yield from check_parameters(config, files, model.versions)
     yield from _check_versions(model)
     yield from _check_side_files(model)
 
