@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
 from conch.backends.native.arrays import Array, Strings
 from conch.errors import ConchError, internal, invalid, unavailable, unsupported
@@ -56,8 +57,8 @@ class SessionSettings:
     providers: Sequence[tuple[str, Mapping[str, str]]] = ((CPU, {}),)
 
 
-class Session:
-    """An open graph.  ``inputs`` and ``outputs`` are in the graph's order.
+class Session(Graph):
+    """An open ONNX graph.
 
     Raises UNAVAILABLE for a file that is not there, UNSUPPORTED without what it needs, INTERNAL with ONNX Runtime's
     words otherwise.
@@ -99,7 +100,6 @@ class Session:
             raise runtime_error(error) from None
 
     def infer(self, names: Sequence[str], values: Mapping[str, Array | Strings]) -> list[Array | Strings]:
-        """Run once with tensors of any type: BF16 as its 16 bits, BYTES as UTF-8."""
         if not (self._bfloat16_in or self._bfloat16_out or self._strings):
             return [*self.run(names, values)]  # type: ignore[arg-type]
         feeds = {name: self._feed(name, value) for name, value in values.items()}

@@ -5,18 +5,15 @@ Its instances are threads over one compiled graph.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.graphs import signature
+from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
-from conch.backends.native.arrays import Array, Strings
-from conch.backends.native.backend import TensorBackend
 from conch.backends.native.parameters import Parameter, ParameterTable
 from conch.backends.native.threads import usable_cores
-from conch.errors import unavailable, unsupported
+from conch.errors import unsupported
 
 #: OpenVINO's properties, as Triton's OpenVINO backend takes them.
 PARAMETERS: Final = ParameterTable(
@@ -35,23 +32,17 @@ PARAMETERS: Final = ParameterTable(
 )
 
 
-class OpenVinoBackend(TensorBackend):
+class OpenVinoBackend(GraphBackend):
     """One OpenVINO model."""
 
-    _network: CompiledGraph
+    def model_file(self) -> Path:
+        path = Path(self.model["version_directory"]) / (self.model["filename"] or "model.xml")
+        return path / path.name if path.is_dir() else path  # model.onnx/model.onnx, with its weights beside it
 
-    def complete(self) -> str:
-        """The batch size, tensors and scheduler from the graph, unless inputs and outputs are given."""
-        if self.config.get("input") and self.config.get("output"):
-            return json.dumps(self.config)
-        batch_size = signature.default_max_batch_size(self.backend_config)
-        opened = self._open(CompileSettings())
-        completed = signature.complete(
-            self.config, opened.inputs, opened.outputs, batch_size, lambda text: self.log("WARNING", text)
-        )
-        return json.dumps(completed)
+    def inspect(self, path: Path) -> Graph:
+        return CompiledGraph(path, CompileSettings())
 
-    def load(self, instance: Mapping[str, Any]) -> None:
+    def open(self, path: Path, instance: Mapping[str, Any]) -> Graph:
         if instance["kind"] == "GPU":
             raise unsupported(
                 f"model '{self.model['name']}' is to run on a GPU, and backend 'openvino' runs on CPUs: "
@@ -63,22 +54,7 @@ class OpenVinoBackend(TensorBackend):
             for name, one in self.config.get("parameters", {}).items()
             if name in PARAMETERS.names
         }
-        network = self._open(
-            CompileSettings(
-                threads=usable_cores(), instances=instance["count"], precision="fp32", properties=properties
-            )
+        settings = CompileSettings(
+            threads=usable_cores(), instances=instance["count"], precision="fp32", properties=properties
         )
-        signature.check(self.config, network.inputs, network.outputs)
-        self._network = network
-
-    def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
-        names = [tensor.name for tensor in self._network.outputs if tensor.name in outputs]
-        return dict(zip(names, self._network.infer(names, arrays), strict=True))
-
-    def _open(self, settings: CompileSettings) -> CompiledGraph:
-        path = Path(self.model["version_directory"]) / (self.model["filename"] or "model.xml")
-        if path.is_dir():
-            path /= path.name  # model.onnx/model.onnx, with its weights beside it
-        if not path.exists():
-            raise unavailable(f"unable to find '{path}' for model '{self.model['name']}'")
         return CompiledGraph(path, settings)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
 from conch.backends.native.arrays import Array, Strings
 from conch.errors import ConchError, internal, unavailable, unsupported
@@ -57,8 +58,8 @@ class CompileSettings:
         return {**chosen, **self.properties}
 
 
-class CompiledGraph:
-    """A compiled graph, which several threads may run at once.  ``inputs`` and ``outputs`` are in its order.
+class CompiledGraph(Graph):
+    """A graph that OpenVINO has compiled.
 
     The first run with shapes that are new to it takes some 15 ms more than the others, while kernels are made for
     them.  Raises UNAVAILABLE for a file that is not there, UNSUPPORTED without openvino, INTERNAL with OpenVINO's
@@ -86,7 +87,6 @@ class CompiledGraph:
         self._free: deque[Any] = deque()
 
     def infer(self, names: Sequence[str], values: Mapping[str, Array | Strings]) -> list[Array | Strings]:
-        """Run once, for the outputs ``names``, with tensors of any type: BF16 as its 16 bits."""
         try:
             feeds = [(self._at[name], self._feed(name, value)) for name, value in values.items() if name in self._at]
             request = self._request()
