@@ -142,7 +142,7 @@ class EncoderTask(Task):
 
     def _run(self, items: Sequence[Tokens], owners: Sequence[Encoded]) -> Run:
         longest = len(items[0].ids)
-        rows, length = self.engine.shape(len(items), longest)
+        rows, length = self.engine.padded_shape(len(items), longest)
         # Beyond the maximum a network may have no positions.
         return Run(items, owners, self.encoder.pad_id, (rows, min(length, max(longest, self.encoder.max_length))))
 
