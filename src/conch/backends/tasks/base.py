@@ -7,11 +7,15 @@ others compute; ``execute`` by the threads of the instances.  Both must be safe 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conch.backends.native.arrays import Request, Result
-from conch.errors import ConchError
+from conch.backends.native.messages import one_line
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.errors import ConchError, internal, invalid
 from conch.inference import TensorSpec
 
 
@@ -51,16 +55,48 @@ class ExecutionWork:
         self.runs += 1
 
 
-class Task(ABC):
-    """One task over one checkpoint.
+def library_failure(what: str, error: Exception, *, of_request: bool = False) -> ConchError:
+    """What a request is answered with where a library raised ``error``: INVALID_ARG for a ValueError, else INTERNAL.
 
-    ``inputs`` and ``outputs`` are without the batch dimension.  ``max_batch_size`` is what a
-    configuration without one gets.
+    ``of_request``: whatever was raised, the request is to blame.
+    """
+    kind = invalid if of_request or isinstance(error, ValueError) else internal
+    return kind(f"{what} failed: {one_line(error)}")
+
+
+#: Loads the network under a class of transformers' (``AutoModel`` …), which decides its head.
+OpenEngine = Callable[[str], NetworkEngine]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDescription:
+    """The tensors of a task over one checkpoint, without the batch dimension.
+
+    ``max_batch_size`` is what a configuration without one gets; 0 for tasks without a batch dimension.
     """
 
-    inputs: Sequence[TensorSpec]
-    outputs: Sequence[TensorSpec]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     max_batch_size: int = 256
+
+
+class Task(ABC):
+    """One task over one checkpoint."""
+
+    @abstractmethod
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        """Load what the task needs; ``open_engine`` is called once, by tasks whose network an engine runs.
+
+        Raises INVALID_ARG for a checkpoint that lacks what the task needs, and what ``open_engine`` raises.
+        """
+
+    @classmethod
+    @abstractmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        """The tensors, from the checkpoint's small files alone.
+
+        Raises INVALID_ARG for options that no request could be answered with.
+        """
 
     @abstractmethod
     def prepare(self, request: Request) -> Prepared:

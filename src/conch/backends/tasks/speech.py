@@ -17,13 +17,19 @@ from typing import Any, Final
 from conch.backends.native.arrays import Request, Result, Strings
 from conch.backends.native.messages import one_line
 from conch.backends.tasks import media
-from conch.backends.tasks.base import ExecutionWork, Prepared, Task
+from conch.backends.tasks.base import (
+    ExecutionWork,
+    OpenEngine,
+    Prepared,
+    Task,
+    TaskDescription,
+    library_failure,
+)
 from conch.backends.tasks.decoding import requested, specs, stop_when_cancelled
 from conch.backends.tasks.loading import device_of, load_pipeline
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, internal, invalid
+from conch.errors import ConchError, invalid
 from conch.inference import TensorSpec
 
 #: Seconds of a chunk where the model itself knows no windows; a sixth overlaps on each side.
@@ -42,6 +48,19 @@ _TIMESTAMPS: Final[Mapping[str, Mapping[str, bool | str]]] = {
     "seq2seq": {"none": False},
 }
 _GENERATION: Final = ("max_new_tokens", "num_beams", "do_sample", "temperature")
+
+#: The same for all checkpoints.
+DESCRIPTION: Final = TaskDescription(
+    (
+        *media.SOUND_INPUTS,
+        TensorSpec("return_timestamps", "BYTES", (1,), optional=True),
+        TensorSpec("language", "BYTES", (1,), optional=True),
+        TensorSpec("task", "BYTES", (1,), optional=True),
+        *specs(*_GENERATION),
+    ),
+    (TensorSpec("text_output", "BYTES", (1,)), TensorSpec("chunks", "BYTES", (1,))),
+    max_batch_size=16,
+)
 
 
 @dataclass(slots=True)
@@ -82,27 +101,13 @@ class SpeechRecognition(Task):
     length.
     """
 
-    max_batch_size = 16
-
-    inputs = (
-        TensorSpec("audio", "BYTES", (1,), optional=True),
-        TensorSpec("samples", "FP32", (-1,), optional=True),
-        TensorSpec("sampling_rate", "INT32", (1,), optional=True),
-        TensorSpec("return_timestamps", "BYTES", (1,), optional=True),
-        TensorSpec("language", "BYTES", (1,), optional=True),
-        TensorSpec("task", "BYTES", (1,), optional=True),
-        *specs(*_GENERATION),
-    )
-    outputs = (TensorSpec("text_output", "BYTES", (1,)), TensorSpec("chunks", "BYTES", (1,)))
-
     @classmethod
     def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        """The signature, which is the same for all checkpoints.  Raises INVALID_ARG for limits that cannot be kept."""
         media.max_seconds(options)
         chunk = options.number("chunk_length_s")
         if chunk and chunk < SHORT:
             raise invalid(f"parameter 'chunk_length_s' is {chunk:g}; it must be 0 (no chunks) or {SHORT} at least")
-        return TaskDescription(cls.inputs, cls.outputs, cls.max_batch_size)
+        return DESCRIPTION
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         self.describe(checkpoint, options)
@@ -120,12 +125,11 @@ class SpeechRecognition(Task):
     def prepare(self, request: Request) -> PreparedSpeech:
         """Decode and make features.  Raises INVALID_ARG for sound that cannot be read and options that do not fit."""
         timestamps, generation = self._timestamps(request), self._generation(request)
-        sounds = self._samples(request)
+        if request.has("audio") == request.has("samples"):
+            raise invalid("a request needs exactly one of the inputs 'audio' and 'samples'")
+        sounds = media.sounds_of(request, self._rate, seconds=self._seconds, least=self._shortest)
         if not sounds:
             raise invalid("the request has no rows")
-        name = "audio" if request.has("audio") else "samples"
-        for row, samples in enumerate(sounds):
-            media.check_length(samples, self._shortest, self._rate, name, row)
         recordings = [self._recording(request, samples, timestamps, generation) for samples in sounds]
         return PreparedSpeech(request, recordings)
 
@@ -140,20 +144,6 @@ class SpeechRecognition(Task):
             for start in range(0, len(group), BATCH_CHUNKS):
                 self._run(group[start : start + BATCH_CHUNKS], usage)
         return [self._result(prepared) for prepared in batch]
-
-    def _samples(self, request: Request) -> list[media.Samples]:
-        if request.has("audio") == request.has("samples"):
-            raise invalid("a request needs exactly one of the inputs 'audio' and 'samples'")
-        if request.has("audio"):
-            return [
-                media.audio(data, self._rate, seconds=self._seconds, row=row)
-                for row, data in enumerate(request.files("audio"))
-            ]
-        given = int(request.option("sampling_rate", 16_000))
-        rows = request.array("samples").reshape(request.rows, -1)
-        return [
-            media.samples(values, given, self._rate, seconds=self._seconds, row=row) for row, values in enumerate(rows)
-        ]
 
     def _recording(
         self, request: Request, samples: media.Samples, timestamps: bool | str, generation: dict[str, Any]
@@ -218,9 +208,9 @@ class SpeechRecognition(Task):
         try:
             answers = _apart(self._at(first.timestamps).forward(_together(chunks), **parameters), len(chunks))
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            kind = invalid if isinstance(error, ValueError) or first.seconds < SHORT else internal
+            failed = library_failure("recognition", error, of_request=first.seconds < SHORT)
             for recording, _ in group:
-                recording.error = kind(f"recognition failed: {one_line(error)}")
+                recording.error = failed
             return
         frames = sum(_frames(chunk) for chunk in chunks)
         usage.add(frames, frames, len(chunks))

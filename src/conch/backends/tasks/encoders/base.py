@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, failure
-from conch.backends.tasks.base import ExecutionWork, Prepared, Task
-from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.backends.tasks.base import ExecutionWork, OpenEngine, Prepared, Task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.encode import Tokens, open_encoder
@@ -92,19 +91,12 @@ class EncoderTask(Task):
     head: ClassVar[str]
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        description = self.describe(checkpoint, options)
-        self.inputs, self.outputs = description.inputs, description.outputs
-        self.max_batch_size = description.max_batch_size
+        self.describe(checkpoint, options)
         self.checkpoint = checkpoint
         self.options = options
         self.encoder = open_encoder(checkpoint, options)
         self.engine = open_engine(self.head_of(checkpoint))
         self.budget = options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)
-
-    @classmethod
-    @abstractmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        """Inputs and outputs, from the checkpoint's small files."""
 
     @classmethod
     def head_of(cls, checkpoint: Checkpoint) -> str:

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.tasks.base import OpenEngine, TaskDescription
 from conch.backends.tasks.encoders.base import Encoded, EncoderTask, Run, texts_of
 from conch.backends.tasks.encoders.spans import AnswerSpan, Window, answers, windows
 from conch.backends.tasks.scores import checked_top_k
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.encode import CHUNK

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.tasks.base import OpenEngine, TaskDescription
 from conch.backends.tasks.encoders.base import PAIR, TEXT, Encoded, EncoderTask, Run, texts_of, together
 from conch.backends.tasks.scores import (
     FUNCTION,
@@ -17,7 +18,6 @@ from conch.backends.tasks.scores import (
     mislabelled,
     ranked,
 )
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.inference import TensorSpec

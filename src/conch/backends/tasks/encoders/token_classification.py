@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.tasks.base import OpenEngine, TaskDescription
 from conch.backends.tasks.encoders.base import TEXT, Encoded, EncoderTask, Run, texts_of
 from conch.backends.tasks.encoders.entities import STRATEGIES, Grouping
 from conch.backends.tasks.scores import mislabelled, softmax
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import invalid, unsupported

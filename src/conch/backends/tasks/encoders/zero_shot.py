@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
+from conch.backends.tasks.base import OpenEngine, TaskDescription
 from conch.backends.tasks.encoders.base import TEXT, Encoded, EncoderTask, Run, texts_of, together
 from conch.backends.tasks.scores import softmax
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import invalid

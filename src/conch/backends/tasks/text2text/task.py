@@ -12,21 +12,38 @@ from threading import Lock
 from typing import Any, Final
 
 from conch.backends.native.arrays import Request, Result, Strings
-from conch.backends.native.messages import one_line
-from conch.backends.tasks.base import ExecutionWork, Prepared, Task
+from conch.backends.tasks.base import (
+    ExecutionWork,
+    OpenEngine,
+    Prepared,
+    Task,
+    TaskDescription,
+    library_failure,
+)
 from conch.backends.tasks.decoding import DEFAULT_NEW_TOKENS, requested, specs, stop_when_cancelled
-from conch.backends.tasks.languages import languages_of
 from conch.backends.tasks.loading import device_of, load_model, load_tokenizer
-from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.backends.tasks.text2text.languages import languages_of
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.encode import no_room
-from conch.errors import ConchError, internal, invalid
+from conch.errors import ConchError, invalid
 from conch.inference import TensorSpec
 
 #: Tokens of a batch with padding, where the configuration does not say; every one of them is attended to for each
 #: token that is written.
 BATCH_TOKENS: Final = 8192
+
+#: The same for all checkpoints.
+DESCRIPTION: Final = TaskDescription(
+    (
+        TensorSpec("text_input", "BYTES", (1,)),
+        *specs(),
+        TensorSpec("src_lang", "BYTES", (1,), optional=True),
+        TensorSpec("tgt_lang", "BYTES", (1,), optional=True),
+    ),
+    (TensorSpec("text_output", "BYTES", (1,)),),
+    max_batch_size=32,
+)
 
 
 class PreparedTexts(Prepared):
@@ -61,21 +78,6 @@ class Text2Text(Task):
     ``task_specific_params`` with the prefix that T5 wants.
     """
 
-    max_batch_size = 32
-
-    @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        """The signature, which is the same for all checkpoints."""
-        return TaskDescription(cls.inputs, cls.outputs, cls.max_batch_size)
-
-    inputs = (
-        TensorSpec("text_input", "BYTES", (1,)),
-        *specs(),
-        TensorSpec("src_lang", "BYTES", (1,), optional=True),
-        TensorSpec("tgt_lang", "BYTES", (1,), optional=True),
-    )
-    outputs = (TensorSpec("text_output", "BYTES", (1,)),)
-
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         self._device = device_of(open_engine)
         self._tokenizer = load_tokenizer(checkpoint, options)
@@ -94,6 +96,10 @@ class Text2Text(Task):
         self._pad = next(
             token for token in (self._tokenizer.pad_token_id, self._model.config.pad_token_id, 0) if token is not None
         )
+
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        return DESCRIPTION
 
     def prepare(self, request: Request) -> PreparedTexts:
         """Tokenise.  Raises INVALID_ARG for text that is not UTF-8, too long, or gives no tokens."""
@@ -129,9 +135,9 @@ class Text2Text(Task):
                     texts = self._generate(together, usage)
                 except (ValueError, TypeError, RuntimeError, IndexError) as error:
                     # Parameters that do not go together, or no memory for this batch.
-                    kind = invalid if isinstance(error, ValueError) else internal
+                    failed = library_failure("generation", error)
                     for row in together:
-                        written[id(row.prepared)] = kind(f"generation failed: {one_line(error)}")
+                        written[id(row.prepared)] = failed
                     continue
                 for row, text in zip(together, texts, strict=True):
                     answers = written[id(row.prepared)]

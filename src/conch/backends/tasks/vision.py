@@ -13,10 +13,9 @@ import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result
 from conch.backends.tasks import media
-from conch.backends.tasks.base import ExecutionWork, Prepared, Task
+from conch.backends.tasks.base import ExecutionWork, OpenEngine, Prepared, Task, TaskDescription
 from conch.backends.tasks.loading import loading
 from conch.backends.tasks.scores import apply, best_first, checked_top_k, default_function, mislabelled
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid
@@ -46,9 +45,6 @@ class ImageClassification(Task):
     """
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        signature = self.describe(checkpoint, options)
-        self.inputs, self.outputs = signature.inputs, signature.outputs
-        self.max_batch_size = signature.max_batch_size
         self._pixels = media.max_pixels(options)
         with loading(checkpoint, "image processor"):
             import transformers

@@ -1,0 +1,1 @@
+"""Whatever transformers has a pipeline for and no module of its own here: rows in, the pipeline's answers out."""
