@@ -139,7 +139,7 @@ def array_of(tensor: WireTensor) -> Array:
     return np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
 
 
-def wire(name: str, datatype: str, value: Array | Strings) -> tuple[str, str, Sequence[int], Buffer]:
+def wire_tensor(name: str, datatype: str, value: Array | Strings) -> tuple[str, str, Sequence[int], Buffer]:
     """An output as it travels: name, datatype, shape and bytes; INTERNAL when it is not of that datatype."""
     if isinstance(value, Strings):
         if datatype != "BYTES" or prod(value.shape) != len(value.elements):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.native.arrays import Array, Request, Result, Strings, array_of, failure, wire
+from conch.backends.native.arrays import Array, Request, Result, Strings, array_of, failure, wire_tensor
 from conch.backends.native.parameters import ParameterTable
 from conch.errors import ConchError, internal
 from conch.tensors import PROTOCOL_NAME, WireTensor, split_bytes
@@ -118,7 +118,7 @@ class NativeBackend(ABC):
             if isinstance(result, ConchError):
                 raise result
             wired = [
-                wire(name, datatype, result.outputs[name])
+                wire_tensor(name, datatype, result.outputs[name])
                 for name, datatype in self._datatypes.items()
                 if name in request.outputs and name in result.outputs
             ]

@@ -1,7 +1,7 @@
-"""What a task is: tensors in, tensors out, and the two halves of answering a request.
+"""What a task is: the tensors that it takes and gives, and the two halves of answering a request.
 
-A task is used by the threads of a worker: ``prepare`` by whichever thread received the request, while
-others compute; ``execute`` by the threads of the instances.  Both must be safe to call from several.
+Threads of a worker call both at once: ``prepare`` is called by whichever thread received the request, while others
+compute, and ``execute`` by the threads of the instances.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from conch.errors import ConchError, internal, invalid
 from conch.inference import TensorSpec
 
 
-class Prepared:
+class PreparedRequest:
     """A request that is ready to be computed; tasks make subclasses that hold what they need.
 
-    ``length`` is that of its longest sequence and ``sequences`` their number, in whatever costs time:
-    tokens for text, frames for audio, 1 for images.  The server's scheduler groups by them.
+    ``length`` is that of its longest sequence, in whatever costs time: tokens for text, frames for sound, 1 for images.
+    The server's scheduler groups requests by it and by ``sequence_count``.
     """
 
-    __slots__ = ("length", "request", "sequences")
+    __slots__ = ("length", "request", "sequence_count")
 
-    def __init__(self, request: Request, length: int = 1, sequences: int = 1) -> None:
+    def __init__(self, request: Request, length: int = 1, sequence_count: int = 1) -> None:
         self.request = request
         self.length = length
-        self.sequences = sequences
+        self.sequence_count = sequence_count
 
 
 @dataclass(slots=True)
@@ -99,11 +99,11 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: Request) -> PreparedRequest:
         """Check and decode a request: tokenise text, decode audio or an image.  Raises INVALID_ARG."""
 
     @abstractmethod
-    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         """Answer each of ``batch``, in order, with the outputs its request wants.
 
         What is wrong with one request is returned for it; what is raised fails them all.

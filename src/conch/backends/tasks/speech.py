@@ -20,7 +20,7 @@ from conch.backends.tasks import media
 from conch.backends.tasks.base import (
     ExecutionWork,
     OpenEngine,
-    Prepared,
+    PreparedRequest,
     Task,
     TaskDescription,
     library_failure,
@@ -76,7 +76,7 @@ class _Recording:
     error: ConchError | None = None
 
 
-class PreparedSpeech(Prepared):
+class PreparedSpeech(PreparedRequest):
     """The recordings of a request; the length is in frames of features, or samples for a model that takes them."""
 
     __slots__ = ("recordings",)
@@ -133,7 +133,7 @@ class SpeechRecognition(Task):
         recordings = [self._recording(request, samples, timestamps, generation) for samples in sounds]
         return PreparedSpeech(request, recordings)
 
-    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         groups: dict[str, list[tuple[_Recording, int]]] = {}
         for prepared in batch:
             assert isinstance(prepared, PreparedSpeech)
@@ -142,7 +142,7 @@ class SpeechRecognition(Task):
                     groups.setdefault(self._group(recording, place), []).append((recording, place))
         for group in groups.values():
             for start in range(0, len(group), BATCH_CHUNKS):
-                self._run(group[start : start + BATCH_CHUNKS], usage)
+                self._run(group[start : start + BATCH_CHUNKS], work)
         return [self._result(prepared) for prepared in batch]
 
     def _recording(
@@ -196,7 +196,7 @@ class SpeechRecognition(Task):
         alone = recording.timestamps == "word" and self._kind == "seq2seq_whisper"
         return f"{key} {id(recording)} {place}" if alone or self._windows(recording) else key
 
-    def _run(self, group: list[tuple[_Recording, int]], usage: ExecutionWork) -> None:
+    def _run(self, group: list[tuple[_Recording, int]], work: ExecutionWork) -> None:
         first = group[0][0]
         parameters: dict[str, Any] = {}
         if self._kind in ("seq2seq_whisper", "seq2seq"):
@@ -213,7 +213,7 @@ class SpeechRecognition(Task):
                 recording.error = failed
             return
         frames = sum(_frames(chunk) for chunk in chunks)
-        usage.add(frames, frames, len(chunks))
+        work.add(frames, frames, len(chunks))
         for (recording, place), answer in zip(group, answers, strict=True):
             recording.answers[place] = answer
 
@@ -234,7 +234,7 @@ class SpeechRecognition(Task):
                 self._word_pipeline.model.set_attn_implementation("eager")
             return self._word_pipeline
 
-    def _result(self, prepared: Prepared) -> Result | ConchError:
+    def _result(self, prepared: PreparedRequest) -> Result | ConchError:
         assert isinstance(prepared, PreparedSpeech)
         texts, chunks = [], []
         for recording in prepared.recordings:

@@ -19,7 +19,7 @@ from conch.backends.tasks import media
 from conch.backends.tasks.base import (
     ExecutionWork,
     OpenEngine,
-    Prepared,
+    PreparedRequest,
     Task,
     TaskDescription,
     library_failure,
@@ -34,7 +34,7 @@ from conch.errors import ConchError, cancelled, invalid, unsupported
 from conch.inference import TensorSpec
 
 
-class PreparedRows(Prepared):
+class PreparedRows(PreparedRequest):
     """Each row as a pipeline takes it, and the call arguments of each."""
 
     __slots__ = ("arguments", "values")
@@ -109,10 +109,10 @@ class PipelineTask(Task):
             request, values, [arguments(self._pipeline, self._task, text, row) for row, text in enumerate(texts)]
         )
 
-    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
-        return [self._answer(prepared, usage) for prepared in batch if isinstance(prepared, PreparedRows)]
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
+        return [self._answer(prepared, work) for prepared in batch if isinstance(prepared, PreparedRows)]
 
-    def _answer(self, prepared: PreparedRows, usage: ExecutionWork) -> Result | ConchError:
+    def _answer(self, prepared: PreparedRows, work: ExecutionWork) -> Result | ConchError:
         texts = []
         for row, given in zip(prepared.values, prepared.arguments, strict=True):
             if prepared.request.cancelled:
@@ -127,7 +127,7 @@ class PipelineTask(Task):
                 # Pipelines check little beforehand: what does not suit them fails wherever it is used.
                 return library_failure(f"task '{self._task}'", error, of_request=bool(given))
             texts.append(text_of(answer))
-            usage.add(1, 1, 1)
+            work.add(1, 1, 1)
         return Result({"text_output": Strings((len(texts), 1), texts)})
 
     def _call(self, row: Mapping[str, Any], given: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from conch.backends.native.arrays import Request, Result, Strings
 from conch.backends.tasks.base import (
     ExecutionWork,
     OpenEngine,
-    Prepared,
+    PreparedRequest,
     Task,
     TaskDescription,
     library_failure,
@@ -46,7 +46,7 @@ DESCRIPTION: Final = TaskDescription(
 )
 
 
-class PreparedTexts(Prepared):
+class PreparedTexts(PreparedRequest):
     """Token ids of each row, and the parameters of ``generate`` that the request asks for."""
 
     __slots__ = ("generation", "ids", "truncated")
@@ -122,17 +122,17 @@ class Text2Text(Task):
                 raise invalid(f"input 'text_input' gives no tokens in row {row}; the model needs one at least")
         return PreparedTexts(request, encoded, self._parameters(given, implied), len(long))
 
-    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         groups: dict[str, list[_Row]] = {}
         for prepared in batch:
             assert isinstance(prepared, PreparedTexts)
             rows = groups.setdefault(repr(sorted(prepared.generation.items())), [])
-            rows.extend(_Row(prepared, index) for index in range(prepared.sequences))
+            rows.extend(_Row(prepared, index) for index in range(prepared.sequence_count))
         written: dict[int, dict[int, str] | ConchError] = {id(prepared): {} for prepared in batch}
         for rows in groups.values():
             for together in self._batches(rows):
                 try:
-                    texts = self._generate(together, usage)
+                    texts = self._generate(together, work)
                 except (ValueError, TypeError, RuntimeError, IndexError) as error:
                     # Parameters that do not go together, or no memory for this batch.
                     failed = library_failure("generation", error)
@@ -168,7 +168,7 @@ class Text2Text(Task):
                 batches.append([row])
         return batches
 
-    def _generate(self, rows: list[_Row], usage: ExecutionWork) -> list[str]:
+    def _generate(self, rows: list[_Row], work: ExecutionWork) -> list[str]:
         import torch
 
         longest = len(rows[0].ids)
@@ -184,18 +184,18 @@ class Text2Text(Task):
                 stopping_criteria=stop_when_cancelled([row.prepared.request for row in rows]),
                 **rows[0].prepared.generation,
             ).tolist()
-        usage.add(int(mask.sum()), ids.numel(), len(rows))
+        work.add(int(mask.sum()), ids.numel(), len(rows))
         with self._lock:
             texts: list[str] = self._tokenizer.batch_decode(written, skip_special_tokens=True)
         return texts
 
     @staticmethod
-    def _result(prepared: Prepared, answers: dict[int, str] | ConchError) -> Result | ConchError:
+    def _result(prepared: PreparedRequest, answers: dict[int, str] | ConchError) -> Result | ConchError:
         assert isinstance(prepared, PreparedTexts)
         if isinstance(answers, ConchError):
             return answers
-        texts = [answers[row] for row in range(prepared.sequences)]
+        texts = [answers[row] for row in range(prepared.sequence_count)]
         return Result(
-            {"text_output": Strings((prepared.sequences, 1), texts)},
+            {"text_output": Strings((prepared.sequence_count, 1), texts)},
             {"truncated": prepared.truncated} if prepared.truncated else {},
         )
