@@ -17,11 +17,11 @@ from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.generation.parameters import NAMES
 from conch.backends.graphs.onnxruntime import parameters as onnxruntime
 from conch.backends.graphs.openvino import backend as openvino
-from conch.backends.native.parameters import Parameter
 from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.backends.tasks.table import TASKS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS
 from conch.cli.convert import convert_command
+from conch.config.parameters import Parameter
 from conch.convert import verdict
 from conch.convert.causal import agreement
 from conch.telemetry.families import GENERATION, WORK

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, Final
 
-from conch.backends.native.parameters import Parameter
+from conch.config.parameters import Parameter
 from conch.errors import ConchError, invalid
 
 ENGINES: Final = ("torch", "onnxruntime", "openvino")

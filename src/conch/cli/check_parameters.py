@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.native.parameters import ParameterTable
 from conch.backends.table import BACKENDS
 from conch.cli.finding import Finding
+from conch.config.parameters import ParameterTable
 from conch.config.schema import ModelConfig
 from conch.config.signature import parameters
 from conch.repository.scan import ModelFiles

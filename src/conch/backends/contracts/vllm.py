@@ -18,9 +18,9 @@ from conch.backends.generation.job import ResponseBuilder
 from conch.backends.generation.limits import UnknownAdapter
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.native.arrays import Request
-from conch.backends.native.parameters import ParameterTable
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
+from conch.config.parameters import ParameterTable
 from conch.errors import ConchError, invalid
 
 #: Engine arguments that every engine here understands, and the model parameter that each becomes.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from conch.backends.native.parameters import Parameter
+from conch.config.parameters import Parameter
 
 GENERATION_PARAMETERS: Final = (
     Parameter("max_model_len", "tokens", "the checkpoint's", "tokens of a prompt with its answer"),

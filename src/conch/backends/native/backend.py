@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings, array_of, failure, wire_tensor
-from conch.backends.native.parameters import ParameterTable
+from conch.config.parameters import ParameterTable
 from conch.errors import ConchError, internal
 from conch.tensors import PROTOCOL_NAME, WireTensor, split_bytes
 from conch.workers.child.borrowing import BorrowingUnpacker

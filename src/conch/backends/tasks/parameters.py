@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from conch.backends.native.parameters import Parameter
+from conch.config.parameters import Parameter
 
 TASK_PARAMETERS: Final = (
     Parameter(

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
-from conch.backends.native.parameters import ParameterTable
 from conch.checkpoints.folder import GENERATION
 from conch.checkpoints.hub import MODEL_DIRECTORY
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
+from conch.config.parameters import ParameterTable
 from conch.errors import invalid, unsupported
 
 _PLACEHOLDER: Final = re.compile(r"\s*\$\{[^{}]*\}\s*")

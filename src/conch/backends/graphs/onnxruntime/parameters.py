@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from conch.backends.graphs.onnxruntime.session import CPU, CUDA, OPENVINO, TENSORRT, SessionSettings
-from conch.backends.native.parameters import Parameter, ParameterTable
 from conch.backends.native.threads import pooled
+from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import invalid
 
 #: By ``optimization.graph.level``; 0 is what a configuration without one has.

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
-from conch.backends.native.parameters import Parameter, ParameterTable
 from conch.backends.native.threads import usable_cores
+from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import unsupported
 
 #: OpenVINO's properties, as Triton's OpenVINO backend takes them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.backends.native.parameters import Parameter, ParameterTable
+from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import Code, ConchError
 
 DECLARED = (Parameter("max_num_seqs", "sequences", "48", ""), Parameter("threads", "cores", "all", ""))

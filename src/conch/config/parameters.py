@@ -1,4 +1,4 @@
-"""The parameters of a model that a backend knows, and what it says of a name that it does not know.
+"""The names that a model's ``parameters`` may have under a backend, and what is said of any other name.
 
 Every backend of conch's own declares its parameters once, as a :class:`ParameterTable`.  Workers check a model's
 configuration against it when they load the model, ``conch check`` does so beforehand, and a test compares it with the
