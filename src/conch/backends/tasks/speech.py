@@ -25,7 +25,7 @@ from conch.backends.tasks.base import (
     TaskDescription,
     library_failure,
 )
-from conch.backends.tasks.decoding import requested, specs, stop_when_cancelled
+from conch.backends.tasks.decoding import generation_arguments, generation_inputs, stop_when_cancelled
 from conch.backends.tasks.loading import device_of, load_pipeline
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -56,7 +56,7 @@ DESCRIPTION: Final = TaskDescription(
         TensorSpec("return_timestamps", "BYTES", (1,), optional=True),
         TensorSpec("language", "BYTES", (1,), optional=True),
         TensorSpec("task", "BYTES", (1,), optional=True),
-        *specs(*_GENERATION),
+        *generation_inputs(*_GENERATION),
     ),
     (TensorSpec("text_output", "BYTES", (1,)), TensorSpec("chunks", "BYTES", (1,))),
     max_batch_size=16,
@@ -164,17 +164,17 @@ class SpeechRecognition(Task):
         return 0 < self._window < recording.seconds * self._rate and not self._chunk
 
     def _timestamps(self, request: Request) -> bool | str:
-        asked = request.option("return_timestamps", "none")
+        kind = request.option("return_timestamps", "none")
         known = _TIMESTAMPS.get(self._kind, {"none": False})
-        if asked not in known:
-            raise invalid(f"input 'return_timestamps' is '{asked}'; this model can give: {', '.join(known)}")
-        return known[asked]
+        if kind not in known:
+            raise invalid(f"input 'return_timestamps' is '{kind}'; this model can give: {', '.join(known)}")
+        return known[kind]
 
     def _generation(self, request: Request) -> dict[str, Any]:
         names = [name for name in ("language", "task", *_GENERATION) if request.has(name)]
         if names and self._kind not in ("seq2seq_whisper", "seq2seq"):
             raise invalid(f"input '{names[0]}' is not for this model: it reads sound off, frame by frame")
-        generation = requested(request, _GENERATION)
+        generation = generation_arguments(request, _GENERATION)
         for name in ("language", "task"):
             value = request.option(name)
             if not value:
@@ -189,7 +189,7 @@ class SpeechRecognition(Task):
         return generation
 
     def _group(self, recording: _Recording, place: int) -> str:
-        """Chunks with the same key run together: equal shapes and equal parameters, so that padding changes nothing."""
+        """A key that chunks share that may run together: those of equal shapes and parameters, so none is padded."""
         chunk = recording.chunks[place]
         shapes = [(name, tuple(value.shape)) for name, value in sorted(chunk.items()) if hasattr(value, "shape")]
         key = f"{shapes} {'stride' in chunk} {recording.timestamps} {sorted(recording.generation.items())}"
@@ -206,7 +206,9 @@ class SpeechRecognition(Task):
             parameters["stopping_criteria"] = stop_when_cancelled([recording.request for recording, _ in group])
         chunks = [recording.chunks[place] for recording, place in group]
         try:
-            answers = _apart(self._at(first.timestamps).forward(_together(chunks), **parameters), len(chunks))
+            answers = _separated(
+                self._pipeline_for(first.timestamps).forward(_joined(chunks), **parameters), len(chunks)
+            )
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             failed = library_failure("recognition", error, of_request=first.seconds < SHORT)
             for recording, _ in group:
@@ -217,11 +219,11 @@ class SpeechRecognition(Task):
         for (recording, place), answer in zip(group, answers, strict=True):
             recording.answers[place] = answer
 
-    def _at(self, timestamps: bool | str) -> Any:
-        """The pipeline; for words of Whisper, one over the same weights with a configuration of its own.
+    def _pipeline_for(self, timestamps: bool | str) -> Any:
+        """The pipeline; for word timestamps of Whisper, another one over the same weights with its own configuration.
 
-        transformers finds words by the attention, and switches the model to an implementation that returns it: under
-        the eyes of other threads that would change what they are computing.
+        transformers tells words by the attention, and switches the model to an implementation that returns it, which
+        would change what other threads are computing at that moment.
         """
         if timestamps != "word" or self._kind != "seq2seq_whisper":
             return self._pipeline
@@ -243,30 +245,30 @@ class SpeechRecognition(Task):
             answers = [recording.answers[place] for place in range(len(recording.chunks))]
             given = self._pipeline.postprocess(answers, return_timestamps=recording.timestamps)
             texts.append(given["text"])
-            asked = prepared.request.option("return_timestamps", "none") != "none"
-            found = given.get("chunks", []) if asked else []
-            chunks.append(json.dumps([_chunk(one, recording.seconds) for one in found], ensure_ascii=False))
+            wants_chunks = prepared.request.option("return_timestamps", "none") != "none"
+            pieces = given.get("chunks", []) if wants_chunks else []
+            chunks.append(json.dumps([_chunk(piece, recording.seconds) for piece in pieces], ensure_ascii=False))
         shape = (len(texts), 1)
         return Result({"text_output": Strings(shape, texts), "chunks": Strings(shape, chunks)})
 
 
-def _chunk(found: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """A piece of text and its time; what has no beginning or end was cut by those of the recording."""
-    start, end = found["timestamp"]
+def _chunk(piece: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """A piece of text with its time in seconds; one cut off by an end of the recording begins or ends there."""
+    start, end = piece["timestamp"]
     return {
-        "text": found["text"],
+        "text": piece["text"],
         "start": round(float(start or 0.0), 3),
         "end": round(float(seconds if end is None else end), 3),
     }
 
 
 def _frames(chunk: Mapping[str, Any]) -> int:
-    """About how many positions the encoder has for a chunk: half as many as features, a 320th of the samples."""
+    """Roughly how many positions the encoder has for a chunk: half its features, or a 320th of its samples."""
     shapes = [tuple(map(int, value.shape)) for value in chunk.values() if getattr(value, "ndim", 0) >= 2]
     return max(max(1, shape[-1] // (2 if len(shape) > 2 else 320)) for shape in shapes)
 
 
-def _together(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _joined(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Chunks of equal shapes as one: tensors along the batch dimension, anything else as a list."""
     import torch
 
@@ -280,8 +282,8 @@ def _together(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _apart(answers: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The inverse of ``_together``, for what the model answered."""
+def _separated(answers: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The inverse of ``_joined``, for what the model answered."""
     if count == 1:
         return [dict(answers)]
     return [

@@ -20,7 +20,12 @@ from conch.backends.tasks.base import (
     TaskDescription,
     library_failure,
 )
-from conch.backends.tasks.decoding import DEFAULT_NEW_TOKENS, requested, specs, stop_when_cancelled
+from conch.backends.tasks.decoding import (
+    DEFAULT_NEW_TOKENS,
+    generation_arguments,
+    generation_inputs,
+    stop_when_cancelled,
+)
 from conch.backends.tasks.loading import device_of, load_model, load_tokenizer
 from conch.backends.tasks.text2text.languages import languages_of
 from conch.checkpoints.folder import Checkpoint
@@ -37,7 +42,7 @@ BATCH_TOKENS: Final = 8192
 DESCRIPTION: Final = TaskDescription(
     (
         TensorSpec("text_input", "BYTES", (1,)),
-        *specs(),
+        *generation_inputs(),
         TensorSpec("src_lang", "BYTES", (1,), optional=True),
         TensorSpec("tgt_lang", "BYTES", (1,), optional=True),
     ),
@@ -60,7 +65,7 @@ class PreparedTexts(PreparedRequest):
 
 @dataclass(slots=True)
 class _Row:
-    """One text of a batch: whose it is, and its place there."""
+    """One text of a batch: the request that it belongs to, and its row there."""
 
     prepared: PreparedTexts
     index: int
@@ -91,8 +96,8 @@ class Text2Text(Task):
         self._lock = Lock()
         self._refuse = options.truncation == "refuse"
         self._batch_tokens = options.max_batch_tokens or BATCH_TOKENS
-        #: What is written at most: learned positions end there.
-        self._longest = int(checkpoint.config.get("max_position_embeddings") or 0)
+        #: The most tokens that can be written, as learned positions end there; 0 for any number.
+        self._most_tokens = int(checkpoint.config.get("max_position_embeddings") or 0)
         self._pad = next(
             token for token in (self._tokenizer.pad_token_id, self._model.config.pad_token_id, 0) if token is not None
         )
@@ -104,7 +109,7 @@ class Text2Text(Task):
     def prepare(self, request: Request) -> PreparedTexts:
         """Tokenise.  Raises INVALID_ARG for text that is not UTF-8, too long, or gives no tokens."""
         texts = request.texts("text_input")
-        given = requested(request, longest=self._longest)
+        given = generation_arguments(request, most_tokens=self._most_tokens)
         with self._lock:
             prefix, implied = self._languages.choose(request.option("src_lang"), request.option("tgt_lang"))
             encoded = self._tokenizer([prefix + text for text in texts])["input_ids"]
@@ -130,16 +135,16 @@ class Text2Text(Task):
             rows.extend(_Row(prepared, index) for index in range(prepared.sequence_count))
         written: dict[int, dict[int, str] | ConchError] = {id(prepared): {} for prepared in batch}
         for rows in groups.values():
-            for together in self._batches(rows):
+            for batch_rows in self._batches(rows):
                 try:
-                    texts = self._generate(together, work)
+                    texts = self._generate(batch_rows, work)
                 except (ValueError, TypeError, RuntimeError, IndexError) as error:
                     # Parameters that do not go together, or no memory for this batch.
                     failed = library_failure("generation", error)
-                    for row in together:
+                    for row in batch_rows:
                         written[id(row.prepared)] = failed
                     continue
-                for row, text in zip(together, texts, strict=True):
+                for row, text in zip(batch_rows, texts, strict=True):
                     answers = written[id(row.prepared)]
                     if isinstance(answers, dict):
                         answers[row.index] = text
@@ -154,11 +159,13 @@ class Text2Text(Task):
         parameters.update(given)
         saved = self._model.generation_config.to_diff_dict()
         if not any(name in parameters or name in saved for name in limits):
-            parameters["max_new_tokens"] = min(DEFAULT_NEW_TOKENS, self._longest - 1 if self._longest else 1 << 16)
+            parameters["max_new_tokens"] = min(
+                DEFAULT_NEW_TOKENS, self._most_tokens - 1 if self._most_tokens else 1 << 16
+            )
         return parameters
 
     def _batches(self, rows: list[_Row]) -> list[list[_Row]]:
-        """Rows of similar length together, within the token budget."""
+        """Divide ``rows`` into batches of similar length, the longest row first, within the token budget."""
         batches: list[list[_Row]] = []
         for row in sorted(rows, key=lambda row: len(row.ids), reverse=True):
             # The first of a batch is its longest.
