@@ -56,7 +56,7 @@ class HuggingFaceBackend(BatchBackend):
         # What PyTorch's threads are for any code of a checkpoint; engines of ours say it themselves.
         cores = checkpoint.options.threads or usable_cores()
         os.environ.setdefault("OMP_NUM_THREADS", str(divided(cores, instance["count"])))
-        self._task = make_task(checkpoint, checkpoint.options, Opener(checkpoint, instance))
+        self._task = make_task(checkpoint, checkpoint.options, EngineOpener(checkpoint, instance))
 
     def prepare(self, header: Header, payload: bytearray) -> None:
         """Decode requests that wait for an instance, and tell the server how long they are."""
@@ -105,8 +105,8 @@ class HuggingFaceBackend(BatchBackend):
             self._prepare_ns += monotonic_ns() - begin
 
 
-class Opener:
-    """Loads a network with the head that a task names, for the instances of a worker.
+class EngineOpener:
+    """Opens the engine of a checkpoint for the instances of a worker, with the head that a task names.
 
     ``device`` is what PyTorch calls it: ``cpu``, or ``cuda:0``.
     """

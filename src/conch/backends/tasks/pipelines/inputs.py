@@ -1,6 +1,6 @@
 """Which tensors the pipelines of transformers take, by task, and which tasks there are pipelines for.
 
-Imports no part of transformers, so that a model's signature is soon known.
+Imports no part of transformers, so that a model's tensors are known at once.
 """
 
 from __future__ import annotations
