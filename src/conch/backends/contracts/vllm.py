@@ -46,7 +46,8 @@ ENGINE_ARGUMENTS: Final = ParameterTable(
     "vllm",
     accepted=frozenset({
         *_PARAMETERS, "block_size", "code_revision", "compilation_config", "config_format", "cpu_offload_gb",
-        "data_parallel_size", "device", "disable_custom_all_reduce", "disable_log_requests", "disable_log_stats",
+        "data_parallel_size", "data_parallel_size_local", "device", "disable_custom_all_reduce", "disable_log_requests",
+        "disable_log_stats", "ec_transfer_config", "max_num_scheduled_tokens", "weight_transfer_config",
         "distributed_executor_backend", "enable_chunked_prefill", "enable_expert_parallel", "enable_lora",
         "enable_log_requests", "enable_sleep_mode", "enforce_eager", "fully_sharded_loras", "generation_config",
         "gpu_memory_utilization", "guided_decoding_backend", "hf_overrides", "hf_token", "kv_cache_dtype",
