@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conch.backends.native.backend import TensorBackend
+from conch.backends.native.backend import NativeBackend
 
 
 class Log:
@@ -21,7 +21,7 @@ class Log:
 
 
 def initialise(
-    kind: type[TensorBackend],
+    kind: type[NativeBackend],
     directory: Path,
     config: Mapping[str, Any] | None = None,
     *,
