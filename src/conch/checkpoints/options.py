@@ -88,20 +88,20 @@ class Options:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Options:
-        """The options in the ``parameters`` of a configuration as JSON.  Raises INVALID_ARG, naming the parameter."""
+        """The options in the ``parameters`` of a configuration (JSON).  Raises INVALID_ARG, naming the parameter."""
         parameters = config.get("parameters") or {}
         return cls.from_values({name: value.get("string_value", "") for name, value in parameters.items()})
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Options:
-        """The options that ``values``, texts or JSON scalars, ask for.  Raises INVALID_ARG, naming the parameter."""
+        """The options with ``values``, which are texts or JSON scalars.  Raises INVALID_ARG, naming the parameter."""
         texts = {name: _text(name, value) for name, value in values.items() if value is not None}
         typed = {name: _PARSERS[name](name, text) for name, text in texts.items() if name in _PARSERS}
         extra = {name: text for name, text in texts.items() if name not in _PARSERS}
         return cls(**typed, extra=extra, given=frozenset(texts))
 
     def over(self, values: Mapping[str, Any]) -> Options:
-        """These options, and where they say nothing, those of ``values`` (the content of a ``model.json``)."""
+        """These options, with those of ``values`` (the content of a ``model.json``) where nothing is given here."""
         below = Options.from_values(values)
         unsaid = [
             one.name
@@ -116,15 +116,15 @@ class Options:
         )
 
     def text(self, name: str, default: str = "") -> str:
-        """An undeclared parameter as text."""
+        """A parameter of ``extra`` as text."""
         return self.extra.get(name, default)
 
     def integer(self, name: str, default: int = 0) -> int:
-        """An undeclared parameter as a number that is not negative.  Raises INVALID_ARG, naming it."""
+        """A parameter of ``extra`` as a number that is not negative.  Raises INVALID_ARG, naming it."""
         return _integer(name, self.extra[name]) if name in self.extra else default
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """An undeclared parameter as a finite number.  Raises INVALID_ARG, naming it."""
+        """A parameter of ``extra`` as a finite number.  Raises INVALID_ARG, naming it."""
         if name not in self.extra:
             return default
         try:
@@ -136,7 +136,7 @@ class Options:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """An undeclared parameter as a truth value.  Raises INVALID_ARG, naming it."""
+        """A parameter of ``extra`` as a truth value.  Raises INVALID_ARG, naming it."""
         return _boolean(name, self.extra[name]) if name in self.extra else default
 
 

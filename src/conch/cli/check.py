@@ -43,7 +43,7 @@ _KNOWN_ELSEWHERE: Final = frozenset(
 
 
 def check(directories: Sequence[Path], config_name: str | None = None) -> list[Finding]:
-    """Everything wrong with the models in the repository ``directories``, in the order of paths and lines."""
+    """All faults of the models in the repository ``directories``, sorted by path and line."""
     findings: list[Finding] = []
     usable: list[Path] = []
     for directory in directories:
@@ -61,7 +61,7 @@ def check(directories: Sequence[Path], config_name: str | None = None) -> list[F
 
 
 def render(findings: Iterable[Finding]) -> str:
-    """A line a finding."""
+    """The findings, one on each line."""
     return "".join(f"{finding}\n" for finding in findings)
 
 
@@ -84,7 +84,7 @@ def check_command(directories: tuple[Path, ...], config_name: str | None) -> int
 
 @dataclass(frozen=True)
 class _Model:
-    """A model that can be read: its files and its configuration, completed as far as files tell."""
+    """A readable model: its files, and its configuration completed as far as files tell."""
 
     files: ModelFiles
     config: ModelConfig
@@ -161,7 +161,7 @@ def _check_model(model: _Model) -> Iterator[Finding]:
 
 
 def _named_gpus(config: ModelConfig) -> list[int]:
-    """The devices to check against: those named, as it is not known here which the serving machine has."""
+    """The devices to check against: those that the configuration names, as the serving machine's are not known here."""
     return sorted({gpu for group in config.instance_group for gpu in group.gpus}) or [0]
 
 

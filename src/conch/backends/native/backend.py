@@ -47,7 +47,7 @@ class NativeBackend(ABC):
 
     @abstractmethod
     def complete(self) -> str:
-        """The configuration completed by what the model's files say, as JSON."""
+        """The configuration as JSON, with what it leaves open filled in from the model's files."""
 
     @abstractmethod
     def load(self, instance: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class NativeBackend(ABC):
         return False
 
     def control(self, header: Header) -> bool:
-        """Cancellation and log settings; False for other frames."""
+        """Act on a frame with a cancellation or log settings; False for any other frame."""
         if header["op"] == "log":
             self._log = header["log"]
         elif header["op"] == "cancel":
@@ -100,7 +100,7 @@ class NativeBackend(ABC):
         self.log_without_effect("parameters", table.check(self.config.get("parameters") or ()))
 
     def log_without_effect(self, kind: str, names: Sequence[str]) -> None:
-        """Warn of the ``names`` that the model's configuration has for nothing, if there are any."""
+        """Log a warning that names what the model's configuration has in vain; ``names`` may be empty."""
         if names:
             self.log("WARNING", f"model '{self.model['name']}': {kind} without effect: {', '.join(names)}")
 

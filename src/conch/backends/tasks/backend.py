@@ -59,7 +59,7 @@ class HuggingFaceBackend(BatchBackend):
         self._task = make_task(checkpoint, checkpoint.options, EngineOpener(checkpoint, instance))
 
     def prepare(self, header: Header, payload: bytearray) -> None:
-        """Decode requests that wait for an instance, and tell the server how long they are."""
+        """Decode requests that wait for an instance, and tell the server their lengths."""
         unpacker = BorrowingUnpacker(payload, self.channel)
         lengths = []
         for fields in header["requests"]:
@@ -154,7 +154,7 @@ class PreparedRequests:
                 self._dropped.add(serial)
 
     def request(self, serial: int) -> Request:
-        """The request with that number, which stays here until it is taken."""
+        """The request with the number ``serial``, once it is prepared; it stays here until it is taken."""
         with self._changed:
             self._changed.wait_for(lambda: serial in self._known)
             return self._known[serial][0]

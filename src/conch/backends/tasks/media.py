@@ -54,17 +54,17 @@ _BLOCK: Final = 1 << 20
 
 
 def max_seconds(options: Options) -> int:
-    """How long a recording may be.  Raises INVALID_ARG for a limit that none keeps to."""
+    """The longest recording that is read (s).  Raises INVALID_ARG for a limit of 0."""
     return _limit(options, "max_audio_seconds", MAX_SECONDS)
 
 
 def max_pixels(options: Options) -> int:
-    """How many pixels an image may have.  Raises INVALID_ARG for a limit that none keeps to."""
+    """The most pixels that an image may have.  Raises INVALID_ARG for a limit of 0."""
     return _limit(options, "max_image_pixels", MAX_PIXELS)
 
 
 def shortest(config: Any) -> int:
-    """The samples that a network needs at least: of those whose first layers are convolutions of samples.
+    """The fewest samples that a network can read: one whose first layers are convolutions over samples needs several.
 
     ``config`` is transformers' configuration; 1 for networks that are given features.
     """

@@ -1,4 +1,4 @@
-"""What a task's tensors make of a configuration.  Runs in workers, when a model is loaded."""
+"""Completes a configuration from the tensors of its task.  Runs in workers, when a model is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conch.tensors import CONFIG_NAME, format_shape
 
 
 def complete_config(config: Mapping[str, Any], task: TaskDescription) -> dict[str, Any]:
-    """``config`` (as JSON has it) with what it leaves open: tensors, the greatest batch, dynamic batching.
+    """``config`` (JSON) with the tensors, the greatest batch size and the dynamic batching that it leaves open.
 
     Raises INVALID_ARG for tensors that the task does not have.
     """

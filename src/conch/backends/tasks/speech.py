@@ -65,7 +65,7 @@ DESCRIPTION: Final = TaskDescription(
 
 @dataclass(slots=True)
 class _Recording:
-    """One row: what the model is given, chunk by chunk, and what it has answered."""
+    """One row of a request: the chunks that the model is given, and its answers so far."""
 
     request: Request
     seconds: float

@@ -1,4 +1,4 @@
-"""What a configuration says about how ONNX Runtime shall run a model, as settings of a session.
+"""A configuration's parameters and accelerators as the settings of an ONNX Runtime session.
 
 Used by the backend ``onnxruntime`` when it loads.  Names and messages are those of Triton's ONNX Runtime backend.
 """
@@ -172,7 +172,7 @@ def _tensorrt_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Options of the CUDA provider that are parameters of the model, with the numbers that Triton gives them."""
+    """The model's parameters for the CUDA provider, with ONNX Runtime's words in place of Triton's numbers."""
     options = {one.name: parameters[one.name] for one in _CUDA_OPTIONS if one.name in parameters}
     for name, words in (("cudnn_conv_algo_search", _CONVOLUTIONS), ("arena_extend_strategy", _ARENAS)):
         if name in options:

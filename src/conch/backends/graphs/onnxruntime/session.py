@@ -1,4 +1,4 @@
-"""An ONNX graph in ONNX Runtime: how it is opened, what it takes and gives, and its runs.
+"""An ONNX graph in ONNX Runtime: opening it, its tensors, and running it.
 
 Used by the backend ``onnxruntime`` and by the Hugging Face backend's engine of that name, in workers, and by
 ``conch convert``.  A session may run in several threads at once.
@@ -39,7 +39,7 @@ _ERROR: Final = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTA
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """How a graph is run.
+    """The settings with which a graph is opened and run.
 
     ``threads`` is the size of the intra-op pool, the caller of a run included, and 0 ONNX Runtime's choice.  ``graph``
     is the optimisation level: ``all``, ``extended``, ``basic`` or ``disable_all``.  ``entries`` are session options by
@@ -123,7 +123,7 @@ class Session(Graph):
 
 
 def module() -> Any:
-    """The ``onnxruntime`` package; UNSUPPORTED without it."""
+    """The ``onnxruntime`` package.  Raises UNSUPPORTED where it is not installed."""
     try:
         import onnxruntime
     except ImportError:
@@ -132,7 +132,7 @@ def module() -> Any:
 
 
 def runtime_error(error: Exception) -> ConchError:
-    """ONNX Runtime's exception as Triton words it."""
+    """An error with the text that Triton reports for an exception of ONNX Runtime's."""
     if isinstance(error, ConchError):
         return error
     found = _ERROR.match(str(error))

@@ -1,4 +1,4 @@
-"""A graph in OpenVINO: how it is compiled, what it takes and gives, and its runs.
+"""A graph in OpenVINO: compiling it, its tensors, and running it.
 
 Used by the backend ``openvino`` and by the Hugging Face backend's engine of that name, in workers.
 """
@@ -30,7 +30,7 @@ _HINTS: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
 
 @dataclass(frozen=True, slots=True)
 class CompileSettings:
-    """How a graph is run: by ``instances`` callers at once, on ``threads`` cores together.
+    """The settings for a graph that ``instances`` threads run at once, on ``threads`` cores together.
 
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``, anything else the device's choice, which on a CPU
     with such arithmetic is bf16.  ``properties`` are OpenVINO's own and go before the rest.
@@ -137,7 +137,7 @@ class CompiledGraph(Graph):
 
 
 def module() -> Any:
-    """The ``openvino`` package; UNSUPPORTED without it."""
+    """The ``openvino`` package.  Raises UNSUPPORTED where it is not installed."""
     try:
         import openvino
     except ImportError:
@@ -146,7 +146,7 @@ def module() -> Any:
 
 
 def runtime_error(error: Exception) -> ConchError:
-    """OpenVINO's exception in one line, without the places in its sources."""
+    """An error with the message of an OpenVINO exception on one line, without the places in OpenVINO's sources."""
     if isinstance(error, ConchError):
         return error
     lines = [line.strip() for line in str(error).splitlines()]

@@ -83,7 +83,7 @@ class Embedding(EncoderTask):
             raise invalid(f"prompt_name is '{name}'; the checkpoint has {', '.join(self.prompts)}") from None
 
     def _length(self, prompt: str) -> int:
-        """Tokens at the start of a sequence that are the prompt's, with the special ones before them."""
+        """How many tokens at the start of a sequence belong to the prompt, special tokens included."""
         item = self.encoder.encode([prompt], offsets=True)[0][0]
         return len(item.ids) - (1 if item.special and item.special[-1] else 0)
 

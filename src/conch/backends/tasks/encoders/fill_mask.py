@@ -1,4 +1,4 @@
-"""Text with masked tokens to what may stand there: the pipeline ``fill-mask``."""
+"""Text with masked tokens to the likeliest tokens in their place: the pipeline ``fill-mask``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOGITS: Final = 64 << 20
 
 
 class FillMask(EncoderTask):
-    """The ``top_k`` tokens for each masked place, one place after the other, and the text with the best ones put in.
+    """The ``top_k`` tokens for each mask, one mask after the other, and the text with the best ones filled in.
 
     All rows of a request must have the same number of masked places, as their results share a shape.
     """

@@ -1,4 +1,4 @@
-"""A question and a context to the part of the context that answers: extractive question answering.
+"""Extractive question answering: from a question and a context to the part of the context that answers.
 
 Source: ``QuestionAnsweringPipeline`` of transformers 4 (5 has none); see ``spans.py``.
 """
@@ -90,7 +90,7 @@ class QuestionAnswering(EncoderTask):
         return EncodedRequest(request, sequences, 0, (contexts, rows, k, longest, empty))
 
     def _count(self, request: Request, name: str, most: int = MANY) -> int:
-        """The option of a request, else of the configuration, else the default, of which ``most`` is taken."""
+        """A number of tokens from a request, else from the parameters, else the default, at most ``most``."""
         default, least = _COUNTS[name]
         given = request.option(name) if request.has(name) else self.options.integer(name, min(default, most))
         return checked_count(name, given, least)
@@ -119,7 +119,7 @@ class QuestionAnswering(EncoderTask):
 
 
 def checked_count(name: str, value: int, least: int) -> int:
-    """A number of tokens as a client or a configuration gave it."""
+    """``value``, a number of tokens that a client or a configuration gave.  Raises INVALID_ARG out of range."""
     if not least <= value <= MANY:
         raise invalid(f"{name} is {value}; it must be at least {least}")
     return int(value)

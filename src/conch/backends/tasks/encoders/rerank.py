@@ -1,4 +1,4 @@
-"""A query and a document to one score: cross-encoders, the task ``text-ranking``.
+"""Cross-encoders, the task ``text-ranking``: from a query and a document to one score.
 
 Source of the defaults: sentence-transformers' CrossEncoder.
 """

@@ -1,1 +1,1 @@
-"""Whatever transformers has a pipeline for and no module of its own here: rows in, the pipeline's answers out."""
+"""Tasks that go through transformers' own pipelines, row by row."""

@@ -56,7 +56,7 @@ _NO_TASKS: Final = frozenset({"__init__", "audio_utils", "base", "pt_utils"})
 
 
 def inputs_of(task: str, config: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    """The tensors of a task, with ``options`` last; ``config`` is the checkpoint's, which may bring a pipeline."""
+    """The inputs of a task, ``options`` last; ``config`` is config.json, which may declare a pipeline of its own."""
     own = own_pipeline(task, config)
     if task in _INPUTS or own is None:
         return (*_INPUTS.get(task, (_TEXT,)), OPTIONS)

@@ -35,7 +35,7 @@ from conch.inference import TensorSpec
 
 
 class PreparedRows(PreparedRequest):
-    """Each row as a pipeline takes it, and the call arguments of each."""
+    """The rows of a request as a pipeline takes them, and the call arguments of each row."""
 
     __slots__ = ("arguments", "values")
 

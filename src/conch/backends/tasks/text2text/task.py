@@ -151,7 +151,7 @@ class Text2Text(Task):
         return [self._result(prepared, written[id(prepared)]) for prepared in batch]
 
     def _parameters(self, given: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a request over those of its task; one limit of length replaces all others."""
+        """The arguments of a request over those of its task; a limit of length that it gives replaces all others."""
         limits = ("max_new_tokens", "max_length")
         parameters = dict(implied)
         if any(name in given for name in limits):
