@@ -96,7 +96,7 @@ class MeasuredBackend(HuggingFaceBackend):
         task: Any = self._task
         self.recorder.around(task, "prepare", before="tokenising", after="tokenised")
         self.recorder.around(task.engine, "run", before="started", after="computed")
-        self.recorder.around(task, "reduce", after="pooled")
+        self.recorder.around(task, "extract", after="pooled")
         self.recorder.around(self.channel, "send", before="packed")
 
     def execute(self, header: Header, payload: bytearray) -> None:

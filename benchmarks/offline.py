@@ -62,7 +62,7 @@ class Alone:
     def arrays(self, batch: Sequence[Any]) -> dict[str, Any]:
         import numpy as np
 
-        ids = np.stack([one.items[0].ids for one in batch])
+        ids = np.stack([one.sequences[0].ids for one in batch])
         arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
         return {name: arrays[name] for name in self.engine.inputs}
 
@@ -89,16 +89,16 @@ class Alone:
 
     def steps(self) -> dict[str, float]:
         """The µs of each step for one text of 16 tokens, warm."""
-        from conch.backends.tasks.encoders.base import Run
+        from conch.backends.tasks.encoders.base import PaddedBatch
 
         one = self.prepared(SENTENCE)
         arrays = self.arrays([one])
         outputs = self.engine.run(arrays)
-        run = Run(one.items, [one], self.task.encoder.pad_id)
+        run = PaddedBatch(one.sequences, [one], self.task.encoder.pad_id)
         return {
             "tokenise": self.typical(lambda: self.prepared(SENTENCE)),
             "engine": self.typical(lambda: self.engine.run(arrays)),
-            "pool": self.typical(lambda: list(self.task.reduce(outputs, run))),
+            "pool": self.typical(lambda: list(self.task.extract(outputs, run))),
         }
 
     def fastest(self, work: Callable[[], None]) -> float:

@@ -20,7 +20,7 @@ from conch.backends.tasks.table import make_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError
-from conch.tensors import WireTensor, pack_bytes
+from tests.task_requests import tensor
 
 TEXTS: Final = (
     "How can you be sure that the station is open?",
@@ -119,16 +119,7 @@ def open_task(folder: Path, task: str, **options: Any) -> Task:
 
 def request(*outputs: str, serial: int = 0, **inputs: Sequence[Any] | Array) -> Request:
     """A request: lists of texts become BYTES ``[rows, n]``, arrays stay as they are."""
-    tensors = {}
-    for name, value in inputs.items():
-        if isinstance(value, np.ndarray):
-            kind = {"bool": "BOOL", "int32": "INT32", "float32": "FP32"}[value.dtype.name]
-            tensors[name] = WireTensor(name, kind, value.shape, value.tobytes())
-        else:
-            rows = [[one] if isinstance(one, str) else list(one) for one in value]
-            data = pack_bytes([text.encode() for row in rows for text in row])
-            tensors[name] = WireTensor(name, "BYTES", (len(rows), len(rows[0]) if rows else 1), data)
-    return Request(tensors, frozenset(outputs), serial=serial)
+    return Request({name: tensor(name, value) for name, value in inputs.items()}, frozenset(outputs), serial=serial)
 
 
 def answer(task: Task, asked: Request, usage: ExecutionWork | None = None) -> Result:

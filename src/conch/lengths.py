@@ -26,7 +26,7 @@ _SMALLEST: Final = 32
 
 
 def bucket(length: int) -> int:
-    """The greatest length that a sequence of ``length`` may be padded to: a power of two, 32 at least."""
+    """The greatest length to which a sequence of ``length`` may be padded: a power of two, at least 32."""
     return max(_SMALLEST, 1 << (length - 1).bit_length())
 
 

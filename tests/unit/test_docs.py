@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,15 @@ import click
 import pytest
 
 from conch.backends.contracts.text.interface import INPUTS, OUTPUTS
+from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.generation.parameters import NAMES
+from conch.backends.graphs.onnxruntime import parameters as onnxruntime
+from conch.backends.graphs.openvino import backend as openvino
+from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.backends.tasks.table import TASKS
-from conch.checkpoints.options import Options
+from conch.checkpoints.options import CHECKPOINT_PARAMETERS
 from conch.cli.convert import convert_command
+from conch.config.parameters import Parameter
 from conch.convert import verdict
 from conch.convert.causal import agreement
 from conch.telemetry.families import GENERATION, WORK
@@ -27,8 +33,6 @@ OTHER_NAMES = {
     "max_new_tokens", "max_completion_tokens", "best_of", "num_beams", "use_beam_search", "guided_decoding",
     "spaces_between_special_tokens",
 }  # fmt: skip
-#: Fields of ``Options`` that are no parameters.
-INTERNAL = {"extra", "given"}
 
 
 def document(name: str) -> str:
@@ -46,9 +50,45 @@ def named(text: str) -> set[str]:
     return {name for cells in rows(text) for name in re.findall(r"`([^`]+)`", cells[0])}
 
 
-def test_parameters_are_documented() -> None:
-    parameters = {one.name for one in fields(Options)} - INTERNAL
-    assert parameters - named(document("huggingface.md")) == set()
+def declared(parameters: Iterable[Parameter]) -> dict[str, list[str]]:
+    return {one.name: [one.values, one.default, one.help] for one in parameters}
+
+
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [
+        ("huggingface.md", [CHECKPOINT_PARAMETERS, TASK_PARAMETERS]),
+        ("backends.md", [onnxruntime.PARAMETERS.declared, openvino.PARAMETERS.declared]),
+    ],
+)
+def test_tables_of_parameters_are_what_backends_declare(name: str, tables: list[Sequence[Parameter]]) -> None:
+    lines = [line for line in document(name).splitlines() if line.startswith("| `")]
+    rows = {
+        cells[0].strip("`"): cells[1:]
+        for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    }
+    expected = declared(one for table in tables for one in table)
+    assert {key: rows.get(key) for key in expected} == expected
+
+
+def test_parameters_of_generation_are_documented() -> None:
+    assert declared(GENERATION_PARAMETERS).keys() - named(document("generation.md")) == set()
+
+
+def test_every_parameter_that_is_read_is_declared_and_every_declared_one_is_read() -> None:
+    """``Options`` has no field for these, so a slip in a name would read a default for ever."""
+    read: set[str] = set()
+    for path in (ROOT / "src" / "conch" / "backends").rglob("*.py"):
+        if path.parent.name != "tensorrtllm":  # which reads names of its own
+            read |= set(re.findall(r"""options\.(?:text|integer|number|flag)\(\s*"(\w+)\"""", path.read_text()))
+    known = declared((*TASK_PARAMETERS, *GENERATION_PARAMETERS)).keys()
+    assert read - known == set()
+    assert known - read == {
+        "prompt_name", "function_to_apply",  # by ``EncoderTask.option``
+        "max_answer_len", "doc_stride",  # in a loop
+        "max_audio_seconds", "max_image_pixels",  # by ``media``
+        "batch_scheduler_policy",  # among choices
+    }  # fmt: skip
 
 
 def test_tasks_are_documented() -> None:

@@ -1,23 +1,44 @@
-"""Which implementation a checkpoint of the backend ``huggingface`` gets: one that batches, or one that generates.
+"""The backend ``huggingface``: its parameters, and which implementation a checkpoint gets.
 
-Called in workers, which the server tells of it by ``table.py``.
+A checkpoint that writes text gets the one that generates, any other the one that batches.  Runs in workers, which find
+it through ``table.py``.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
+from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.native.backend import NativeBackend
+from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
+from conch.checkpoints.hub import MODEL_FILE, read_model_file
+from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
+from conch.config.parameters import ParameterTable
+from conch.errors import ConchError
 from conch.workers.child.channel import Channel, Header
+
+PARAMETERS: Final = ParameterTable(
+    "huggingface", (*CHECKPOINT_PARAMETERS, *TASK_PARAMETERS, *GENERATION_PARAMETERS), strict=True
+)
 
 
 def open_huggingface(channel: Channel, init: Header) -> NativeBackend:
-    """The backend for the checkpoint of a model.  Raises as :meth:`Checkpoint.open` does."""
-    options = Options.from_config(json.loads(init["config"]))
-    checkpoint = Checkpoint.open(Path(init["model"]["version_directory"]), options)
+    """The backend for the checkpoint of a model.
+
+    Raises INVALID_ARG for a parameter that is not known, and otherwise as :meth:`Checkpoint.open` does.
+    """
+    config = json.loads(init["config"])
+    directory = Path(init["model"]["version_directory"])
+    PARAMETERS.check(config.get("parameters") or ())
+    document = read_model_file(directory)
+    try:
+        PARAMETERS.check(document)
+    except ConchError as error:
+        raise ConchError(f"{directory / MODEL_FILE}: {error.message}", error.code) from None
+    checkpoint = Checkpoint.open(directory, Options.from_config(config), model_file=document)
     if checkpoint.task == "text-generation":
         from conch.backends.contracts.text.backend import TextBackend
 

@@ -1,4 +1,4 @@
-"""What a model's configuration asks of the backend: its ``parameters``, over the values of ``model.json``.
+"""A model's ``parameters``, over the values of its ``model.json``: declared, checked, typed.
 
 Runs in workers and in ``conch convert``; needs the standard library only.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, Final
 
+from conch.config.parameters import Parameter
 from conch.errors import ConchError, invalid
 
 ENGINES: Final = ("torch", "onnxruntime", "openvino")
@@ -25,51 +26,82 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
+def _parameter(default: Any, values: str, shown: str, help: str) -> Any:
+    """A field that is a parameter: its default, and values, default and meaning in the words of the documents."""
+    return field(default=default, metadata={"values": values, "default": shown, "help": help})
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The parameters of a model, typed; an empty or zero value means what the checkpoint says.
+    """The parameters of a model that hold for every task, typed; an empty or zero value leaves it to the checkpoint.
 
-    ``model`` is a Hub id or a folder and goes before the version directory's own files.  ``max_length`` is in
-    tokens, ``max_batch_tokens`` in tokens with padding, ``threads`` the intra-op threads of all instances together.
-    ``extra`` are the parameters that are not declared here, which a task may read with the methods below.
+    ``extra`` are all others, which a task or an engine reads with the methods below.
     """
 
-    model: str = ""
-    revision: str = ""
-    task: str = ""
-    engine: str = "auto"
-    variant: str = ""
-    dtype: str = "auto"
-    max_length: int = 0
-    truncation: str = "truncate"
-    pooling: str = ""
-    normalize: bool | None = None
-    max_batch_tokens: int = 0
-    threads: int = 0
-    trust_remote_code: bool = False
-    cache_dir: str = ""
-    offline: bool = False
-    top_k: int = 0
+    model: str = _parameter(
+        "",
+        "id on the Hub, or folder",
+        "the version directory",
+        "the checkpoint; goes before the directory's own files. A path may begin with `$$TRITON_MODEL_DIRECTORY`",
+    )
+    revision: str = _parameter("", "branch, tag or commit", "the Hub's default branch", "which version on the Hub")
+    task: str = _parameter("", "see [Tasks](#tasks)", "told from the files", "what the model does")
+    engine: str = _parameter(
+        "auto",
+        "`auto`, `torch`, `onnxruntime`, `openvino`; for text generation `openvino`, `transformers`, `vllm`",
+        "`auto`",
+        "what runs the network, see [Engines](#engines)",
+    )
+    variant: str = _parameter("", "a name in `conch.json`", "its `auto`", "which form of a converted model runs")
+    dtype: str = _parameter(
+        "auto",
+        "`auto`, `float32`, `bfloat16`, `float16`",
+        "`auto`",
+        "on PyTorch and for text generation. `auto`: float32 on a CPU, as stored on a GPU",
+    )
+    max_length: int = _parameter(0, "tokens", "what the files say, 512 where they do not", "the longest text")
+    truncation: str = _parameter(
+        "truncate", "`truncate`, `refuse`", "`truncate`; text generation: `refuse`", "what happens to a longer one"
+    )
+    pooling: str = _parameter(
+        "",
+        "`mean`, `cls`, `max`, `last`",
+        "sentence-transformers' modules, else `mean`",
+        "how the embedding of a text is made of those of its tokens",
+    )
+    normalize: bool | None = _parameter(
+        None, "`true`, `false`", "sentence-transformers' modules, else `false`", "whether an embedding has length 1"
+    )
+    max_batch_tokens: int = _parameter(
+        0, "tokens with padding", "1024 on a CPU, 16384 on a GPU", "how much runs at once"
+    )
+    threads: int = _parameter(0, "cores", "those that the process may use", "how many cores the instances share")
+    trust_remote_code: bool = _parameter(
+        False, "`true`, `false`", "`false`", "run Python code that comes with the checkpoint"
+    )
+    cache_dir: str = _parameter("", "folder", "the Hub's cache", "where this model's downloads are")
+    offline: bool = _parameter(False, "`true`, `false`", "`false`", "download nothing")
+    top_k: int = _parameter(0, "1 or more", "the task's", "answers of a request that does not say how many")
     extra: Mapping[str, str] = field(default_factory=dict)
     #: The names that a configuration gives, also those whose value is the default.
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Options:
-        """The options in the ``parameters`` of a configuration as JSON.  Raises INVALID_ARG, naming the parameter."""
+        """The options in the ``parameters`` of a configuration (JSON).  Raises INVALID_ARG, naming the parameter."""
         parameters = config.get("parameters") or {}
         return cls.from_values({name: value.get("string_value", "") for name, value in parameters.items()})
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Options:
-        """The options that ``values``, texts or JSON scalars, ask for.  Raises INVALID_ARG, naming the parameter."""
+        """The options with ``values``, which are texts or JSON scalars.  Raises INVALID_ARG, naming the parameter."""
         texts = {name: _text(name, value) for name, value in values.items() if value is not None}
         typed = {name: _PARSERS[name](name, text) for name, text in texts.items() if name in _PARSERS}
         extra = {name: text for name, text in texts.items() if name not in _PARSERS}
         return cls(**typed, extra=extra, given=frozenset(texts))
 
     def over(self, values: Mapping[str, Any]) -> Options:
-        """These options, and where they say nothing, those of ``values`` (the content of a ``model.json``)."""
+        """These options, with those of ``values`` (the content of a ``model.json``) where nothing is given here."""
         below = Options.from_values(values)
         unsaid = [
             one.name
@@ -84,15 +116,15 @@ class Options:
         )
 
     def text(self, name: str, default: str = "") -> str:
-        """An undeclared parameter as text."""
+        """A parameter of ``extra`` as text."""
         return self.extra.get(name, default)
 
     def integer(self, name: str, default: int = 0) -> int:
-        """An undeclared parameter as a number that is not negative.  Raises INVALID_ARG, naming it."""
+        """A parameter of ``extra`` as a number that is not negative.  Raises INVALID_ARG, naming it."""
         return _integer(name, self.extra[name]) if name in self.extra else default
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """An undeclared parameter as a finite number.  Raises INVALID_ARG, naming it."""
+        """A parameter of ``extra`` as a finite number.  Raises INVALID_ARG, naming it."""
         if name not in self.extra:
             return default
         try:
@@ -104,7 +136,7 @@ class Options:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """An undeclared parameter as a truth value.  Raises INVALID_ARG, naming it."""
+        """A parameter of ``extra`` as a truth value.  Raises INVALID_ARG, naming it."""
         return _boolean(name, self.extra[name]) if name in self.extra else default
 
 
@@ -158,3 +190,10 @@ def _parsers() -> Iterator[tuple[str, Callable[[str, str], Any]]]:
 
 #: How the text of each declared parameter is read.
 _PARSERS: Final[Mapping[str, Callable[[str, str], Any]]] = dict(_parsers())
+
+#: The parameters that hold for every task.
+CHECKPOINT_PARAMETERS: Final = tuple(
+    Parameter(one.name, one.metadata["values"], one.metadata["default"], one.metadata["help"])
+    for one in fields(Options)
+    if one.metadata
+)

@@ -16,6 +16,8 @@ from typing import Final
 import click
 
 from conch.backends.table import BACKENDS
+from conch.cli.check_parameters import check_parameters
+from conch.cli.finding import Finding
 from conch.config.complete import complete
 from conch.config.pbtxt import locate
 from conch.config.problem import ConfigError, Problem
@@ -40,24 +42,8 @@ _KNOWN_ELSEWHERE: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, order=True)
-class Finding:
-    """One thing that is wrong.  ``line`` counts from 1; 0 means the whole file or directory."""
-
-    path: Path
-    line: int
-    severity: str
-    problem: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        where = f"{self.path}:{self.line}" if self.line else str(self.path)
-        fix = f" (fix: {self.fix})" if self.fix else ""
-        return f"{where}: {self.severity}: {' '.join(self.problem.split())}{fix}"
-
-
 def check(directories: Sequence[Path], config_name: str | None = None) -> list[Finding]:
-    """Everything wrong with the models in the repository ``directories``, in the order of paths and lines."""
+    """All faults of the models in the repository ``directories``, sorted by path and line."""
     findings: list[Finding] = []
     usable: list[Path] = []
     for directory in directories:
@@ -75,7 +61,7 @@ def check(directories: Sequence[Path], config_name: str | None = None) -> list[F
 
 
 def render(findings: Iterable[Finding]) -> str:
-    """A line a finding."""
+    """The findings, one on each line."""
     return "".join(f"{finding}\n" for finding in findings)
 
 
@@ -98,7 +84,7 @@ def check_command(directories: tuple[Path, ...], config_name: str | None) -> int
 
 @dataclass(frozen=True)
 class _Model:
-    """A model that can be read: its files and its configuration, completed as far as files tell."""
+    """A readable model: its files, and its configuration completed as far as files tell."""
 
     files: ModelFiles
     config: ModelConfig
@@ -169,12 +155,13 @@ def _check_model(model: _Model) -> Iterator[Finding]:
     problems += warmup_problems(config)
     yield from (model.finding(problem) for problem in problems)
     yield from _check_backend(model)
+    yield from check_parameters(config, files, model.versions)
     yield from _check_versions(model)
     yield from _check_side_files(model)
 
 
 def _named_gpus(config: ModelConfig) -> list[int]:
-    """The devices to check against: those named, as it is not known here which the serving machine has."""
+    """The devices to check against: those that the configuration names, as the serving machine's are not known here."""
     return sorted({gpu for group in config.instance_group for gpu in group.gpus}) or [0]
 
 

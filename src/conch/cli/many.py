@@ -8,7 +8,7 @@ import click
 
 
 class ManyValues(click.Command):
-    """A command without arguments whose ``multiple`` options also take their values in one go.
+    """A command without arguments whose ``multiple`` options take several values after one flag.
 
     Values may be separated by spaces, by commas, or by repeating the flag.
     """

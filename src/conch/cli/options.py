@@ -22,7 +22,7 @@ RESTRICTABLE: Final = (
 
 
 def parse(given: Mapping[str, Sequence[str]]) -> Settings:
-    """The settings that the texts of each flag (without dashes) ask for; of an option given twice, the last counts.
+    """The settings for the texts given to each flag (without dashes); of an option given twice, the last counts.
 
     Raises INVALID_ARG for a value that is wrong or a combination that contradicts itself.
     """
@@ -50,7 +50,7 @@ def bad_option(flag: str, message: str) -> ConchError:
 
 
 def parser_of(option: Option) -> Parser:
-    """How the option's text becomes its value (of a repeatable one, one of its values)."""
+    """The parser of an option's text; of a repeatable option, of one of its texts."""
     if option.name in _STRUCTURED:
         return _STRUCTURED[option.name]
     kind = get_args(option.type)[0] if option.repeatable else option.type

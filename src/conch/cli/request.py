@@ -28,7 +28,7 @@ _SECONDS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of a model that takes texts; ``shape`` is whole, with -1 for what varies."""
+    """A text input of a model; ``shape`` includes the batch dimension, with -1 for variable dimensions."""
 
     name: str
     shape: tuple[int, ...]
@@ -119,7 +119,7 @@ def _named(pairs: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _read(repository: Path, model: str) -> list[Input]:
-    """The inputs in the model's configuration.  Raises NOT_FOUND without one, INVALID_ARG where it says none."""
+    """The inputs in the model's configuration.  Raises NOT_FOUND without a file, INVALID_ARG where it has no inputs."""
     path = repository / model / "config.pbtxt"
     try:
         config = parse(path.read_text(encoding="utf-8"), str(path))
@@ -133,7 +133,7 @@ def _read(repository: Path, model: str) -> list[Input]:
 
 
 def _ask(url: str, model: str) -> list[Input]:
-    """The inputs that a server says the model has.  Raises UNAVAILABLE when it does not say."""
+    """The inputs of the model by a running server.  Raises UNAVAILABLE where it does not answer."""
     address = f"{url.rstrip('/')}/v2/models/{model}"
     if not address.startswith(("http://", "https://")):
         raise invalid(f"--url '{url}' must begin with http:// or https://")

@@ -1,4 +1,4 @@
-"""``conch serve``: its flags, its help, and the way from them to the server.
+"""``conch serve``: its flags and its help; starts the server with what they say.
 
 The options come from their declarations in ``settings``; nothing here names one that needs no special care.
 """
@@ -110,7 +110,7 @@ def _wrapped(heading: str, flags: Iterable[str]) -> str:
 
 
 def _record(option: Option) -> tuple[str, str]:
-    """An option's two cells in the help."""
+    """The two columns of an option in the help."""
     if option.flag == _BARE:
         return f"--{option.flag}", option.help
     default = f" [{_shown(option.default)}]" if option.default not in ("", ()) else ""

@@ -64,7 +64,7 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
 
 
 def model_name(path: Path) -> str:
-    """A legal model name from the last part of an id or a path that says something."""
+    """A valid model name, from the last telling part of an id or a path."""
     parts = [part for part in path.parts if part != path.anchor]
     if len(parts) > 2 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
         parts = parts[-3].split("--")  # a folder of the Hub's cache
@@ -103,7 +103,7 @@ def announcer(name: str, settings: Settings) -> Callable[[Server], None]:
 
 
 def example(url: str, inputs: Iterable[TensorSpec]) -> str:
-    """A command line that asks a model, or tells its tensors where they are not text."""
+    """A curl command that asks a model, or that shows its tensors where they are not text."""
     specs = list(inputs)
     needed = [spec.name for spec in specs if not spec.optional]
     if not needed and {"text_input", "max_tokens"} <= {spec.name for spec in specs}:
@@ -115,7 +115,7 @@ def example(url: str, inputs: Iterable[TensorSpec]) -> str:
 
 
 def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:
-    """Make the file of a graph, and those that belong to it, the model of ``version``."""
+    """Link a graph's file and its weights into the version directory ``version``."""
     if path.suffix not in (".onnx", ".xml"):
         raise unsupported(
             f"'{path}' is not a model that can be served: give a Hub id, a checkpoint's folder, or a .gguf, .onnx or "
@@ -138,7 +138,7 @@ def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:
 
 
 def _checkpoint(folder: Path) -> Path:
-    """``folder``, if it holds a checkpoint; what else it may be is said in the error."""
+    """``folder`` if it holds a checkpoint.  Raises INVALID_ARG, saying what else it seems to be."""
     if (folder / "config.json").is_file():
         return folder
     files = sorted(folder.glob("*.gguf"))

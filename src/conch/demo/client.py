@@ -17,7 +17,7 @@ TIMEOUT = 120
 
 @dataclass(frozen=True)
 class Client:
-    """A server at ``url``.  Methods raise ConchError for anything but a good answer."""
+    """A server at ``url``.  Methods raise ConchError for any answer but a successful one."""
 
     url: str
 
@@ -34,7 +34,7 @@ class Client:
         return entries
 
     def embed(self, model: str, texts: list[str]) -> list[list[float]]:
-        """One vector a text, from one request."""
+        """The vectors of all texts, from one request."""
         tensor = {"name": "text_input", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}
         answer = json.loads(self._post(f"/v2/models/{model}/infer", {"inputs": [tensor]}))
         output = answer["outputs"][0]
@@ -42,7 +42,7 @@ class Client:
         return [output["data"][row * width : (row + 1) * width] for row in range(rows)]
 
     def chat(self, model: str, question: str, max_tokens: int) -> Iterator[str]:
-        """The pieces of an answer, as they come."""
+        """The pieces of an answer, as they arrive."""
         messages = json.dumps([{"role": "user", "content": question}])
         body = {"messages": messages, "max_tokens": max_tokens, "stream": True}
         with self._open(f"/v2/models/{model}/generate_stream", body) as response:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from conch.backends.native.backend import TensorBackend
+import numpy as np
+
+from conch.backends.native.backend import NativeBackend
 
 
 class Log:
@@ -21,7 +25,7 @@ class Log:
 
 
 def initialise(
-    kind: type[TensorBackend],
+    kind: type[NativeBackend],
     directory: Path,
     config: Mapping[str, Any] | None = None,
     *,
@@ -51,3 +55,19 @@ def tensor(name: str, data_type: str, *dims: int) -> dict[str, Any]:
 
 def parameters(**values: str) -> dict[str, Any]:
     return {name: {"string_value": value} for name, value in values.items()}
+
+
+def sums_at_once(backend: Any, count: int) -> list[bool]:
+    """Whether each of ``count`` threads that run the graph ``add_sub`` at once gets its own sums."""
+    together = threading.Barrier(count)
+
+    def run(number: int) -> bool:
+        together.wait(timeout=10)
+        a = np.full((3, 4), number, np.float32)
+        return all(
+            (backend.infer({"a": a, "b": a}, frozenset({"sum", "difference"}))["sum"] == 2 * number).all()
+            for _ in range(50)
+        )
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))

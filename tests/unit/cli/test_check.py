@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conch.cli.check import Finding, check, check_command, render
+from conch.cli.check import check, check_command, render
+from conch.cli.finding import Finding
 
 GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 IO = 'input { name: "A" data_type: TYPE_FP32 dims: 4 }\noutput { name: "B" data_type: TYPE_FP32 dims: 4 }\n'
@@ -243,3 +244,90 @@ def test_named_configuration_is_checked_instead(repository: Path) -> None:
     assert check([repository]) == []
     (finding,) = check([repository], "big")
     assert finding.path.name == "big.pbtxt"
+
+
+def parameter(name: str, value: str = "1") -> str:
+    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "found"),
+    [
+        ("huggingface", "max_num_seqs", ""),
+        ("huggingface", "max_num_seq", "error: parameter 'max_num_seq' is not known; did you mean 'max_num_seqs'?"),
+        (
+            "huggingface",
+            "trust_remote_cod",
+            "error: parameter 'trust_remote_cod' is not known; did you mean 'trust_rem",
+        ),
+        (
+            "huggingface",
+            "team",
+            "error: parameter 'team' is not known to backend 'huggingface'; it has aggregation_str",
+        ),
+        ("vllm", "Max_Model_Len", "error: parameter 'Max_Model_Len' is not known; did you mean 'max_model_len'?"),
+        ("vllm", "REPORT_CUSTOM_METRICS", ""),
+        (
+            "tensorrtllm",
+            "max_beam_widht",
+            "error: parameter 'max_beam_widht' is not known; did you mean 'max_beam_width",
+        ),
+        ("tensorrtllm", "cuda_graph_mode", ""),
+        ("onnxruntime", "intra_op_thread_cont", "error: parameter 'intra_op_thread_cont' is not known; did you mean"),
+        ("onnxruntime", "session.use_env_allocators", ""),
+        ("openvino", "NUM_STREAM", "error: parameter 'NUM_STREAM' is not known; did you mean 'NUM_STREAMS'?"),
+        ("openvino", "team", "warning: parameter 'team' has no effect"),
+        ("python", "team", ""),
+        (
+            "python",
+            "EXECUTION_ENV_PATHS",
+            "warning: parameter 'EXECUTION_ENV_PATHS' is not known; did you mean 'EXECUT",
+        ),
+    ],
+)
+def test_names_of_parameters_are_compared_with_those_of_the_backend(
+    repository: Path, backend: str, name: str, found: str
+) -> None:
+    put(repository, "m/config.pbtxt", f'backend: "{backend}"\n{IO}{parameter(name)}')
+    put(repository, f"m/1/{ {'onnxruntime': 'model.onnx', 'openvino': 'model.xml'}.get(backend, 'model.py') }", GOOD)
+
+    [*others, last] = lines(repository) or [""]
+    assert not others
+    assert last.startswith(f"m/config.pbtxt:4: {found}" if found else "")
+    assert bool(last) == bool(found)
+
+
+def test_parameter_that_is_a_placeholder_is_not_set(repository: Path) -> None:
+    put(repository, "m/config.pbtxt", f'backend: "tensorrtllm"\n{IO}{parameter("max_beam_widht", "${max_beam_width}")}')
+    (repository / "m" / "1").mkdir()
+
+    assert lines(repository) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "text", "found"),
+    [
+        ("huggingface", '{"model": "org/name", "max_length": 64}', ""),
+        ("huggingface", '{\n  "model": "org/name",\n  "max_lenght": 64\n}', "3: error: parameter 'max_lenght' is not"),
+        ("huggingface", '{"model": "org/name", "gpu_memory_utilization": 0.5}', "1: error: parameter 'gpu_memory_util"),
+        (
+            "huggingface",
+            '{"model": "org/name"\n "task": "ner"}',
+            "2: error: not valid JSON: Expecting ',' delimiter at",
+        ),
+        ("huggingface", '["org/name"]', "1: error: must hold a JSON object (fix: "),
+        ("vllm", '{"model": "org/name", "gpu_memory_utilization": 0.5, "brand_new": 1}', ""),
+        (
+            "vllm",
+            '{"model": "org/name", "gpu_memory_utilisation": 0.5}',
+            "1: error: parameter 'gpu_memory_utilisation'",
+        ),
+    ],
+)
+def test_model_file_is_read(repository: Path, backend: str, text: str, found: str) -> None:
+    put(repository, "m/config.pbtxt", f'backend: "{backend}"\n')
+    put(repository, "m/1/model.json", text)
+
+    [line] = lines(repository) or [""]
+    assert line.startswith(f"m/1/model.json:{found}" if found else "")
+    assert bool(line) == bool(found)

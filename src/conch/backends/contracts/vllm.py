@@ -16,9 +16,11 @@ from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.engine_choice import ServingOptions
 from conch.backends.generation.job import ResponseBuilder
 from conch.backends.generation.limits import UnknownAdapter
+from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.native.arrays import Request
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
+from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
+from conch.config.parameters import ParameterTable
 from conch.errors import ConchError, invalid
 
 #: Engine arguments that every engine here understands, and the model parameter that each becomes.
@@ -33,6 +35,34 @@ _PARAMETERS: Final[Mapping[str, str]] = {
     "max_num_batched_tokens": "max_num_batched_tokens",
     "enable_prefix_caching": "enable_prefix_caching",
 }
+PARAMETERS: Final = ParameterTable(
+    "vllm",
+    (*CHECKPOINT_PARAMETERS, *GENERATION_PARAMETERS),
+    # Of Triton's vLLM backend.
+    frozenset({"ENABLE_VLLM_HEALTH_CHECK", "FORCE_CPU_ONLY_INPUT_TENSORS", "REPORT_CUSTOM_METRICS"}),
+)
+#: Engine arguments that repositories give vLLM; what resembles one of them is a slip.
+ENGINE_ARGUMENTS: Final = ParameterTable(
+    "vllm",
+    accepted=frozenset({
+        *_PARAMETERS, "block_size", "code_revision", "compilation_config", "config_format", "cpu_offload_gb",
+        "data_parallel_size", "data_parallel_size_local", "device", "disable_custom_all_reduce", "disable_log_requests",
+        "disable_log_stats", "ec_transfer_config", "max_num_scheduled_tokens", "weight_transfer_config",
+        "distributed_executor_backend", "enable_chunked_prefill", "enable_expert_parallel", "enable_lora",
+        "enable_log_requests", "enable_sleep_mode", "enforce_eager", "fully_sharded_loras", "generation_config",
+        "gpu_memory_utilization", "guided_decoding_backend", "hf_overrides", "hf_token", "kv_cache_dtype",
+        "kv_cache_memory_bytes", "kv_transfer_config", "limit_mm_per_prompt", "load_format", "logprobs_mode",
+        "lora_dtype", "lora_extra_vocab_size", "max_cpu_loras", "max_context_len_to_capture", "max_logprobs",
+        "max_long_partial_prefills", "max_lora_rank", "max_loras", "max_num_partial_prefills",
+        "max_parallel_loading_workers", "max_seq_len_to_capture", "mm_processor_kwargs", "model_impl",
+        "model_loader_extra_config", "num_gpu_blocks_override", "num_lookahead_slots", "num_scheduler_steps",
+        "num_speculative_tokens", "override_generation_config", "pipeline_parallel_size", "preemption_mode",
+        "quantization", "reasoning_parser", "rope_scaling", "rope_theta", "runner", "scheduling_policy", "seed",
+        "served_model_name", "skip_tokenizer_init", "speculative_config", "speculative_model",
+        "structured_outputs_config", "swap_space", "task", "tensor_parallel_size", "tokenizer", "tokenizer_mode",
+        "tokenizer_revision", "use_v2_block_manager",
+    }),
+)  # fmt: skip
 _SPECULATIVE: Final = ("speculative_model", "speculative_config")
 _DTYPES: Final[Mapping[str, str]] = {"half": "float16", "float": "float32"}
 
@@ -45,6 +75,8 @@ class VllmBackend(TextBackend):
         self._arguments = _read_object(directory / "model.json")
         if not isinstance(self._arguments.get("model"), str):
             raise invalid(f"'{directory / 'model.json'}' must name the model: a Hub id or a folder as \"model\"")
+        self.check_parameters(PARAMETERS)
+        ENGINE_ARGUMENTS.check(self._arguments)
         self._check_kind()
         values: dict[str, Any] = {
             parameter: self._arguments[argument]

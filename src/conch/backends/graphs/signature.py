@@ -1,4 +1,4 @@
-"""Models whose file says what they take and give: completing a configuration from that, and checking one against it.
+"""The tensors of a graph and those of a configuration: completing one from the other, and comparing them.
 
 Used in workers by the ``onnxruntime`` and ``openvino`` backends.  Messages are those of Triton's ONNX Runtime backend.
 """
@@ -19,7 +19,7 @@ _SCHEDULERS: Final = ("dynamic_batching", "sequence_batching", "ensemble_schedul
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """An input or output of a graph; ``shape`` includes the batch dimension, ``-1`` is a variable one.
+    """An input or output of a graph; ``shape`` includes the batch dimension, and -1 stands for variable dimensions.
 
     ``datatype`` is the protocol's name; of what the protocol has no name for (a sequence, a map), the graph's own.
     """
@@ -49,7 +49,7 @@ def complete(
     default_max_batch_size: int,
     warn: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The configuration with the batch size, scheduler, inputs and outputs that it lacks, as the graph has them.
+    """Fill in the batch size, scheduler, inputs and outputs that a configuration lacks, as the graph has them.
 
     Raises INVALID_ARG when it asks for batches that the model cannot take.
     """

@@ -1,4 +1,4 @@
-"""Tensors as native backends see them: numpy arrays, and BYTES as flat lists.
+"""Requests, results and tensors as native backends see them: numpy arrays, and BYTES as flat lists.
 
 Runs in workers and in ``conch convert``.
 """
@@ -44,22 +44,24 @@ class Strings:
     elements: Sequence[bytes | str]
 
     def packed(self) -> bytes:
-        """The elements as they travel."""
-        return pack_bytes([one if isinstance(one, bytes) else one.encode("utf-8", "replace") for one in self.elements])
+        """The elements in the wire format, each with its length before it."""
+        return pack_bytes(
+            [text if isinstance(text, bytes) else text.encode("utf-8", "replace") for text in self.elements]
+        )
 
 
 @dataclass(slots=True)
 class Result:
-    """What one request gets: tensors by output name, with the batch dimension, and response parameters."""
+    """The answer to one request: tensors by output name, with the batch dimension, and response parameters."""
 
     outputs: dict[str, Array | Strings]
     parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
 
 
 class Request:
-    """One request in a worker; ``outputs`` are the names that it wants.
+    """One request in a worker; ``outputs`` are the names of the outputs that its response shall have.
 
-    The helpers below raise INVALID_ARG, naming the input, when what is asked for is not there.
+    The methods that read an input raise INVALID_ARG, naming it, where the request does not have it.
     """
 
     __slots__ = ("cancelled", "id", "inputs", "outputs", "parameters", "rows", "serial")
@@ -114,9 +116,9 @@ class Request:
             raise
 
     def option(self, name: str, default: Any = None) -> Any:
-        """The value of an optional single-value input, which holds for the whole request; ``default`` without it.
+        """The value of an optional input of one element, which holds for the whole request; ``default`` without it.
 
-        BYTES come as text.  More rows than one must agree.
+        BYTES are returned as text.  Raises INVALID_ARG where rows differ.
         """
         if name not in self.inputs:
             return default
@@ -139,8 +141,8 @@ def array_of(tensor: WireTensor) -> Array:
     return np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
 
 
-def wire(name: str, datatype: str, value: Array | Strings) -> tuple[str, str, Sequence[int], Buffer]:
-    """An output as it travels: name, datatype, shape and bytes; INTERNAL when it is not of that datatype."""
+def wire_tensor(name: str, datatype: str, value: Array | Strings) -> tuple[str, str, Sequence[int], Buffer]:
+    """Name, datatype, shape and bytes of an output, as a frame carries them.  Raises INTERNAL for another datatype."""
     if isinstance(value, Strings):
         if datatype != "BYTES" or prod(value.shape) != len(value.elements):
             raise internal(f"output '{name}' was given {len(value.elements)} strings for {datatype} {value.shape}")
@@ -152,5 +154,5 @@ def wire(name: str, datatype: str, value: Array | Strings) -> tuple[str, str, Se
 
 
 def failure(error: BaseException) -> ConchError:
-    """Any exception of a library as an error that names it."""
+    """``error`` itself if it is a ConchError, else an INTERNAL error that names its type."""
     return error if isinstance(error, ConchError) else internal(f"{type(error).__name__}: {error}")

@@ -1,4 +1,7 @@
-"""The worker's side of a native backend: frames become requests, results become frames."""
+"""What backends of conch's own have in common: frames become requests, results become frames.
+
+Runs in workers; ``workers/child/worker.py`` calls it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.native.arrays import Array, Request, Result, Strings, array_of, failure, wire
+from conch.backends.native.arrays import Array, Request, Result, Strings, array_of, failure, wire_tensor
+from conch.config.parameters import ParameterTable
 from conch.errors import ConchError, internal
 from conch.tensors import PROTOCOL_NAME, WireTensor, split_bytes
 from conch.workers.child.borrowing import BorrowingUnpacker
@@ -35,7 +39,7 @@ class NativeBackend(ABC):
         self.config: dict[str, Any] = json.loads(init["config"])
         self.backend_config: dict[str, str] = init.get("backend_config", {})
         self.threads = 1
-        #: Called once the frame has been dealt with but for what takes long and leaves the interpreter alone.
+        #: Called when only work is left that takes long and does not need the interpreter.
         self.before_computing: Callable[[], None] = _nothing
         self._log: dict[str, Any] = init["log"]
         self._datatypes: dict[str, str] = {}
@@ -43,7 +47,7 @@ class NativeBackend(ABC):
 
     @abstractmethod
     def complete(self) -> str:
-        """The configuration completed by what the model's files say, as JSON."""
+        """The configuration as JSON, with what it leaves open filled in from the model's files."""
 
     @abstractmethod
     def load(self, instance: Mapping[str, Any]) -> None:
@@ -51,11 +55,11 @@ class NativeBackend(ABC):
 
     @abstractmethod
     def execute(self, header: Header, payload: bytearray) -> None:
-        """Deal with the requests of an ``execute`` frame; what is raised fails them."""
+        """Answer the requests of an ``execute`` frame; what is raised fails them all."""
 
     @abstractmethod
     def cancel(self, serial: int) -> None:
-        """Give a request up; one that overtakes its execution, or comes after it, has no effect."""
+        """Cancel a request; without effect before its execution has begun and after it has ended."""
 
     def start(self, instance: dict[str, Any], config: str) -> bool:
         """Load the model under its effective configuration."""
@@ -71,7 +75,7 @@ class NativeBackend(ABC):
         return False
 
     def control(self, header: Header) -> bool:
-        """Cancellation and log settings; False for other frames."""
+        """Act on a frame with a cancellation or log settings; False for any other frame."""
         if header["op"] == "log":
             self._log = header["log"]
         elif header["op"] == "cancel":
@@ -82,7 +86,7 @@ class NativeBackend(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End after what is under way."""
+        """Return once all requests that are being computed have been answered."""
 
     def log(self, level: str, message: str) -> None:
         """Have the server log a message (``INFO``, ``WARNING``, ``ERROR``), if its settings ask for this level."""
@@ -91,8 +95,17 @@ class NativeBackend(ABC):
             file = frame.f_code.co_filename.rpartition("/")[2]
             self.channel.send({"op": "log", "level": level, "file": file, "line": frame.f_lineno, "message": message})
 
+    def check_parameters(self, table: ParameterTable) -> None:
+        """Log the model's parameters that have no effect.  Raises INVALID_ARG for one that is misspelt."""
+        self.log_without_effect("parameters", table.check(self.config.get("parameters") or ()))
+
+    def log_without_effect(self, kind: str, names: Sequence[str]) -> None:
+        """Log a warning that names what the model's configuration has in vain; ``names`` may be empty."""
+        if names:
+            self.log("WARNING", f"model '{self.model['name']}': {kind} without effect: {', '.join(names)}")
+
     def receive(self, fields: Mapping[str, Any], unpacker: BorrowingUnpacker) -> Request:
-        """A request as a frame describes it."""
+        """The request that a frame describes."""
         return Request(
             {tensor.name: tensor for tensor in unpacker.unpack(fields["inputs"])},
             frozenset(fields["outputs"]),
@@ -103,12 +116,12 @@ class NativeBackend(ABC):
         )
 
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
-        """A response as a frame has it, with only the outputs that the request asked for."""
+        """The response as a frame describes it, with only the outputs that the request names."""
         try:
             if isinstance(result, ConchError):
                 raise result
             wired = [
-                wire(name, datatype, result.outputs[name])
+                wire_tensor(name, datatype, result.outputs[name])
                 for name, datatype in self._datatypes.items()
                 if name in request.outputs and name in result.outputs
             ]
@@ -144,7 +157,7 @@ class BatchBackend(NativeBackend):
         return waits
 
     def execute(self, header: Header, payload: bytearray) -> None:
-        """Run one batch and send what came of it."""
+        """Run one batch and send its responses."""
         with self._idle:
             self._running += 1
         try:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from conch.backends.native.arrays import Request, Result, failure
 from conch.backends.native.backend import BatchBackend
 from conch.backends.native.threads import divided, usable_cores
-from conch.backends.tasks.base import ExecutionWork, Prepared, Task
+from conch.backends.tasks.base import ExecutionWork, PreparedRequest, Task
 from conch.backends.tasks.engines.choice import NetworkEngine, open_engine
 from conch.backends.tasks.signature import complete_config
 from conch.backends.tasks.table import describe_task, make_task
@@ -56,10 +56,10 @@ class HuggingFaceBackend(BatchBackend):
         # What PyTorch's threads are for any code of a checkpoint; engines of ours say it themselves.
         cores = checkpoint.options.threads or usable_cores()
         os.environ.setdefault("OMP_NUM_THREADS", str(divided(cores, instance["count"])))
-        self._task = make_task(checkpoint, checkpoint.options, Opener(checkpoint, instance))
+        self._task = make_task(checkpoint, checkpoint.options, EngineOpener(checkpoint, instance))
 
     def prepare(self, header: Header, payload: bytearray) -> None:
-        """Decode requests that wait for an instance, and tell the server how long they are."""
+        """Decode requests that wait for an instance, and tell the server their lengths."""
         unpacker = BorrowingUnpacker(payload, self.channel)
         lengths = []
         for fields in header["requests"]:
@@ -68,8 +68,8 @@ class HuggingFaceBackend(BatchBackend):
                 self.before_computing()
             prepared = self._prepared(request)
             self._waiting.add(request, prepared)
-            if isinstance(prepared, Prepared):
-                lengths.append((request.serial, prepared.length, prepared.sequences))
+            if isinstance(prepared, PreparedRequest):
+                lengths.append((request.serial, prepared.length, prepared.sequence_count))
         self.channel.send({"op": "prepared", "lengths": lengths})
 
     def receive(self, fields: Mapping[str, Any], unpacker: BorrowingUnpacker) -> Request:
@@ -88,14 +88,14 @@ class HuggingFaceBackend(BatchBackend):
             self.before_computing()
         ready = [self._waiting.take(request) or self._prepared(request) for request in requests]
         spent, self._prepare_ns = self._prepare_ns, 0
-        usage = ExecutionWork(prepare_ns=spent)
-        batch = [one for one in ready if isinstance(one, Prepared)]
+        work = ExecutionWork(prepare_ns=spent)
+        batch = [one for one in ready if isinstance(one, PreparedRequest)]
         self.before_computing()
-        answers = iter(self._task.execute(batch, usage) if batch else ())
+        answers = iter(self._task.execute(batch, work) if batch else ())
         results = [one if isinstance(one, ConchError) else next(answers) for one in ready]
-        return results, asdict(usage)
+        return results, asdict(work)
 
-    def _prepared(self, request: Request) -> Prepared | ConchError:
+    def _prepared(self, request: Request) -> PreparedRequest | ConchError:
         begin = monotonic_ns()
         try:
             return self._task.prepare(request)
@@ -105,8 +105,8 @@ class HuggingFaceBackend(BatchBackend):
             self._prepare_ns += monotonic_ns() - begin
 
 
-class Opener:
-    """Loads a network with the head that a task names, for the instances of a worker.
+class EngineOpener:
+    """Opens the engine of a checkpoint for the instances of a worker, with the head that a task names.
 
     ``device`` is what PyTorch calls it: ``cpu``, or ``cuda:0``.
     """
@@ -136,11 +136,11 @@ class PreparedRequests:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Request, Prepared | ConchError]] = {}
+        self._known: dict[int, tuple[Request, PreparedRequest | ConchError]] = {}
         self._dropped: set[int] = set()
         self._changed = threading.Condition()
 
-    def add(self, request: Request, prepared: Prepared | ConchError) -> None:
+    def add(self, request: Request, prepared: PreparedRequest | ConchError) -> None:
         with self._changed:
             if request.serial in self._dropped:
                 self._dropped.remove(request.serial)
@@ -154,12 +154,12 @@ class PreparedRequests:
                 self._dropped.add(serial)
 
     def request(self, serial: int) -> Request:
-        """The request with that number, which stays here until it is taken."""
+        """The request with the number ``serial``, once it is prepared; it stays here until it is taken."""
         with self._changed:
             self._changed.wait_for(lambda: serial in self._known)
             return self._known[serial][0]
 
-    def take(self, request: Request) -> Prepared | ConchError | None:
+    def take(self, request: Request) -> PreparedRequest | ConchError | None:
         """What was prepared for ``request``; None if it came with its execution."""
         known = self._known.pop(request.serial, None)
         return known[1] if known is not None else None

@@ -1,33 +1,36 @@
-"""What a task is: tensors in, tensors out, and the two halves of answering a request.
+"""What a task is: the tensors that it takes and gives, and the two halves of answering a request.
 
-A task is used by the threads of a worker: ``prepare`` by whichever thread received the request, while
-others compute; ``execute`` by the threads of the instances.  Both must be safe to call from several.
+Threads of a worker call both at once: ``prepare`` is called by whichever thread received the request, while others
+compute, and ``execute`` by the threads of the instances.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conch.backends.native.arrays import Request, Result
-from conch.errors import ConchError
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.errors import ConchError, internal, invalid, one_line
 from conch.inference import TensorSpec
 
 
-class Prepared:
+class PreparedRequest:
     """A request that is ready to be computed; tasks make subclasses that hold what they need.
 
-    ``length`` is that of its longest sequence and ``sequences`` their number, in whatever costs time:
-    tokens for text, frames for audio, 1 for images.  The server's scheduler groups by them.
+    ``length`` is that of its longest sequence, in whatever costs time: tokens for text, frames for sound, 1 for images.
+    The server's scheduler groups requests by it and by ``sequence_count``.
     """
 
-    __slots__ = ("length", "request", "sequences")
+    __slots__ = ("length", "request", "sequence_count")
 
-    def __init__(self, request: Request, length: int = 1, sequences: int = 1) -> None:
+    def __init__(self, request: Request, length: int = 1, sequence_count: int = 1) -> None:
         self.request = request
         self.length = length
-        self.sequences = sequences
+        self.sequence_count = sequence_count
 
 
 @dataclass(slots=True)
@@ -51,23 +54,55 @@ class ExecutionWork:
         self.runs += 1
 
 
-class Task(ABC):
-    """One task over one checkpoint.
+def library_failure(what: str, error: Exception, *, of_request: bool = False) -> ConchError:
+    """What a request is answered with where a library raised ``error``: INVALID_ARG for a ValueError, else INTERNAL.
 
-    ``inputs`` and ``outputs`` are without the batch dimension.  ``max_batch_size`` is what a
-    configuration without one gets.
+    ``of_request``: whatever was raised, the request is to blame.
+    """
+    kind = invalid if of_request or isinstance(error, ValueError) else internal
+    return kind(f"{what} failed: {one_line(error)}")
+
+
+#: Loads the network under a class of transformers' (``AutoModel`` …), which decides its head.
+OpenEngine = Callable[[str], NetworkEngine]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDescription:
+    """The tensors of a task over one checkpoint, without the batch dimension.
+
+    ``max_batch_size`` is what a configuration without one gets; 0 for tasks without a batch dimension.
     """
 
-    inputs: Sequence[TensorSpec]
-    outputs: Sequence[TensorSpec]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     max_batch_size: int = 256
 
+
+class Task(ABC):
+    """One task over one checkpoint."""
+
     @abstractmethod
-    def prepare(self, request: Request) -> Prepared:
+    def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
+        """Load what the task needs; ``open_engine`` is called once, by tasks whose network an engine runs.
+
+        Raises INVALID_ARG for a checkpoint that lacks what the task needs, and what ``open_engine`` raises.
+        """
+
+    @classmethod
+    @abstractmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        """The tensors, from the checkpoint's small files alone.
+
+        Raises INVALID_ARG for options that no request could be answered with.
+        """
+
+    @abstractmethod
+    def prepare(self, request: Request) -> PreparedRequest:
         """Check and decode a request: tokenise text, decode audio or an image.  Raises INVALID_ARG."""
 
     @abstractmethod
-    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         """Answer each of ``batch``, in order, with the outputs its request wants.
 
         What is wrong with one request is returned for it; what is raised fails them all.

@@ -1,6 +1,6 @@
-"""The generation parameters that a request may give, and when generation stops early.
+"""Arguments of transformers' ``generate`` that a request may give, and how cancelled requests stop it.
 
-Used by tasks whose models write text.
+Used by text-to-text models and speech recognition.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ PARAMETERS: Final[Mapping[str, tuple[str, float, float]]] = {
     "top_p": ("FP32", 1e-6, 1.0),
 }
 
-#: What is written at most when neither the checkpoint nor the request says.
+#: The most tokens that are written where neither the checkpoint nor the request says.
 DEFAULT_NEW_TOKENS: Final = 256
 
 
-def specs(*names: str) -> list[TensorSpec]:
-    """The named parameters as optional inputs of one value; all of them without names."""
+def generation_inputs(*names: str) -> list[TensorSpec]:
+    """The optional inputs for the arguments ``names``, one value each; for all of ``PARAMETERS`` without names."""
     return [TensorSpec(name, PARAMETERS[name][0], (1,), optional=True) for name in names or PARAMETERS]
 
 
-def requested(request: Request, names: Sequence[str] = tuple(PARAMETERS), *, longest: int = 0) -> dict[str, Any]:
-    """The parameters that ``request`` gives, as ``generate`` takes them.
+def generation_arguments(
+    request: Request, names: Sequence[str] = tuple(PARAMETERS), *, most_tokens: int = 0
+) -> dict[str, Any]:
+    """Those of the inputs ``names`` that ``request`` has, as arguments of ``generate``.
 
-    ``longest`` is how many tokens the model can write, 0 for any number.  Raises INVALID_ARG, naming the input.
+    ``most_tokens`` is how many tokens the model can write, 0 for any number.  Raises INVALID_ARG, naming the input.
     """
     given: dict[str, Any] = {}
     for name in names:
@@ -45,8 +47,8 @@ def requested(request: Request, names: Sequence[str] = tuple(PARAMETERS), *, lon
         if value is None:
             continue
         _, least, greatest = PARAMETERS[name]
-        if longest and name in ("max_new_tokens", "max_length", "min_length"):
-            greatest = longest
+        if most_tokens and name in ("max_new_tokens", "max_length", "min_length"):
+            greatest = most_tokens
         if not (isfinite(value) and least <= value <= greatest):
             raise invalid(f"input '{name}' is {value:g}; it must be between {least:g} and {greatest:g}")
         given[name] = value

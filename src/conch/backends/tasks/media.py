@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from conch.backends.native.arrays import Request
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid, unsupported
+from conch.inference import TensorSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,6 +32,13 @@ MAX_CHANNELS: Final = 32
 #: Defaults of the parameters ``max_audio_seconds`` and ``max_image_pixels``.
 MAX_SECONDS: Final = 3600
 MAX_PIXELS: Final = 64_000_000
+
+#: The inputs of every task with sound: a file, or samples of one channel at ``sampling_rate`` Hz (16000 without it).
+SOUND_INPUTS: Final = (
+    TensorSpec("audio", "BYTES", (1,), optional=True),
+    TensorSpec("samples", "FP32", (-1,), optional=True),
+    TensorSpec("sampling_rate", "INT32", (1,), optional=True),
+)
 
 #: How files that are read begin.
 _AUDIO: Final = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS")
@@ -45,17 +54,17 @@ _BLOCK: Final = 1 << 20
 
 
 def max_seconds(options: Options) -> int:
-    """How long a recording may be.  Raises INVALID_ARG for a limit that none keeps to."""
+    """The longest recording that is read (s).  Raises INVALID_ARG for a limit of 0."""
     return _limit(options, "max_audio_seconds", MAX_SECONDS)
 
 
 def max_pixels(options: Options) -> int:
-    """How many pixels an image may have.  Raises INVALID_ARG for a limit that none keeps to."""
+    """The most pixels that an image may have.  Raises INVALID_ARG for a limit of 0."""
     return _limit(options, "max_image_pixels", MAX_PIXELS)
 
 
 def shortest(config: Any) -> int:
-    """The samples that a network needs at least: of those whose first layers are convolutions of samples.
+    """The fewest samples that a network can read: one whose first layers are convolutions over samples needs several.
 
     ``config`` is transformers' configuration; 1 for networks that are given features.
     """
@@ -66,12 +75,28 @@ def shortest(config: Any) -> int:
     return needed
 
 
-def check_length(values: Samples, least: int, rate: int, name: str, row: int) -> None:
-    """Raise INVALID_ARG, naming the input and the row, for sound of fewer samples than ``least``."""
-    if len(values) < least:
-        raise _broken(
-            name, row, f"it is too short: it has {len(values)} samples at {rate} Hz, and the model needs {least}"
-        )
+def sounds_of(request: Request, rate: int, *, seconds: int, least: int) -> list[Samples]:
+    """The sound of each row at ``rate`` Hz, from the input ``audio``, else from ``samples``; empty without both.
+
+    Raises INVALID_ARG, naming the input and the row, for what cannot be read, is longer than ``seconds``, or has fewer
+    samples than ``least``.
+    """
+    if request.has("audio"):
+        name = "audio"
+        sounds = [audio(data, rate, seconds=seconds, row=row) for row, data in enumerate(request.files(name))]
+    elif request.has("samples"):
+        name = "samples"
+        given = int(request.option("sampling_rate", 16_000))
+        rows = request.array(name).reshape(request.rows, -1)
+        sounds = [samples(values, given, rate, seconds=seconds, row=row) for row, values in enumerate(rows)]
+    else:
+        return []
+    for row, values in enumerate(sounds):
+        if len(values) < least:
+            raise _broken(
+                name, row, f"it is too short: it has {len(values)} samples at {rate} Hz, and the model needs {least}"
+            )
+    return sounds
 
 
 def file_bytes(data: bytes, name: str, row: int) -> bytes:

@@ -23,7 +23,7 @@ def softmax(logits: Array) -> Array:
 
 
 def sigmoid(logits: Array) -> Array:
-    """Each logit's own probability."""
+    """The probability of each logit by itself."""
     with np.errstate(over="ignore"):
         return np.asarray(1.0 / (1.0 + np.exp(-logits)))
 
@@ -36,7 +36,7 @@ def apply(function: str, logits: Array) -> Array:
 
 
 def checked_function(value: Any) -> str:
-    """``function_to_apply`` as a client or a configuration gave it."""
+    """``value`` if it is one of ``FUNCTIONS``.  Raises INVALID_ARG for anything else."""
     if value not in FUNCTIONS:
         raise invalid(f"{FUNCTION} is '{value}'; it must be one of {', '.join(FUNCTIONS)}")
     return str(value)
@@ -66,7 +66,7 @@ def best_first(labels: Sequence[str], scores: Array, k: int | None) -> tuple[Str
 
 
 def checked_top_k(value: Any, most: int) -> int:
-    """``top_k`` as a client or a configuration gave it, at most ``most``; INVALID_ARG unless it is positive."""
+    """``top_k`` as a client or a configuration gave it, at most ``most``.  Raises INVALID_ARG unless it is positive."""
     try:
         k = int(value)
     except (TypeError, ValueError):
@@ -77,7 +77,7 @@ def checked_top_k(value: Any, most: int) -> int:
 
 
 def mislabelled(given: int, named: int) -> ConchError:
-    """The network and the checkpoint's labels disagree."""
+    """The error for a network with another number of scores than the checkpoint has labels."""
     return invalid(
         f"the network gives {given} scores but the checkpoint has {named} labels: correct id2label in config.json"
     )

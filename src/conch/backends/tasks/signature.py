@@ -1,28 +1,18 @@
-"""What a task's tensors make of a configuration.  Runs in workers, when a model is loaded."""
+"""Completes a configuration from the tensors of its task.  Runs in workers, when a model is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from conch.backends.tasks.base import TaskDescription
 from conch.errors import invalid
 from conch.inference import TensorSpec
 from conch.tensors import CONFIG_NAME, format_shape
 
 
-class Description(Protocol):
-    """The tensors of a task over a checkpoint, without the batch dimension."""
-
-    @property
-    def inputs(self) -> Sequence[TensorSpec]: ...
-    @property
-    def outputs(self) -> Sequence[TensorSpec]: ...
-    @property
-    def max_batch_size(self) -> int: ...
-
-
-def complete_config(config: Mapping[str, Any], task: Description) -> dict[str, Any]:
-    """``config`` (as JSON has it) with what it leaves open: tensors, the greatest batch, dynamic batching.
+def complete_config(config: Mapping[str, Any], task: TaskDescription) -> dict[str, Any]:
+    """``config`` (JSON) with the tensors, the greatest batch size and the dynamic batching that it leaves open.
 
     Raises INVALID_ARG for tensors that the task does not have.
     """

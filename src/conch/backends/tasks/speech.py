@@ -16,13 +16,19 @@ from typing import Any, Final
 
 from conch.backends.native.arrays import Request, Result, Strings
 from conch.backends.tasks import media
-from conch.backends.tasks.base import ExecutionWork, Prepared, Task
-from conch.backends.tasks.decoding import requested, specs, stop_when_cancelled
+from conch.backends.tasks.base import (
+    ExecutionWork,
+    OpenEngine,
+    PreparedRequest,
+    Task,
+    TaskDescription,
+    library_failure,
+)
+from conch.backends.tasks.decoding import generation_arguments, generation_inputs, stop_when_cancelled
 from conch.backends.tasks.loading import device_of, load_pipeline
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, internal, invalid, one_line
+from conch.errors import ConchError, invalid, one_line
 from conch.inference import TensorSpec
 
 #: Seconds of a chunk where the model itself knows no windows; a sixth overlaps on each side.
@@ -42,10 +48,23 @@ _TIMESTAMPS: Final[Mapping[str, Mapping[str, bool | str]]] = {
 }
 _GENERATION: Final = ("max_new_tokens", "num_beams", "do_sample", "temperature")
 
+#: The same for all checkpoints.
+DESCRIPTION: Final = TaskDescription(
+    (
+        *media.SOUND_INPUTS,
+        TensorSpec("return_timestamps", "BYTES", (1,), optional=True),
+        TensorSpec("language", "BYTES", (1,), optional=True),
+        TensorSpec("task", "BYTES", (1,), optional=True),
+        *generation_inputs(*_GENERATION),
+    ),
+    (TensorSpec("text_output", "BYTES", (1,)), TensorSpec("chunks", "BYTES", (1,))),
+    max_batch_size=16,
+)
+
 
 @dataclass(slots=True)
 class _Recording:
-    """One row: what the model is given, chunk by chunk, and what it has answered."""
+    """One row of a request: the chunks that the model is given, and its answers so far."""
 
     request: Request
     seconds: float
@@ -56,7 +75,7 @@ class _Recording:
     error: ConchError | None = None
 
 
-class PreparedSpeech(Prepared):
+class PreparedSpeech(PreparedRequest):
     """The recordings of a request; the length is in frames of features, or samples for a model that takes them."""
 
     __slots__ = ("recordings",)
@@ -81,27 +100,13 @@ class SpeechRecognition(Task):
     length.
     """
 
-    max_batch_size = 16
-
-    inputs = (
-        TensorSpec("audio", "BYTES", (1,), optional=True),
-        TensorSpec("samples", "FP32", (-1,), optional=True),
-        TensorSpec("sampling_rate", "INT32", (1,), optional=True),
-        TensorSpec("return_timestamps", "BYTES", (1,), optional=True),
-        TensorSpec("language", "BYTES", (1,), optional=True),
-        TensorSpec("task", "BYTES", (1,), optional=True),
-        *specs(*_GENERATION),
-    )
-    outputs = (TensorSpec("text_output", "BYTES", (1,)), TensorSpec("chunks", "BYTES", (1,)))
-
     @classmethod
     def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        """The signature, which is the same for all checkpoints.  Raises INVALID_ARG for limits that cannot be kept."""
         media.max_seconds(options)
         chunk = options.number("chunk_length_s")
         if chunk and chunk < SHORT:
             raise invalid(f"parameter 'chunk_length_s' is {chunk:g}; it must be 0 (no chunks) or {SHORT} at least")
-        return TaskDescription(cls.inputs, cls.outputs, cls.max_batch_size)
+        return DESCRIPTION
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         self.describe(checkpoint, options)
@@ -119,16 +124,15 @@ class SpeechRecognition(Task):
     def prepare(self, request: Request) -> PreparedSpeech:
         """Decode and make features.  Raises INVALID_ARG for sound that cannot be read and options that do not fit."""
         timestamps, generation = self._timestamps(request), self._generation(request)
-        sounds = self._samples(request)
+        if request.has("audio") == request.has("samples"):
+            raise invalid("a request needs exactly one of the inputs 'audio' and 'samples'")
+        sounds = media.sounds_of(request, self._rate, seconds=self._seconds, least=self._shortest)
         if not sounds:
             raise invalid("the request has no rows")
-        name = "audio" if request.has("audio") else "samples"
-        for row, samples in enumerate(sounds):
-            media.check_length(samples, self._shortest, self._rate, name, row)
         recordings = [self._recording(request, samples, timestamps, generation) for samples in sounds]
         return PreparedSpeech(request, recordings)
 
-    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         groups: dict[str, list[tuple[_Recording, int]]] = {}
         for prepared in batch:
             assert isinstance(prepared, PreparedSpeech)
@@ -137,22 +141,8 @@ class SpeechRecognition(Task):
                     groups.setdefault(self._group(recording, place), []).append((recording, place))
         for group in groups.values():
             for start in range(0, len(group), BATCH_CHUNKS):
-                self._run(group[start : start + BATCH_CHUNKS], usage)
+                self._run(group[start : start + BATCH_CHUNKS], work)
         return [self._result(prepared) for prepared in batch]
-
-    def _samples(self, request: Request) -> list[media.Samples]:
-        if request.has("audio") == request.has("samples"):
-            raise invalid("a request needs exactly one of the inputs 'audio' and 'samples'")
-        if request.has("audio"):
-            return [
-                media.audio(data, self._rate, seconds=self._seconds, row=row)
-                for row, data in enumerate(request.files("audio"))
-            ]
-        given = int(request.option("sampling_rate", 16_000))
-        rows = request.array("samples").reshape(request.rows, -1)
-        return [
-            media.samples(values, given, self._rate, seconds=self._seconds, row=row) for row, values in enumerate(rows)
-        ]
 
     def _recording(
         self, request: Request, samples: media.Samples, timestamps: bool | str, generation: dict[str, Any]
@@ -173,17 +163,17 @@ class SpeechRecognition(Task):
         return 0 < self._window < recording.seconds * self._rate and not self._chunk
 
     def _timestamps(self, request: Request) -> bool | str:
-        asked = request.option("return_timestamps", "none")
+        kind = request.option("return_timestamps", "none")
         known = _TIMESTAMPS.get(self._kind, {"none": False})
-        if asked not in known:
-            raise invalid(f"input 'return_timestamps' is '{asked}'; this model can give: {', '.join(known)}")
-        return known[asked]
+        if kind not in known:
+            raise invalid(f"input 'return_timestamps' is '{kind}'; this model can give: {', '.join(known)}")
+        return known[kind]
 
     def _generation(self, request: Request) -> dict[str, Any]:
         names = [name for name in ("language", "task", *_GENERATION) if request.has(name)]
         if names and self._kind not in ("seq2seq_whisper", "seq2seq"):
             raise invalid(f"input '{names[0]}' is not for this model: it reads sound off, frame by frame")
-        generation = requested(request, _GENERATION)
+        generation = generation_arguments(request, _GENERATION)
         for name in ("language", "task"):
             value = request.option(name)
             if not value:
@@ -198,14 +188,14 @@ class SpeechRecognition(Task):
         return generation
 
     def _group(self, recording: _Recording, place: int) -> str:
-        """Chunks with the same key run together: equal shapes and equal parameters, so that padding changes nothing."""
+        """A key that chunks share that may run together: those of equal shapes and parameters, so none is padded."""
         chunk = recording.chunks[place]
         shapes = [(name, tuple(value.shape)) for name, value in sorted(chunk.items()) if hasattr(value, "shape")]
         key = f"{shapes} {'stride' in chunk} {recording.timestamps} {sorted(recording.generation.items())}"
         alone = recording.timestamps == "word" and self._kind == "seq2seq_whisper"
         return f"{key} {id(recording)} {place}" if alone or self._windows(recording) else key
 
-    def _run(self, group: list[tuple[_Recording, int]], usage: ExecutionWork) -> None:
+    def _run(self, group: list[tuple[_Recording, int]], work: ExecutionWork) -> None:
         first = group[0][0]
         parameters: dict[str, Any] = {}
         if self._kind in ("seq2seq_whisper", "seq2seq"):
@@ -215,22 +205,24 @@ class SpeechRecognition(Task):
             parameters["stopping_criteria"] = stop_when_cancelled([recording.request for recording, _ in group])
         chunks = [recording.chunks[place] for recording, place in group]
         try:
-            answers = _apart(self._at(first.timestamps).forward(_together(chunks), **parameters), len(chunks))
+            answers = _separated(
+                self._pipeline_for(first.timestamps).forward(_joined(chunks), **parameters), len(chunks)
+            )
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            kind = invalid if isinstance(error, ValueError) or first.seconds < SHORT else internal
+            failed = library_failure("recognition", error, of_request=first.seconds < SHORT)
             for recording, _ in group:
-                recording.error = kind(f"recognition failed: {one_line(error)}")
+                recording.error = failed
             return
         frames = sum(_frames(chunk) for chunk in chunks)
-        usage.add(frames, frames, len(chunks))
+        work.add(frames, frames, len(chunks))
         for (recording, place), answer in zip(group, answers, strict=True):
             recording.answers[place] = answer
 
-    def _at(self, timestamps: bool | str) -> Any:
-        """The pipeline; for words of Whisper, one over the same weights with a configuration of its own.
+    def _pipeline_for(self, timestamps: bool | str) -> Any:
+        """The pipeline; for word timestamps of Whisper, another one over the same weights with its own configuration.
 
-        transformers finds words by the attention, and switches the model to an implementation that returns it: under
-        the eyes of other threads that would change what they are computing.
+        transformers tells words by the attention, and switches the model to an implementation that returns it, which
+        would change what other threads are computing at that moment.
         """
         if timestamps != "word" or self._kind != "seq2seq_whisper":
             return self._pipeline
@@ -243,7 +235,7 @@ class SpeechRecognition(Task):
                 self._word_pipeline.model.set_attn_implementation("eager")
             return self._word_pipeline
 
-    def _result(self, prepared: Prepared) -> Result | ConchError:
+    def _result(self, prepared: PreparedRequest) -> Result | ConchError:
         assert isinstance(prepared, PreparedSpeech)
         texts, chunks = [], []
         for recording in prepared.recordings:
@@ -252,30 +244,30 @@ class SpeechRecognition(Task):
             answers = [recording.answers[place] for place in range(len(recording.chunks))]
             given = self._pipeline.postprocess(answers, return_timestamps=recording.timestamps)
             texts.append(given["text"])
-            asked = prepared.request.option("return_timestamps", "none") != "none"
-            found = given.get("chunks", []) if asked else []
-            chunks.append(json.dumps([_chunk(one, recording.seconds) for one in found], ensure_ascii=False))
+            wants_chunks = prepared.request.option("return_timestamps", "none") != "none"
+            pieces = given.get("chunks", []) if wants_chunks else []
+            chunks.append(json.dumps([_chunk(piece, recording.seconds) for piece in pieces], ensure_ascii=False))
         shape = (len(texts), 1)
         return Result({"text_output": Strings(shape, texts), "chunks": Strings(shape, chunks)})
 
 
-def _chunk(found: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """A piece of text and its time; what has no beginning or end was cut by those of the recording."""
-    start, end = found["timestamp"]
+def _chunk(piece: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """A piece of text with its time in seconds; one cut off by an end of the recording begins or ends there."""
+    start, end = piece["timestamp"]
     return {
-        "text": found["text"],
+        "text": piece["text"],
         "start": round(float(start or 0.0), 3),
         "end": round(float(seconds if end is None else end), 3),
     }
 
 
 def _frames(chunk: Mapping[str, Any]) -> int:
-    """About how many positions the encoder has for a chunk: half as many as features, a 320th of the samples."""
+    """Roughly how many positions the encoder has for a chunk: half its features, or a 320th of its samples."""
     shapes = [tuple(map(int, value.shape)) for value in chunk.values() if getattr(value, "ndim", 0) >= 2]
     return max(max(1, shape[-1] // (2 if len(shape) > 2 else 320)) for shape in shapes)
 
 
-def _together(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _joined(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Chunks of equal shapes as one: tensors along the batch dimension, anything else as a list."""
     import torch
 
@@ -289,8 +281,8 @@ def _together(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _apart(answers: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The inverse of ``_together``, for what the model answered."""
+def _separated(answers: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The inverse of ``_joined``, for what the model answered."""
     if count == 1:
         return [dict(answers)]
     return [

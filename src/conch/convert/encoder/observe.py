@@ -119,7 +119,7 @@ def observe(
 def as_served(engine: NetworkEngine, arrays: dict[str, Array], pad: int, most: int) -> dict[str, Array]:
     """INT64 ``[rows, tokens]`` arrays in the shape that ``engine`` wants for them."""
     rows, tokens = arrays["attention_mask"].shape
-    wanted_rows, wanted_tokens = engine.shape(rows, tokens)
+    wanted_rows, wanted_tokens = engine.padded_shape(rows, tokens)
     around = ((0, wanted_rows - rows), (0, min(wanted_tokens, max(tokens, most)) - tokens))
     made = {
         name: np.pad(array, around, constant_values=pad if name == "input_ids" else 0) for name, array in arrays.items()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from conch.backends.graphs.openvino.compiled import CompileSettings
 from conch.backends.native.arrays import DTYPES, Strings
 from conch.errors import Code, ConchError
 from tests import onnx_graphs
-from tests.unit.backends.tensor_backends import initialise, parameters, start, tensor
+from tests.unit.backends.tensor_backends import initialise, parameters, start, sums_at_once, tensor
 
 ALL = frozenset(("sum", "difference", "y"))
 TYPES = {
@@ -147,15 +145,7 @@ def test_what_the_graph_refuses_fails_the_request_and_no_other(tmp_path: Path) -
 
 def test_instances_run_at_once_over_one_graph(add_sub: Path) -> None:
     backend = start(initialise(OpenVinoBackend, add_sub), count=4)
-    together = threading.Barrier(4)
-
-    def run(number: int) -> bool:
-        together.wait(timeout=10)
-        a = np.full((3, 4), number, np.float32)
-        return all((backend.infer({"a": a, "b": a}, ALL)["sum"] == 2 * number).all() for _ in range(50))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(run, range(4)))
+    assert all(sums_at_once(backend, 4))
 
 
 def test_a_gpu_is_refused(add_sub: Path) -> None:

@@ -109,7 +109,7 @@ def test_several_ways_are_concatenated_and_a_dense_layer_follows(tmp_path: Path)
     expected = torch.nn.functional.normalize(torch.tanh(weight @ pooled + bias), dim=0)
     task = open_task(tmp_path, "feature-extraction")
     np.testing.assert_allclose(embedding(answer(task, request(text_input=TEXTS[:1])))[0], expected.numpy(), atol=1e-5)
-    assert task.outputs[0].dims == (5,)
+    assert describe_task(Checkpoint.open(tmp_path), Options()).outputs[0].dims == (5,)
 
 
 def test_prompts_are_put_before_the_text_and_may_not_count(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from conch.backends.native.arrays import Request, Result
-from conch.backends.tasks.base import ExecutionWork, Prepared
-from conch.backends.tasks.encoders.base import EncoderTask, Run
+from conch.backends.tasks.base import ExecutionWork, PreparedRequest
+from conch.backends.tasks.encoders.base import EncoderTask, PaddedBatch
 from conch.backends.tasks.table import make_task
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -51,7 +51,7 @@ def test_no_run_pads_past_its_bucket_or_exceeds_the_budget(folder: Path) -> None
     task, engine = opened(folder, max_batch_tokens=100)
     texts = [" ".join(["a"] * (1 + 7 * index % 30)) for index in range(60)]
     prepared = task.prepare(request(text_input=texts))
-    assert (prepared.length, prepared.sequences) == (32, 60)
+    assert (prepared.length, prepared.sequence_count) == (32, 60)
     usage = ExecutionWork()
     task.execute([prepared], usage)
     assert max(count * length for count, length in engine.shapes) <= 100
@@ -139,7 +139,7 @@ def test_labels_that_disagree_with_the_network_are_named(folder: Path, tmp_path:
 
 def test_a_batch_without_rows_gives_results_without_rows(folder: Path) -> None:
     task, _ = opened(folder)
-    prepared: Prepared = task.prepare(request("logits", text_input=[TEXTS[0]]))
+    prepared: PreparedRequest = task.prepare(request("logits", text_input=[TEXTS[0]]))
     assert task.execute([], ExecutionWork()) == []
     assert isinstance(task.execute([prepared], ExecutionWork())[0], Result)
 
@@ -149,16 +149,16 @@ def sequences(*lengths: int) -> list[Tokens]:
 
 
 def test_an_engine_that_wants_larger_shapes_gets_padding_and_its_outputs_are_cut_back() -> None:
-    run = Run(sequences(3, 2, 3), [], 9, (4, 8))
-    assert run.ids.tolist()[1] == [1, 2, 9, 9, 9, 9, 9, 9]
-    assert run.mask.sum(axis=1).tolist() == [3, 2, 3, 1]
-    outputs = run.of_items({"logits": np.ones((4, 8, 5))})
+    batch = PaddedBatch(sequences(3, 2, 3), [], 9, (4, 8))
+    assert batch.ids.tolist()[1] == [1, 2, 9, 9, 9, 9, 9, 9]
+    assert batch.mask.sum(axis=1).tolist() == [3, 2, 3, 1]
+    outputs = batch.without_padding_rows({"logits": np.ones((4, 8, 5))})
     assert outputs["logits"].shape == (3, 8, 5)
-    assert run.mask.shape == (3, 8)
-    assert [len(row) for row in run.rows(outputs["logits"])] == [3, 2, 3]
+    assert batch.mask.shape == (3, 8)
+    assert [len(row) for row in batch.rows(outputs["logits"])] == [3, 2, 3]
 
 
 def test_sequences_that_fill_their_shape_are_not_padded() -> None:
-    run = Run(sequences(4, 4), [], 9, (2, 4))
-    assert not run.padded
-    assert run.mask.all()
+    batch = PaddedBatch(sequences(4, 4), [], 9, (2, 4))
+    assert not batch.padded
+    assert batch.mask.all()

@@ -285,8 +285,8 @@ def test_an_engine_without_a_graph_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_shape_that_is_asked_for_again_and_again_is_no_longer_padded() -> None:
     engine = OpenVinoEngine.__new__(OpenVinoEngine)
-    engine._asked = Counter()
-    first = [engine.shape(17, 16) for _ in range(WORTH_COMPILING)]
+    engine._requested = Counter()
+    first = [engine.padded_shape(17, 16) for _ in range(WORTH_COMPILING)]
     assert set(first) == {(20, 16)}
-    assert engine.shape(17, 16) == (17, 16)
-    assert engine.shape(18, 16) == (20, 16)
+    assert engine.padded_shape(17, 16) == (17, 16)
+    assert engine.padded_shape(18, 16) == (20, 16)

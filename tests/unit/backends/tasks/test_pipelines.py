@@ -1,165 +1,275 @@
-"""Tasks of text give what transformers.pipeline gives, for tiny networks with random weights."""
+"""Other tasks of ``transformers.pipeline``: their answers as text or JSON, and arguments that clients may not give."""
+
+from __future__ import annotations
 
 import json
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import pipeline
+import soundfile
+import torch
+import transformers
+from PIL import Image
 
-from conch.backends.native.arrays import Array, Strings
-from conch.backends.tasks.base import Task
-from conch.backends.tasks.encoders.zero_shot import hypothesis
-from conch.errors import ConchError
-from tests.text_checkpoints import TEXTS, answer, open_task, request, strings, write
+from conch.backends.native.arrays import Result
+from conch.backends.tasks.pipelines.inputs import inputs_of
+from conch.backends.tasks.table import describe_task
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.errors import Code, ConchError
+from tests import task_checkpoints
+from tests.task_checkpoints import RATE, image_file, sound_file, tone
+from tests.task_requests import answers, ask, open_task, texts
 
-LONG = " ".join(TEXTS)
-ALL = [*TEXTS, LONG]
-ENTITIES = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
-
-Reference = Any
-
-
-def served(folder: Path, head: str, task: str, **settings: Any) -> tuple[Task, Reference]:
-    """A new checkpoint as a task, and as transformers' pipeline."""
-    write(folder, head, **settings)
-    return open_task(folder, task), pipeline(task, str(folder), device="cpu")
+PROMPT = "I am going to"
 
 
-def entailing(folder: Path, *labels: str) -> tuple[Task, Reference]:
-    names = {"id2label": dict(enumerate(labels)), "label2id": {label: index for index, label in enumerate(labels)}}
-    return served(folder, "AutoModelForSequenceClassification", "zero-shot-classification", **names)
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return task_checkpoints.causal(tmp_path_factory.mktemp("causal"))
 
 
-def close(value: Array | Strings, expected: Any) -> None:
-    assert isinstance(value, np.ndarray) and value.dtype == np.float32
-    np.testing.assert_allclose(value, np.array(expected, np.float32), rtol=2e-5, atol=1e-5)
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return task_checkpoints.clip(tmp_path_factory.mktemp("clip"))
+
+
+def pipeline(task: str, folder: Path) -> Any:
+    make: Any = transformers.pipeline
+    return make(task, model=str(folder), device="cpu", dtype=torch.float32)
+
+
+def opened(file: bytes) -> Any:
+    return Image.open(BytesIO(file)).convert("RGB")
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """Whether JSON is what a pipeline gave, up to rounding."""
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(close(found[name], wanted[name]) for name in wanted)
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(close(*pair) for pair in zip(found, wanted, strict=True))
+    return bool(found == (pytest.approx(wanted, rel=1e-4, abs=1e-6) if isinstance(wanted, float) else wanted))
+
+
+def test_text_generation_gives_the_text(causal: Path) -> None:
+    wanted = pipeline("text-generation", causal)(PROMPT, max_new_tokens=8)[0]["generated_text"]
+    task = open_task(causal)
+    assert texts(task, ask({"text_input": [PROMPT]}, options='{"max_new_tokens": 8}')) == [[wanted]]
+    assert wanted.startswith(PROMPT)
+
+
+def test_each_row_has_its_options(causal: Path) -> None:
+    reference = pipeline("text-generation", causal)
+    rows = ['{"max_new_tokens": 3}', '{"max_new_tokens": 6, "return_full_text": false}']
+    task = open_task(causal)
+    assert texts(task, ask({"text_input": [PROMPT, PROMPT], "options": rows})) == [
+        [
+            reference(PROMPT, max_new_tokens=3)[0]["generated_text"],
+            reference(PROMPT, max_new_tokens=6, return_full_text=False)[0]["generated_text"],
+        ]
+    ]
+
+
+def test_several_texts_are_json(causal: Path) -> None:
+    options = '{"max_new_tokens": 3, "num_beams": 2, "num_return_sequences": 2}'
+    ((found,),) = texts(open_task(causal), ask({"text_input": [PROMPT]}, options=options))
+    wanted = pipeline("text-generation", causal)(PROMPT, max_new_tokens=3, num_beams=2, num_return_sequences=2)
+    assert json.loads(found) == wanted
+
+
+def test_sound_is_classified(tmp_path: Path) -> None:
+    folder = task_checkpoints.sounds(tmp_path)
+    samples = tone(0.5)
+    task = open_task(folder)
+    wanted = pipeline("audio-classification", folder)(samples)
+    for request in (ask({"audio": [sound_file(samples, subtype="FLOAT")]}), ask({"samples": samples[None]})):
+        assert close(json.loads(texts(task, request)[0][0]), wanted)
+
+
+def test_objects_are_found(tmp_path: Path) -> None:
+    folder = task_checkpoints.detector(tmp_path)
+    file = image_file(48, 40)
+    wanted = pipeline("object-detection", folder)(opened(file), threshold=0.0)
+    ((found,),) = texts(open_task(folder), ask({"image": [file]}, options='{"threshold": 0}'))
+    assert wanted
+    assert close(json.loads(found), wanted)
+
+
+def test_images_are_compared_with_labels(clip: Path) -> None:
+    file = image_file()
+    labels = ["a station", "a bus"]
+    wanted = pipeline("zero-shot-image-classification", clip)(opened(file), candidate_labels=labels)
+    task = open_task(clip, task="zero-shot-image-classification")
+    ((found,),) = texts(task, ask({"image": [file], "candidate_labels": [labels]}))
+    assert close(json.loads(found), wanted)
+
+
+def test_image_in_an_answer_is_a_png_file(tmp_path: Path) -> None:
+    folder = task_checkpoints.depth(tmp_path)
+    file = image_file(32, 32)
+    ((found,),) = texts(open_task(folder), ask({"image": [file]}))
+    answer = json.loads(found)
+    wanted = pipeline("depth-estimation", folder)(opened(file))
+    np.testing.assert_array_equal(np.asarray(opened_any(answer["depth"])), np.asarray(wanted["depth"]))
+    np.testing.assert_allclose(answer["predicted_depth"], wanted["predicted_depth"].numpy(), rtol=1e-4, atol=1e-6)
+
+
+def opened_any(text: str) -> Any:
+    return Image.open(BytesIO(b64decode(text)))
+
+
+def test_sound_in_an_answer_is_a_wav_file(tmp_path: Path) -> None:
+    folder = task_checkpoints.speaker(tmp_path)
+    ((found,),) = texts(open_task(folder, task="text-to-audio"), ask({"text_input": ["hello there"]}))
+    answer = json.loads(found)
+    samples, rate = soundfile.read(BytesIO(b64decode(answer["audio"])))
+    assert rate == answer["sampling_rate"] == 8000
+    assert len(samples)
+
+
+def test_features_of_an_image_are_lists(tmp_path: Path) -> None:
+    folder = task_checkpoints.vit(tmp_path, head="ViTModel")
+    task = open_task(folder, task="image-feature-extraction")
+    ((found,),) = texts(task, ask({"image": [image_file()]}))
+    assert np.array(json.loads(found)).shape == (1, 17, 32)
+
+
+OWN_PIPELINE = """
+from transformers import Pipeline
+
+class Shout(Pipeline):
+    _load_tokenizer = True
+
+    def _sanitize_parameters(self, mark=None, **kwargs):
+        return {}, {}, {} if mark is None else {"mark": mark}
+
+    def preprocess(self, text):
+        return {"text": text}
+
+    def _forward(self, inputs):
+        return inputs
+
+    def postprocess(self, inputs, mark="!"):
+        return {"text": inputs["text"].upper() + mark, "length": len(inputs["text"])}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint that brings a pipeline of its own."""
+    folder = task_checkpoints.causal(tmp_path / "model")
+    (folder / "shouting.py").write_text(OWN_PIPELINE)
+    config = json.loads((folder / "config.json").read_text())
+    config["custom_pipelines"] = {
+        "shouting": {"impl": "shouting.Shout", "pt": ["AutoModelForCausalLM"], "type": "text"}
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_pipeline_of_the_checkpoint_runs_when_its_code_is_trusted(own: Path) -> None:
+    task = open_task(own, task="shouting", trust_remote_code=True)
+    assert texts(task, ask({"text_input": ["hello"]}, options='{"mark": "?"}')) == [["HELLO?"]]
+
+
+def test_pipeline_of_the_checkpoint_is_refused_when_its_code_is_not_trusted(own: Path) -> None:
+    with pytest.raises(ConchError, match="trust_remote_code") as caught:
+        open_task(own, task="shouting")
+    assert caught.value.code is Code.INVALID_ARG
+
+
+def test_task_that_transformers_does_not_have_is_refused_by_name(causal: Path) -> None:
+    given = Options.from_values({"task": "mind-reading"})
+    with pytest.raises(ConchError, match=r"task 'mind-reading' is not known; the tasks .* are: .*object-detection, "):
+        describe_task(Checkpoint.open(causal, given), given)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "options",
     [
-        {"num_labels": 3},
-        {"num_labels": 3, "problem_type": "multi_label_classification"},
-        {"num_labels": 1},
-        {"num_labels": 2, "problem_type": "regression", "family": "roberta"},
+        '{"custom_generate": "someone/model", "trust_remote_code": true}',
+        '{"assistant_model": "someone/model"}',
+        '{"tokenizer_encode_kwargs": {}}',
+        '{"generate_kwargs": {"custom_generate": "someone/model"}}',
+        '{"return_tensors": true}',
+        '{"batch_size": 1000}',
+        '{"images": "http://example.com/a.png"}',
+        '{"max_new_token": 3}',
     ],
 )
-def test_text_classification(tmp_path: Path, settings: dict[str, Any]) -> None:
-    task, reference = served(tmp_path, "AutoModelForSequenceClassification", "text-classification", **settings)
-    expected = reference(ALL, top_k=None, truncation=True)
-    result = answer(task, request("label", "score", text_input=ALL))
-    assert strings(result.outputs["label"]) == [[one["label"] for one in row] for row in expected]
-    close(result.outputs["score"], [[one["score"] for one in row] for row in expected])
-    assert "logits" not in result.outputs and result.parameters == {"truncated": 1}
+def test_arguments_that_are_not_for_clients_are_refused(causal: Path, options: str) -> None:
+    with pytest.raises(ConchError, match="of input 'options' cannot be given") as caught:
+        open_task(causal).prepare(ask({"text_input": [PROMPT]}, options=options))
+    assert caught.value.code is Code.INVALID_ARG
 
 
-def test_text_classification_of_pairs_with_options(tmp_path: Path) -> None:
-    task, reference = served(tmp_path, "AutoModelForSequenceClassification", "text-classification", num_labels=3)
-    pairs = [{"text": text, "text_pair": TEXTS[0]} for text in TEXTS]
-    expected = reference(pairs, top_k=2, function_to_apply="sigmoid", truncation=True)
-    options = {"top_k": np.array([[2]] * 5, np.int32), "function_to_apply": ["sigmoid"] * 5}
-    asked = request("label", "score", "logits", text_input=TEXTS, text_pair=[TEXTS[0]] * 5, **options)
-    result = answer(task, asked)
-    assert strings(result.outputs["label"]) == [[one["label"] for one in row] for row in expected]
-    close(result.outputs["score"], [[one["score"] for one in row] for row in expected])
-    logits = result.outputs["logits"]
-    assert isinstance(logits, np.ndarray) and logits.shape == (5, 3)
+@pytest.mark.parametrize("options", ["[1]", "{", "7"])
+def test_options_that_are_no_object_are_refused(causal: Path, options: str) -> None:
+    with pytest.raises(ConchError, match="input 'options' in row 0"):
+        open_task(causal).prepare(ask({"text_input": [PROMPT]}, options=options))
 
 
-@pytest.mark.parametrize("multiple", [False, True])
-@pytest.mark.parametrize("labels", [["bus", "market", "library"], ["bus"]])
-def test_zero_shot_classification(tmp_path: Path, multiple: bool, labels: list[str]) -> None:
-    task, reference = entailing(tmp_path, "contradiction", "neutral", "ENTAILMENT")
-    template = "It is about a {}, is it?"
-    expected = reference(ALL, candidate_labels=labels, hypothesis_template=template, multi_label=multiple)
-    asked = request(
-        text_input=ALL,
-        candidate_labels=[labels] * len(ALL),
-        hypothesis_template=[template] * len(ALL),
-        multi_label=np.array([[multiple]] * len(ALL)),
-    )
-    result = answer(task, asked)
-    assert strings(result.outputs["label"]) == [row["labels"] for row in expected]
-    close(result.outputs["score"], [row["scores"] for row in expected])
+def test_argument_of_a_wrong_type_fails_its_request_only(causal: Path) -> None:
+    bad = ask({"text_input": [PROMPT]}, options='{"max_new_tokens": "many"}')
+    good = ask({"text_input": [PROMPT]}, options='{"max_new_tokens": 2}')
+    failed, answered = answers(open_task(causal), bad, good)
+    assert isinstance(failed, ConchError)
+    assert failed.code is Code.INVALID_ARG
+    assert isinstance(answered, Result)
 
 
-def test_zero_shot_rows_may_have_labels_of_their_own(tmp_path: Path) -> None:
-    task, reference = entailing(tmp_path, "entailment", "not_entailment")
-    rows = [["bus", "taxi"], ["open", "closed"]]
-    result = answer(task, request(text_input=TEXTS[:2], candidate_labels=rows))
-    for row, labels in enumerate(rows):
-        expected = reference(TEXTS[row], candidate_labels=labels)
-        assert strings(result.outputs["label"])[row] == expected["labels"]
+def test_cancelled_request_does_not_run(causal: Path) -> None:
+    task = open_task(causal)
+    request = ask({"text_input": [PROMPT]})
+    prepared = task.prepare(request)
+    request.cancelled = True
+    (answer,) = answers_of(task, prepared)
+    assert isinstance(answer, ConchError)
+    assert answer.code is Code.CANCELLED
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
-@pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
-def test_token_classification(tmp_path: Path, family: str, strategy: str) -> None:
-    task, reference = served(
-        tmp_path, "AutoModelForTokenClassification", "token-classification", family=family, id2label=ENTITIES
-    )
-    texts = [*ALL, "", "北京 is Ünïque 🙂 in Berlin"]
-    result = answer(task, request(text_input=texts, aggregation_strategy=[strategy] * len(texts)))
-    found = 0
-    for text, [document] in zip(texts, strings(result.outputs["entities"]), strict=True):
-        entities = json.loads(document)
-        expected = reference(text, aggregation_strategy=strategy)
-        assert [{**one, "score": 0} for one in entities] == [{**one, "score": 0} for one in expected]
-        np.testing.assert_allclose([one["score"] for one in entities], [one["score"] for one in expected], rtol=2e-5)
-        found += len(entities)
-    assert found > 5
+def answers_of(task: Any, *prepared: Any) -> list[Any]:
+    from conch.backends.tasks.base import ExecutionWork
+
+    return list(task.execute(prepared, ExecutionWork()))
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_fill_mask(tmp_path: Path, family: str) -> None:
-    task, reference = served(tmp_path, "AutoModelForMaskedLM", "fill-mask", family=family)
-    mask = reference.tokenizer.mask_token
-    texts = [f"I walk to the {mask}.", f"{mask} is open, doesn't it?", f"the nearest {mask}"]
-    result = answer(task, request(text_input=texts))
-    expected = reference(texts)
-    assert strings(result.outputs["label"]) == [[one["token_str"] for one in row] for row in expected]
-    close(result.outputs["score"], [[one["score"] for one in row] for row in expected])
-    assert strings(result.outputs["text_output"]) == [[row[0]["sequence"]] for row in expected]
+@pytest.mark.parametrize("inputs", [{"image": [b"nothing"]}, {"image": [b"http://example.com/a.png"]}])
+def test_images_are_never_fetched(clip: Path, inputs: dict[str, Any]) -> None:
+    task = open_task(clip, task="zero-shot-image-classification")
+    with pytest.raises(ConchError, match="input 'image' in row 0 cannot be read"):
+        task.prepare(ask({**inputs, "candidate_labels": [["a", "b"]]}))
 
 
-def test_fill_mask_of_two_places(tmp_path: Path) -> None:
-    task, reference = served(tmp_path, "AutoModelForMaskedLM", "fill-mask")
-    text = "I [MASK] to the [MASK]."
-    result = answer(task, request(text_input=[text], top_k=np.array([[3]], np.int32)))
-    places = reference(text, top_k=3)
-    assert strings(result.outputs["label"]) == [[one["token_str"] for place in places for one in place]]
-    close(result.outputs["score"], [[one["score"] for place in places for one in place]])
-    asked = request(text_input=["no mask at all"])
-    with pytest.raises(ConchError, match=r"has no \[MASK\] in row 0"):
-        task.prepare(asked)
+def test_sound_is_needed_by_tasks_that_hear(tmp_path: Path) -> None:
+    task = open_task(task_checkpoints.sounds(tmp_path))
+    with pytest.raises(ConchError, match="one of the inputs 'audio' and 'samples'"):
+        task.prepare(ask({"sampling_rate": np.full((1, 1), RATE, np.int32)}))
 
 
-@pytest.mark.parametrize(
-    ("settings", "function"),
-    [
-        ({"num_labels": 1}, "sigmoid"),
-        ({"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "none"),
-        ({"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "none"),
-        ({"num_labels": 3}, "none"),
-    ],
-)
-def test_rerank(tmp_path: Path, settings: dict[str, Any], function: str) -> None:
-    write(tmp_path, "AutoModelForSequenceClassification", **settings)
-    task = open_task(tmp_path, "text-ranking")
-    reference: Reference = pipeline("text-classification", str(tmp_path), device="cpu")
-    pairs = [{"text": TEXTS[0], "text_pair": text} for text in ALL]
-    expected = reference(pairs, top_k=None, function_to_apply=function, truncation=True)
-    result = answer(task, request(text_input=[TEXTS[0]] * len(ALL), text_pair=ALL))
-    in_order = [[one["score"] for one in sorted(row, key=lambda one: str(one["label"]))] for row in expected]
-    close(result.outputs["score"], in_order)
-    raw = answer(task, request("logits", text_input=TEXTS[:1], text_pair=TEXTS[:1], function_to_apply=["none"]))
-    close(raw.outputs["score"], raw.outputs["logits"])
+def test_threads_have_tokenizers_of_their_own_over_the_same_weights(causal: Path) -> None:
+    task = open_task(causal)
+    request = ask({"text_input": [PROMPT]}, options='{"max_new_tokens": 4}')
+    wanted = texts(task, request)
+    found: list[Any] = []
+    threads = [Thread(target=lambda: found.append(texts(task, request))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [wanted] * 3
 
 
-@pytest.mark.parametrize("template", ["no place", "{} and {}", "{0.__class__}", "{:>9999999999}"])
-def test_a_template_without_its_one_place_is_refused(template: str) -> None:
-    with pytest.raises(ConchError, match="must have one place for the label"):
-        hypothesis(template, "sport")
+def test_signature_is_known_without_weights(clip: Path, own: Path) -> None:
+    described = describe_task(Checkpoint.open(clip, Options(task="zero-shot-image-classification")), Options())
+    assert [spec.name for spec in described.inputs] == ["image", "candidate_labels", "options"]
+    assert [spec.name for spec in described.outputs] == ["text_output"]
+    assert [spec.name for spec in inputs_of("shouting", json.loads((own / "config.json").read_text()))] == [
+        "text_input", "options",
+    ]  # fmt: skip

@@ -4,12 +4,12 @@ import threading
 
 from conch.backends.native.arrays import Request
 from conch.backends.tasks.backend import PreparedRequests
-from conch.backends.tasks.base import Prepared
+from conch.backends.tasks.base import PreparedRequest
 
 
-def prepared(serial: int) -> tuple[Request, Prepared]:
+def prepared(serial: int) -> tuple[Request, PreparedRequest]:
     request = Request({}, frozenset(), serial=serial)
-    return request, Prepared(request)
+    return request, PreparedRequest(request)
 
 
 def test_a_prepared_request_is_taken_once() -> None:

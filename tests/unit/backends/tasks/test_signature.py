@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from conch.backends.tasks.base import TaskDescription
 from conch.backends.tasks.signature import complete_config
-from conch.backends.tasks.table import TaskDescription
 from conch.errors import ConchError
 from conch.inference import TensorSpec
 

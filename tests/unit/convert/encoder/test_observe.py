@@ -114,7 +114,7 @@ def test_measured_inputs_are_text_of_exactly_that_shape(encoder: InputEncoder, s
 
 def test_batches_have_the_shapes_that_the_server_gives_an_engine(encoder: InputEncoder) -> None:
     class Coarse(Echo):
-        def shape(self, rows: int, length: int) -> tuple[int, int]:
+        def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
             return 4, 16
 
     arrays = padded(encoder.encode(["Hello!", "I walk to the market."])[0], encoder.pad_id)

@@ -64,6 +64,5 @@ class TensorRtLlmBackend(GenerationBackend):
 
     def _warn(self, parameters: Parameters) -> None:
         """Name what the configuration says and nobody here understands."""
-        for kind, names in (("parameters", parameters.unknown), ("inputs", unknown_inputs(self.config))):
-            if names:
-                self.log("WARNING", f"model '{self.model['name']}': {kind} without effect: {', '.join(names)}")
+        self.log_without_effect("parameters", parameters.unknown)
+        self.log_without_effect("inputs", unknown_inputs(self.config))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.checkpoints.folder import GENERATION
 from conch.checkpoints.hub import MODEL_DIRECTORY
-from conch.checkpoints.options import Options
+from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
+from conch.config.parameters import ParameterTable
 from conch.errors import invalid, unsupported
 
 _PLACEHOLDER: Final = re.compile(r"\s*\$\{[^{}]*\}\s*")
@@ -27,11 +29,11 @@ _DECODING: Final = ("auto", "top_k", "top_p", "top_k_top_p", "beam_search")
 _SPECULATIVE: Final = ("medusa", "redrafter", "lookahead", "eagle", "explicit_draft_tokens")
 
 #: Those that a text model of this server has under the same name.
-_OWN: Final = frozenset({
-    *(one.name for one in fields(Options)), "batch_scheduler_policy", "max_model_len", "max_num_seqs",
-    "max_num_batched_tokens", "kv_cache_tokens", "enable_prefix_caching", "lora_modules", "speculative_model",
-    "num_speculative_tokens",
-}) - {"model", "task", "extra", "given"}  # fmt: skip
+_OWN: Final = tuple(
+    parameter
+    for parameter in (*CHECKPOINT_PARAMETERS, *GENERATION_PARAMETERS)
+    if parameter.name not in ("model", "task", "max_tokens", "chat_template")
+)
 #: Those that are read here.
 _READ: Final = frozenset({
     *_PATHS, "gpt_model_type", "max_beam_width", "exclude_input_in_output", "normalize_log_probs", "decoding_mode",
@@ -50,14 +52,15 @@ _IDLE: Final = frozenset({
     "guided_decoding_backend", "max_num_sequences", "max_queue_size", "speculative_decoding_fast_logits",
     "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size", "encoder_engine_dir",
 })  # fmt: skip
+PARAMETERS: Final = ParameterTable("tensorrtllm", _OWN, _READ | _IDLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """What a model's parameters ask for.
 
-    ``options`` are those of a text model; ``arguments`` are meant for vLLM; ``unknown`` are names that mean nothing
-    to anybody.  Without ``normalize`` the score of a beam is not divided by its length.
+    ``options`` are those of a text model; ``arguments`` are meant for vLLM; ``unknown`` are names that have no effect
+    and resemble none that has.  Without ``normalize`` the score of a beam is not divided by its length.
     """
 
     options: Options
@@ -79,7 +82,7 @@ class Parameters:
         values: dict[str, Any] = {
             "kv_cache_tokens": given.integer("max_tokens_in_paged_kv_cache"),
             "enable_prefix_caching": given.flag("enable_kv_cache_reuse"),
-            **{name: text for name, text in texts.items() if name in _OWN},
+            **{one.name: texts[one.name] for one in _OWN if one.name in texts},
             "model": checkpoint_path(next((texts[name] for name in _PATHS if name in texts), ""), version_directory),
             "task": GENERATION,
         }
@@ -89,7 +92,7 @@ class Parameters:
             exclude_input=given.flag("exclude_input_in_output"),
             normalize=given.flag("normalize_log_probs", True),
             arguments=_arguments(given),
-            unknown=tuple(sorted(set(texts) - _OWN - _READ - _IDLE)),
+            unknown=tuple(PARAMETERS.check(texts)),
         )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from conch.backends.contracts.text.interface import INPUTS, OUTPUTS
+from conch.backends.tasks.base import TaskDescription
 from conch.backends.tasks.signature import complete_config
-from conch.backends.tasks.table import TaskDescription
 from conch.errors import invalid
 
 TASK = "text-generation"

@@ -1,4 +1,4 @@
-"""What a configuration says about how ONNX Runtime shall run a model, as settings of a session.
+"""A configuration's parameters and accelerators as the settings of an ONNX Runtime session.
 
 Used by the backend ``onnxruntime`` when it loads.  Names and messages are those of Triton's ONNX Runtime backend.
 """
@@ -10,12 +10,30 @@ from typing import Any, Final
 
 from conch.backends.graphs.onnxruntime.session import CPU, CUDA, OPENVINO, TENSORRT, SessionSettings
 from conch.backends.native.threads import pooled
+from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import invalid
 
 #: By ``optimization.graph.level``; 0 is what a configuration without one has.
 _GRAPH_LEVELS: Final = {-1: "basic", 0: "all", 1: "extended", 2: "disable_all"}
 #: Parameters of a model that are options of the CUDA provider.
-_CUDA_OPTIONS: Final = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
+_CUDA_OPTIONS: Final = (
+    Parameter(
+        "cudnn_conv_algo_search",
+        "`0`: exhaustive, `1`: heuristic, `2`: default",
+        "ONNX Runtime's",
+        "how the CUDA provider chooses algorithms of convolutions",
+    ),
+    Parameter("gpu_mem_limit", "bytes", "ONNX Runtime's", "memory that the CUDA provider may take"),
+    Parameter(
+        "arena_extend_strategy",
+        "`0`: to a power of two, `1`: as requested",
+        "ONNX Runtime's",
+        "how the CUDA provider's memory grows",
+    ),
+    Parameter(
+        "do_copy_in_default_stream", "`0`, `1`", "ONNX Runtime's", "copy to and from the GPU in CUDA's default stream"
+    ),
+)
 _CONVOLUTIONS: Final = {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"}
 _ARENAS: Final = {"0": "kNextPowerOfTwo", "1": "kSameAsRequested"}
 #: Accelerators of Triton that ONNX Runtime knows nothing of.
@@ -26,6 +44,27 @@ _TENSORRT_OPTIONS: Final = {
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
 _SHRINKAGE: Final = "memory.enable_memory_arena_shrinkage"
+
+PARAMETERS: Final = ParameterTable(
+    "onnxruntime",
+    (
+        Parameter(
+            "intra_op_thread_count",
+            "threads",
+            "the usable cores, shared by the instances",
+            "size of the pool that computes an operator",
+        ),
+        Parameter(
+            "inter_op_thread_count", "threads", "ONNX Runtime's", "size of the pool that runs operators side by side"
+        ),
+        Parameter("execution_mode", "`0`, `1`", "`0`", "operators one after the other, or side by side"),
+        Parameter("enable_mem_arena", "`0`, `1`", "`1`", "keep memory for later runs"),
+        Parameter("enable_mem_pattern", "`0`, `1`", "`1`", "plan memory by the shapes of earlier runs"),
+        Parameter(_SHRINKAGE, "as `cpu:0`", "none", "give memory back after each run"),
+        *_CUDA_OPTIONS,
+    ),
+    prefix="session.",
+)
 
 Providers = list[tuple[str, dict[str, str]]]
 
@@ -133,8 +172,8 @@ def _tensorrt_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _cuda_options(parameters: Mapping[str, str]) -> dict[str, str]:
-    """Options of the CUDA provider that are parameters of the model, with the numbers that Triton gives them."""
-    options = {name: parameters[name] for name in _CUDA_OPTIONS if name in parameters}
+    """The model's parameters for the CUDA provider, with ONNX Runtime's words in place of Triton's numbers."""
+    options = {one.name: parameters[one.name] for one in _CUDA_OPTIONS if one.name in parameters}
     for name, words in (("cudnn_conv_algo_search", _CONVOLUTIONS), ("arena_extend_strategy", _ARENAS)):
         if name in options:
             options[name] = words.get(options[name], options[name])

@@ -1,4 +1,4 @@
-"""An ONNX graph in ONNX Runtime: how it is opened, what it takes and gives, and its runs.
+"""An ONNX graph in ONNX Runtime: opening it, its tensors, and running it.
 
 Used by the backend ``onnxruntime`` and by the Hugging Face backend's engine of that name, in workers, and by
 ``conch convert``.  A session may run in several threads at once.
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
 from conch.backends.native.arrays import Array, Strings
 from conch.errors import ConchError, internal, invalid, unavailable, unsupported
@@ -38,7 +39,7 @@ _ERROR: Final = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTA
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """How a graph is run.
+    """The settings with which a graph is opened and run.
 
     ``threads`` is the size of the intra-op pool, the caller of a run included, and 0 ONNX Runtime's choice.  ``graph``
     is the optimisation level: ``all``, ``extended``, ``basic`` or ``disable_all``.  ``entries`` are session options by
@@ -56,8 +57,8 @@ class SessionSettings:
     providers: Sequence[tuple[str, Mapping[str, str]]] = ((CPU, {}),)
 
 
-class Session:
-    """An open graph.  ``inputs`` and ``outputs`` are in the graph's order.
+class Session(Graph):
+    """An open ONNX graph.
 
     Raises UNAVAILABLE for a file that is not there, UNSUPPORTED without what it needs, INTERNAL with ONNX Runtime's
     words otherwise.
@@ -99,7 +100,6 @@ class Session:
             raise runtime_error(error) from None
 
     def infer(self, names: Sequence[str], values: Mapping[str, Array | Strings]) -> list[Array | Strings]:
-        """Run once with tensors of any type: BF16 as its 16 bits, BYTES as UTF-8."""
         if not (self._bfloat16_in or self._bfloat16_out or self._strings):
             return [*self.run(names, values)]  # type: ignore[arg-type]
         feeds = {name: self._feed(name, value) for name, value in values.items()}
@@ -123,7 +123,7 @@ class Session:
 
 
 def module() -> Any:
-    """The ``onnxruntime`` package; UNSUPPORTED without it."""
+    """The ``onnxruntime`` package.  Raises UNSUPPORTED where it is not installed."""
     try:
         import onnxruntime
     except ImportError:
@@ -132,7 +132,7 @@ def module() -> Any:
 
 
 def runtime_error(error: Exception) -> ConchError:
-    """ONNX Runtime's exception as Triton words it."""
+    """An error with the text that Triton reports for an exception of ONNX Runtime's."""
     if isinstance(error, ConchError):
         return error
     found = _ERROR.match(str(error))

@@ -1,4 +1,4 @@
-"""A graph in OpenVINO: how it is compiled, what it takes and gives, and its runs.
+"""A graph in OpenVINO: compiling it, its tensors, and running it.
 
 Used by the backend ``openvino`` and by the Hugging Face backend's engine of that name, in workers.
 """
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
 from conch.backends.native.arrays import Array, Strings
 from conch.errors import ConchError, internal, unavailable, unsupported
@@ -29,7 +30,7 @@ _HINTS: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
 
 @dataclass(frozen=True, slots=True)
 class CompileSettings:
-    """How a graph is run: by ``instances`` callers at once, on ``threads`` cores together.
+    """The settings for a graph that ``instances`` threads run at once, on ``threads`` cores together.
 
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``, anything else the device's choice, which on a CPU
     with such arithmetic is bf16.  ``properties`` are OpenVINO's own and go before the rest.
@@ -57,8 +58,8 @@ class CompileSettings:
         return {**chosen, **self.properties}
 
 
-class CompiledGraph:
-    """A compiled graph, which several threads may run at once.  ``inputs`` and ``outputs`` are in its order.
+class CompiledGraph(Graph):
+    """A graph that OpenVINO has compiled.
 
     The first run with shapes that are new to it takes some 15 ms more than the others, while kernels are made for
     them.  Raises UNAVAILABLE for a file that is not there, UNSUPPORTED without openvino, INTERNAL with OpenVINO's
@@ -86,7 +87,6 @@ class CompiledGraph:
         self._free: deque[Any] = deque()
 
     def infer(self, names: Sequence[str], values: Mapping[str, Array | Strings]) -> list[Array | Strings]:
-        """Run once, for the outputs ``names``, with tensors of any type: BF16 as its 16 bits."""
         try:
             feeds = [(self._at[name], self._feed(name, value)) for name, value in values.items() if name in self._at]
             request = self._request()
@@ -137,7 +137,7 @@ class CompiledGraph:
 
 
 def module() -> Any:
-    """The ``openvino`` package; UNSUPPORTED without it."""
+    """The ``openvino`` package.  Raises UNSUPPORTED where it is not installed."""
     try:
         import openvino
     except ImportError:
@@ -146,7 +146,7 @@ def module() -> Any:
 
 
 def runtime_error(error: Exception) -> ConchError:
-    """OpenVINO's exception in one line, without the places in its sources."""
+    """An error with the message of an OpenVINO exception on one line, without the places in OpenVINO's sources."""
     if isinstance(error, ConchError):
         return error
     lines = [line.strip() for line in str(error).splitlines()]

@@ -1,4 +1,4 @@
-"""What all tasks over an encoder share: tokenise on arrival, compute in runs by length, finish per request.
+"""What all tasks over an encoder share: requests are tokenised on arrival and computed in runs of similar length.
 
 ``prepare`` is called by the thread that received a request, ``execute`` by the threads of the instances.
 """
@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, failure
-from conch.backends.tasks.base import ExecutionWork, Prepared, Task
-from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task
+from conch.backends.tasks.scores import FUNCTION, checked_function
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import open_encoder
@@ -26,158 +26,177 @@ TEXT: Final = TensorSpec("text_input", "BYTES", (1,))
 PAIR: Final = TensorSpec("text_pair", "BYTES", (1,))
 
 
-class Encoded(Prepared):
-    """A request as sequences: ``items`` row by row, ``cut`` rows shortened, ``state`` whatever its task needs later."""
+class EncodedRequest(PreparedRequest):
+    """A request as token sequences, in the order of its rows.
 
-    __slots__ = ("cut", "items", "state")
+    ``truncated`` counts the rows that were cut to the greatest length; ``state`` is whatever the task needs later.
+    """
 
-    def __init__(self, request: Request, items: list[Tokens], cut: int = 0, state: Any = None) -> None:
-        super().__init__(request, max([len(item.ids) for item in items], default=0), len(items))
-        self.items = items
-        self.cut = cut
+    __slots__ = ("sequences", "state", "truncated")
+
+    def __init__(self, request: Request, sequences: list[Tokens], truncated: int = 0, state: Any = None) -> None:
+        super().__init__(request, max([len(one.ids) for one in sequences], default=0), len(sequences))
+        self.sequences = sequences
+        self.truncated = truncated
         self.state = state
 
 
-class Run:
-    """What a run of the engine computes: sequences, their requests, and INT64 ``ids`` and ``mask`` ``[rows, length]``.
+class PaddedBatch:
+    """The sequences of one run of the engine, with the request of each, as INT64 ``ids`` and ``mask``.
 
-    ``rows`` and ``length`` are ``shape``, or that of the sequences where they need no padding.
+    Both arrays are ``[rows, length]``: ``shape``, or that of the sequences themselves.  ``padded`` says whether any
+    place is padding.
     """
 
-    __slots__ = ("ids", "items", "mask", "owners", "padded")
+    __slots__ = ("ids", "mask", "padded", "requests", "sequences")
 
     def __init__(
-        self, items: Sequence[Tokens], owners: Sequence[Encoded], pad: int, shape: tuple[int, int] | None = None
+        self,
+        sequences: Sequence[Tokens],
+        requests: Sequence[EncodedRequest],
+        pad: int,
+        shape: tuple[int, int] | None = None,
     ) -> None:
-        """Pad at the end with ``pad``; the first of ``items`` is the longest."""
-        self.items = items
-        self.owners = owners
-        rows, length = shape or (len(items), len(items[0].ids))
-        flat = np.concatenate([item.ids for item in items]) if len(items) > 1 else items[0].ids
+        """Pad at the end with ``pad``; the first of ``sequences`` is the longest."""
+        self.sequences = sequences
+        self.requests = requests
+        count = len(sequences)
+        rows, length = shape or (count, len(sequences[0].ids))
+        flat = np.concatenate([one.ids for one in sequences]) if count > 1 else sequences[0].ids
         self.padded = len(flat) != rows * length
         if not self.padded:
             self.ids = flat.reshape(rows, length)
             self.mask = np.ones((rows, length), np.int64)
             return
-        lengths = np.array([len(item.ids) for item in items])
+        lengths = np.array([len(one.ids) for one in sequences])
         real = np.zeros((rows, length), np.bool_)
-        real[: len(items)] = np.arange(length) < lengths[:, None]
+        real[:count] = np.arange(length) < lengths[:, None]
         self.ids = np.full((rows, length), pad, np.int64)
         self.ids[real] = flat
         self.mask = real.astype(np.int64)
-        self.mask[len(items) :, 0] = 1  # a row without any token would be divided by the sum of nothing
+        self.mask[count:, 0] = 1  # a row without any token would be divided by the sum of nothing
 
-    def of_items(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Forget rows that are only padding."""
-        count = len(self.items)
+    def without_padding_rows(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """``outputs`` without the rows, which ``mask`` forgets too, that are nothing but padding."""
+        count = len(self.sequences)
         self.mask = self.mask[:count]
         return {name: array[:count] for name, array in outputs.items()}
 
     def types(self) -> Array:
         """INT64 ``token_type_ids``, 0 for padding."""
         types = np.zeros_like(self.ids)
-        for row, item in enumerate(self.items):
-            if item.types is not None:
-                types[row, : len(item.types)] = item.types
+        for row, sequence in enumerate(self.sequences):
+            if sequence.types is not None:
+                types[row, : len(sequence.types)] = sequence.types
         return types
 
     def rows(self, array: Array) -> list[Array]:
         """Each sequence's part of ``[n, length, …]``, without padding."""
-        return [array[row, : len(item.ids)] for row, item in enumerate(self.items)]
+        return [array[row, : len(sequence.ids)] for row, sequence in enumerate(self.sequences)]
 
 
 class EncoderTask(Task):
-    """A task whose network reads token ids.  Subclasses say how rows become sequences, and results."""
+    """A task whose network reads token ids.
 
-    #: The class of transformers that has the task's head.
+    A subclass encodes a request as sequences (``prepare``), takes what it needs of each sequence from the outputs of a
+    run (``extract``), and makes a request's result of that (``assemble``).
+    """
+
+    #: The class of transformers that loads the network with the task's head.
     head: ClassVar[str]
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        description = self.describe(checkpoint, options)
-        self.inputs, self.outputs = description.inputs, description.outputs
-        self.max_batch_size = description.max_batch_size
+        self.describe(checkpoint, options)  # refuses wrong options before weights are read
         self.checkpoint = checkpoint
         self.options = options
         self.encoder = open_encoder(checkpoint, options)
-        self.engine = open_engine(self.head_of(checkpoint))
+        self.engine = open_engine(self.choose_head(checkpoint))
         self.budget = options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)
 
     @classmethod
-    @abstractmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        """Inputs and outputs, from the checkpoint's small files."""
-
-    @classmethod
-    def head_of(cls, checkpoint: Checkpoint) -> str:
+    def choose_head(cls, checkpoint: Checkpoint) -> str:
+        """``head``, unless the architecture of ``checkpoint`` needs another class."""
         return cls.head
 
     @abstractmethod
-    def prepare(self, request: Request) -> Encoded: ...
+    def prepare(self, request: Request) -> EncodedRequest: ...
 
     @abstractmethod
-    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
-        """What ``finish`` needs of each sequence of a run; small, since a request may have any number of them."""
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
+        """What ``assemble`` needs of each sequence of a run; little, as a request may have any number of sequences."""
 
     @abstractmethod
-    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
-        """A request's result from what ``reduce`` made of its sequences, in their order."""
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
+        """A request's result from what ``extract`` took of its sequences, in their order."""
 
-    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
-        requests: Sequence[Encoded] = batch  # type: ignore[assignment]
-        items = [item for request in requests for item in request.items]
-        owners = [request for request in requests for _ in request.items]
-        values: list[Any] = [None] * len(items)
-        for indices in runs([len(item.ids) for item in items], budget=self.budget):
-            run = self._run([items[index] for index in indices], [owners[index] for index in indices])
-            if all(owner.request.cancelled for owner in run.owners):
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
+        encoded: Sequence[EncodedRequest] = batch  # type: ignore[assignment]
+        sequences = [sequence for one in encoded for sequence in one.sequences]
+        requests = [one for one in encoded for _ in one.sequences]
+        values: list[Any] = [None] * len(sequences)
+        for indices in runs([len(sequence.ids) for sequence in sequences], budget=self.budget):
+            padded = self._pad([sequences[index] for index in indices], [requests[index] for index in indices])
+            if all(one.request.cancelled for one in padded.requests):
                 continue
-            for index, value in zip(indices, self.reduce(self._compute(run, usage), run), strict=True):
+            for index, value in zip(indices, self.extract(self._run(padded, work), padded), strict=True):
                 values[index] = value
         results: list[Result | ConchError] = []
         start = 0
-        for request in requests:
-            end = start + len(request.items)
-            results.append(self._finish(request, values[start:end]))
+        for one in encoded:
+            end = start + len(one.sequences)
+            results.append(self._result(one, values[start:end]))
             start = end
         return results
 
-    def _run(self, items: Sequence[Tokens], owners: Sequence[Encoded]) -> Run:
-        longest = len(items[0].ids)
-        rows, length = self.engine.shape(len(items), longest)
+    def _pad(self, sequences: Sequence[Tokens], requests: Sequence[EncodedRequest]) -> PaddedBatch:
+        longest = len(sequences[0].ids)
+        rows, length = self.engine.padded_shape(len(sequences), longest)
         # Beyond the maximum a network may have no positions.
-        return Run(items, owners, self.encoder.pad_id, (rows, min(length, max(longest, self.encoder.max_length))))
+        shape = rows, min(length, max(longest, self.encoder.max_length))
+        return PaddedBatch(sequences, requests, self.encoder.pad_id, shape)
 
-    def _compute(self, run: Run, usage: ExecutionWork) -> dict[str, Array]:
+    def _run(self, batch: PaddedBatch, work: ExecutionWork) -> dict[str, Array]:
+        """The engine's outputs, ``[sequences, …]`` by name."""
         wanted = self.engine.inputs
-        arrays = {"input_ids": run.ids, "attention_mask": run.mask}
+        arrays = {"input_ids": batch.ids, "attention_mask": batch.mask}
         if "token_type_ids" in wanted:
-            arrays["token_type_ids"] = run.types()
+            arrays["token_type_ids"] = batch.types()
         if "position_ids" in wanted:
-            arrays["position_ids"] = np.broadcast_to(np.arange(run.ids.shape[1]), run.ids.shape).copy()
+            arrays["position_ids"] = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape).copy()
         outputs = self.engine.run(arrays)
-        usage.add(sum([len(item.ids) for item in run.items]), run.ids.size, len(run.items))
-        return outputs if len(run.ids) == len(run.items) else run.of_items(outputs)
+        count = len(batch.sequences)
+        work.add(sum([len(sequence.ids) for sequence in batch.sequences]), batch.ids.size, count)
+        return outputs if len(batch.ids) == count else batch.without_padding_rows(outputs)
 
-    def _finish(self, request: Encoded, values: list[Any]) -> Result | ConchError:
-        if request.request.cancelled:
+    def _result(self, encoded: EncodedRequest, values: list[Any]) -> Result | ConchError:
+        if encoded.request.cancelled:
             return cancelled("the request was cancelled")
         try:
-            result = self.finish(request, values)
+            result = self.assemble(encoded, values)
         except Exception as error:
             return failure(error)
-        if request.cut:
-            result.parameters["truncated"] = request.cut
+        if encoded.truncated:
+            result.parameters["truncated"] = encoded.truncated
         return result
 
     def option(self, request: Request, name: str, default: Any = None) -> Any:
-        """A task option: the request's, else the configuration's parameter of that name, else ``default``."""
+        """The value of a request's input, else of the model's parameter of that name, else ``default``."""
         if name in request.inputs:
             return request.option(name)
         return self.options.extra.get(name, default)
 
+    def flag(self, request: Request, name: str) -> bool:
+        """The truth value of a request's input, else of the model's parameter of that name, else False."""
+        return bool(request.option(name)) if name in request.inputs else self.options.flag(name)
 
-def together(rows: Sequence[Array]) -> Array:
-    """Arrays of one shape as the rows of one; a single one is not copied."""
+    def function(self, request: Request) -> str | None:
+        """``function_to_apply`` of a request, else of the model's parameters, else None.  Raises INVALID_ARG."""
+        value = self.option(request, FUNCTION)
+        return None if value is None else checked_function(value)
+
+
+def stacked(rows: Sequence[Array]) -> Array:
+    """Arrays of one shape as the rows of a single array; where there is only one, it is not copied."""
     return rows[0][None] if len(rows) == 1 else np.stack(rows)
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.encoders.base import TEXT, Encoded, EncoderTask, Run, texts_of, together
-from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.backends.tasks.base import OpenEngine, TaskDescription
+from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, PaddedBatch, stacked, texts_of
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.pooling import Pooling, PoolingPlan, masked
@@ -48,7 +48,7 @@ class Embedding(EncoderTask):
         self.lower = bool((checkpoint.json("sentence_bert_config.json") or {}).get("do_lower_case"))
 
     @classmethod
-    def head_of(cls, checkpoint: Checkpoint) -> str:
+    def choose_head(cls, checkpoint: Checkpoint) -> str:
         return "AutoModelForTextEncoding" if checkpoint.config.get("model_type") in ENCODER_DECODERS else cls.head
 
     @classmethod
@@ -60,7 +60,7 @@ class Embedding(EncoderTask):
         outputs = TensorSpec("embedding", "FP32", (dimension,)), TensorSpec("num_input_tokens", "UINT32", (1,))
         return TaskDescription(tuple(inputs), outputs)
 
-    def prepare(self, request: Request) -> Encoded:
+    def prepare(self, request: Request) -> EncodedRequest:
         texts = texts_of(request, "text_input")
         prompt = self._prompt(request) if self.prompts else ""
         if prompt:
@@ -69,8 +69,9 @@ class Embedding(EncoderTask):
             texts = [text.strip() for text in texts]
         if self.lower:
             texts = [text.lower() for text in texts]
-        items, cut = self.encoder.encode(texts)
-        return Encoded(request, items, cut, 0 if self.include_prompt or not prompt else self._length(prompt))
+        sequences, truncated = self.encoder.encode(texts)
+        ignored = 0 if self.include_prompt or not prompt else self._length(prompt)
+        return EncodedRequest(request, sequences, truncated, ignored)
 
     def _prompt(self, request: Request) -> str:
         name = self.option(request, "prompt_name")
@@ -82,20 +83,20 @@ class Embedding(EncoderTask):
             raise invalid(f"prompt_name is '{name}'; the checkpoint has {', '.join(self.prompts)}") from None
 
     def _length(self, prompt: str) -> int:
-        """Tokens at the start of a sequence that are the prompt's, with the special ones before them."""
+        """How many tokens at the start of a sequence belong to the prompt, special tokens included."""
         item = self.encoder.encode([prompt], offsets=True)[0][0]
         return len(item.ids) - (1 if item.special and item.special[-1] else 0)
 
-    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         if not self.hidden:
             return outputs[POOLED]
-        mask: Array | None = run.mask if run.padded else None
+        mask: Array | None = batch.mask if batch.padded else None
         if not self.include_prompt:
-            mask = masked(run.mask, [owner.state for owner in run.owners])
+            mask = masked(batch.mask, [encoded.state for encoded in batch.requests])
         return self.pooling(outputs[self.hidden], mask)
 
-    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
-        outputs: dict[str, Array | Strings] = {"embedding": together(values)}
-        if "num_input_tokens" in prepared.request.outputs:
-            outputs["num_input_tokens"] = np.array([[len(item.ids)] for item in prepared.items], np.uint32)
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
+        outputs: dict[str, Array | Strings] = {"embedding": stacked(values)}
+        if "num_input_tokens" in encoded.request.outputs:
+            outputs["num_input_tokens"] = np.array([[len(item.ids)] for item in encoded.sequences], np.uint32)
         return Result(outputs)

@@ -1,4 +1,4 @@
-"""Entities from the scores of tokens.  Runs in the threads of the instances.
+"""Joins scored tokens into entities.  Runs in the threads of the instances.
 
 Source: ``TokenClassificationPipeline`` of transformers, whose results these equal.
 """
@@ -36,7 +36,7 @@ class ScoredWord:
 
 
 class Grouping:
-    """Puts tokens together to words and entities, with the words of one tokenizer and the labels of one checkpoint."""
+    """Joins tokens into words and words into entities, for one tokenizer and the labels of one checkpoint."""
 
     def __init__(self, tokenizer: TextTokenizer, labels: Sequence[str]) -> None:
         self._tokenizer = tokenizer

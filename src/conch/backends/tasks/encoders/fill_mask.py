@@ -1,4 +1,4 @@
-"""Text with masked tokens to what may stand there: the pipeline ``fill-mask``."""
+"""Text with masked tokens to the likeliest tokens in their place: the pipeline ``fill-mask``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.encoders.base import TEXT, Encoded, EncoderTask, Run, texts_of
+from conch.backends.tasks.base import OpenEngine, TaskDescription
+from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, PaddedBatch, texts_of
 from conch.backends.tasks.scores import checked_top_k, softmax
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import invalid
@@ -23,7 +23,7 @@ LOGITS: Final = 64 << 20
 
 
 class FillMask(EncoderTask):
-    """The ``top_k`` tokens for each masked place, one place after the other, and the text with the best ones put in.
+    """The ``top_k`` tokens for each mask, one mask after the other, and the text with the best ones filled in.
 
     All rows of a request must have the same number of masked places, as their results share a shape.
     """
@@ -52,11 +52,11 @@ class FillMask(EncoderTask):
             ),
         )
 
-    def prepare(self, request: Request) -> Encoded:
+    def prepare(self, request: Request) -> EncodedRequest:
         texts = texts_of(request, "text_input")
         k = checked_top_k(self.option(request, "top_k", self.options.top_k or TOP_K), self.vocabulary)
-        items, cut = self.encoder.encode(texts)
-        masks = [int(np.count_nonzero(item.ids == self.mask_id)) for item in items]
+        sequences, truncated = self.encoder.encode(texts)
+        masks = [int(np.count_nonzero(item.ids == self.mask_id)) for item in sequences]
         for row, count in enumerate(masks):
             if not count:
                 raise invalid(f"input 'text_input' has no {self.mask_token} in row {row}; fill-mask needs one")
@@ -65,20 +65,20 @@ class FillMask(EncoderTask):
                     f"input 'text_input' has {count} times {self.mask_token} in row {row} and {masks[0]} times in "
                     "row 0; the rows of a request must have the same number"
                 )
-        return Encoded(request, items, cut, k)
+        return EncodedRequest(request, sequences, truncated, k)
 
-    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         logits = outputs["logits"]
         values = []
-        for row, (item, owner) in enumerate(zip(run.items, run.owners, strict=True)):
+        for row, (item, owner) in enumerate(zip(batch.sequences, batch.requests, strict=True)):
             scores = softmax(logits[row, np.flatnonzero(item.ids == self.mask_id)])
             values.append(best(scores, min(owner.state, scores.shape[1])))
         return values
 
-    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
         tokens: list[str] = []
         texts: list[str] = []
-        for item, (ids, _) in zip(prepared.items, values, strict=True):
+        for item, (ids, _) in zip(encoded.sequences, values, strict=True):
             tokens.extend(
                 self.tokenizer.decode([token], skip_special_tokens=False, clean_up=True)
                 for token in ids.ravel().tolist()

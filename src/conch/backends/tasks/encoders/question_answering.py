@@ -1,4 +1,4 @@
-"""A question and a context to the part of the context that answers: extractive question answering.
+"""Extractive question answering: from a question and a context to the part of the context that answers.
 
 Source: ``QuestionAnsweringPipeline`` of transformers 4 (5 has none); see ``spans.py``.
 """
@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.encoders.base import Encoded, EncoderTask, Run, texts_of
+from conch.backends.tasks.base import OpenEngine, TaskDescription
+from conch.backends.tasks.encoders.base import EncodedRequest, EncoderTask, PaddedBatch, texts_of
 from conch.backends.tasks.encoders.spans import AnswerSpan, Window, answers, windows
 from conch.backends.tasks.scores import checked_top_k
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.tokenizer import CHUNK
@@ -71,13 +71,11 @@ class QuestionAnswering(EncoderTask):
             ),
         )
 
-    def prepare(self, request: Request) -> Encoded:
+    def prepare(self, request: Request) -> EncodedRequest:
         questions = texts_of(request, "question")
         contexts = texts_of(request, "context")
         stride = self._count(request, "doc_stride", self.window // 2)
-        empty = self.option(request, "handle_impossible_answer", False)
-        if isinstance(empty, str):
-            empty = self.options.flag("handle_impossible_answer")
+        empty = self.flag(request, "handle_impossible_answer")
         k = checked_top_k(self.option(request, "top_k", self.options.top_k or 1), MANY)
         longest = self._count(request, "max_answer_len")
         rows: list[list[Window]] = []
@@ -88,20 +86,20 @@ class QuestionAnswering(EncoderTask):
                     name = "question" if contexts[row].strip() else "context"
                     raise invalid(f"input '{name}' is empty in row {row}")
                 rows.append(windows(encoding, self.window, stride, row, self.encoder))
-        items = [window.tokens for row_windows in rows for window in row_windows]
-        return Encoded(request, items, 0, (contexts, rows, k, longest, bool(empty)))
+        sequences = [window.tokens for row_windows in rows for window in row_windows]
+        return EncodedRequest(request, sequences, 0, (contexts, rows, k, longest, empty))
 
     def _count(self, request: Request, name: str, most: int = MANY) -> int:
-        """The option of a request, else of the configuration, else the default, of which ``most`` is taken."""
+        """A number of tokens from a request, else from the parameters, else the default, at most ``most``."""
         default, least = _COUNTS[name]
         given = request.option(name) if request.has(name) else self.options.integer(name, min(default, most))
         return checked_count(name, given, least)
 
-    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
-        return list(zip(run.rows(outputs["start_logits"]), run.rows(outputs["end_logits"]), strict=True))
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
+        return list(zip(batch.rows(outputs["start_logits"]), batch.rows(outputs["end_logits"]), strict=True))
 
-    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
-        contexts, rows, k, longest, empty = prepared.state
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
+        contexts, rows, k, longest, empty = encoded.state
         logits = iter(values)
         found = [
             answers(context, [(window, *next(logits)) for window in row], k, longest, empty=empty)
@@ -121,7 +119,7 @@ class QuestionAnswering(EncoderTask):
 
 
 def checked_count(name: str, value: int, least: int) -> int:
-    """A number of tokens as a client or a configuration gave it."""
+    """``value``, a number of tokens that a client or a configuration gave.  Raises INVALID_ARG out of range."""
     if not least <= value <= MANY:
         raise invalid(f"{name} is {value}; it must be at least {least}")
     return int(value)

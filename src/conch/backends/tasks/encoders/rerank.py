@@ -1,4 +1,4 @@
-"""A query and a document to one score: cross-encoders, the task ``text-ranking``.
+"""Cross-encoders, the task ``text-ranking``: from a query and a document to one score.
 
 Source of the defaults: sentence-transformers' CrossEncoder.
 """
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from conch.backends.native.arrays import Array, Request, Result
-from conch.backends.tasks.encoders.base import PAIR, TEXT, Encoded, EncoderTask, Run, texts_of, together
+from conch.backends.tasks.base import OpenEngine, TaskDescription
+from conch.backends.tasks.encoders.base import PAIR, TEXT, EncodedRequest, EncoderTask, PaddedBatch, stacked, texts_of
 from conch.backends.tasks.scores import FUNCTION, apply, checked_function
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import unsupported
@@ -29,7 +29,7 @@ class Rerank(EncoderTask):
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, options, open_engine)
         self.encoder.room(pair=True)
-        self.function = activation(checkpoint)
+        self.activation = activation(checkpoint)
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
@@ -41,20 +41,20 @@ class Rerank(EncoderTask):
             (TensorSpec("score", "FP32", (classes,)), TensorSpec("logits", "FP32", (classes,))),
         )
 
-    def prepare(self, request: Request) -> Encoded:
+    def prepare(self, request: Request) -> EncodedRequest:
         queries = [text.strip() for text in texts_of(request, "text_input")]
         documents = [text.strip() for text in texts_of(request, "text_pair")]
-        function = self.option(request, FUNCTION)
-        items, cut = self.encoder.encode(queries, documents)
-        return Encoded(request, items, cut, self.function if function is None else checked_function(function))
+        function = self.function(request) or self.activation
+        sequences, truncated = self.encoder.encode(queries, documents)
+        return EncodedRequest(request, sequences, truncated, function)
 
-    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         return outputs["logits"]
 
-    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
-        logits = together(values)
-        outputs: dict[str, Any] = {"score": apply(prepared.state, logits)}
-        if "logits" in prepared.request.outputs:
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
+        logits = stacked(values)
+        outputs: dict[str, Any] = {"score": apply(encoded.state, logits)}
+        if "logits" in encoded.request.outputs:
             outputs["logits"] = logits
         return Result(outputs)
 

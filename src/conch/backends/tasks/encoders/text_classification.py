@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.encoders.base import PAIR, TEXT, Encoded, EncoderTask, Run, texts_of, together
+from conch.backends.tasks.base import OpenEngine, TaskDescription
+from conch.backends.tasks.encoders.base import PAIR, TEXT, EncodedRequest, EncoderTask, PaddedBatch, stacked, texts_of
 from conch.backends.tasks.scores import (
     FUNCTION,
     apply,
@@ -17,7 +18,6 @@ from conch.backends.tasks.scores import (
     mislabelled,
     ranked,
 )
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.inference import TensorSpec
@@ -51,19 +51,15 @@ class TextClassification(EncoderTask):
             ),
         )
 
-    def prepare(self, request: Request) -> Encoded:
+    def prepare(self, request: Request) -> EncodedRequest:
         texts = texts_of(request, "text_input")
         pairs = texts_of(request, "text_pair") if request.has("text_pair") else None
         k = self.option(request, "top_k", self.options.top_k or None)
-        function = self.option(request, FUNCTION)
-        state = (
-            None if k is None else checked_top_k(k, 2**31),
-            None if function is None else checked_function(function),
-        )
-        items, cut = self.encoder.encode(texts, pairs)
-        return Encoded(request, items, cut, state)
+        state = None if k is None else checked_top_k(k, 2**31), self.function(request)
+        sequences, truncated = self.encoder.encode(texts, pairs)
+        return EncodedRequest(request, sequences, truncated, state)
 
-    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         """Logits, and scores best first with their classes: a run at once, since a request of its own costs more."""
         logits = outputs["logits"]
         classes = logits.shape[1]
@@ -72,19 +68,19 @@ class TextClassification(EncoderTask):
         scores = apply(default_function(self.checkpoint.config, classes), logits)
         return zip(logits, *ranked(scores), strict=True)
 
-    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
-        k, function = prepared.state
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
+        k, function = encoded.state
         if function is not None:
-            order, scores = ranked(apply(function, together([logits for logits, _, _ in values])))
+            order, scores = ranked(apply(function, stacked([logits for logits, _, _ in values])))
         else:
-            order = together([order for _, order, _ in values])
-            scores = together([scores for _, _, scores in values])
+            order = stacked([order for _, order, _ in values])
+            scores = stacked([scores for _, _, scores in values])
         chosen = order[:, :k]
         labels = self.labels or [f"LABEL_{index}".encode() for index in range(order.shape[1])]
         outputs: dict[str, Any] = {
             "label": Strings(chosen.shape, [labels[index] for index in chosen.ravel().tolist()]),
             "score": scores[:, :k],
         }
-        if "logits" in prepared.request.outputs:
-            outputs["logits"] = together([logits for logits, _, _ in values])
+        if "logits" in encoded.request.outputs:
+            outputs["logits"] = stacked([logits for logits, _, _ in values])
         return Result(outputs)

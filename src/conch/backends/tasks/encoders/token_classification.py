@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.encoders.base import TEXT, Encoded, EncoderTask, Run, texts_of
+from conch.backends.tasks.base import OpenEngine, TaskDescription
+from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, PaddedBatch, texts_of
 from conch.backends.tasks.encoders.entities import STRATEGIES, Grouping
 from conch.backends.tasks.scores import mislabelled, softmax
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import invalid, unsupported
@@ -37,23 +37,23 @@ class TokenClassification(EncoderTask):
             (TensorSpec("entities", "BYTES", (1,)),),
         )
 
-    def prepare(self, request: Request) -> Encoded:
+    def prepare(self, request: Request) -> EncodedRequest:
         texts = texts_of(request, "text_input")
         strategy = checked_strategy(self.option(request, "aggregation_strategy", "none"))
-        items, cut = self.encoder.encode(texts, offsets=True)
-        return Encoded(request, items, cut, (texts, strategy))
+        sequences, truncated = self.encoder.encode(texts, offsets=True)
+        return EncodedRequest(request, sequences, truncated, (texts, strategy))
 
-    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         logits = outputs["logits"]
         if logits.shape[-1] != len(self.labels):
             raise mislabelled(logits.shape[-1], len(self.labels))
-        return run.rows(softmax(logits))
+        return batch.rows(softmax(logits))
 
-    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
-        texts, strategy = prepared.state
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
+        texts, strategy = encoded.state
         documents = [
             json.dumps(self.grouping.entities(text, item, scores, strategy), ensure_ascii=False)
-            for text, item, scores in zip(texts, prepared.items, values, strict=True)
+            for text, item, scores in zip(texts, encoded.sequences, values, strict=True)
         ]
         return Result({"entities": Strings((len(documents), 1), documents)})
 

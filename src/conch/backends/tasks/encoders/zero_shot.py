@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
-from conch.backends.tasks.encoders.base import TEXT, Encoded, EncoderTask, Run, texts_of, together
+from conch.backends.tasks.base import OpenEngine, TaskDescription
+from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, PaddedBatch, stacked, texts_of
 from conch.backends.tasks.scores import softmax
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import invalid
@@ -55,32 +55,30 @@ class ZeroShotClassification(EncoderTask):
             (TensorSpec("label", "BYTES", (-1,)), TensorSpec("score", "FP32", (-1,))),
         )
 
-    def prepare(self, request: Request) -> Encoded:
+    def prepare(self, request: Request) -> EncodedRequest:
         texts = texts_of(request, "text_input")
         labels = request.texts("candidate_labels")
         count = len(labels) // len(texts) if texts else 0
         if not count or count * len(texts) != len(labels):
             raise invalid(f"input 'candidate_labels' has {len(labels)} labels for {len(texts)} rows; each needs one")
         template = str(self.option(request, "hypothesis_template", TEMPLATE))
+        multiple = self.flag(request, "multi_label") or count == 1
         hypotheses = [hypothesis(template, label) for label in labels]
-        multiple = self.option(request, "multi_label", False)
-        if isinstance(multiple, str):
-            multiple = self.options.flag("multi_label")
-        items, cut = self.encoder.encode(
+        sequences, truncated = self.encoder.encode(
             [text for text in texts for _ in range(count)],
             hypotheses,
             names=("text_input", "candidate_labels"),
             per_row=count,
             truncation="first",
         )
-        return Encoded(request, items, cut, (labels, count, bool(multiple) or count == 1))
+        return EncodedRequest(request, sequences, truncated, (labels, count, multiple))
 
-    def reduce(self, outputs: Mapping[str, Array], run: Run) -> Iterable[Any]:
+    def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         return outputs["logits"][:, [self.contradiction, self.entailment]]
 
-    def finish(self, prepared: Encoded, values: list[Any]) -> Result:
-        labels, count, multiple = prepared.state
-        logits = together(values).reshape(-1, count, 2)
+    def assemble(self, encoded: EncodedRequest, values: list[Any]) -> Result:
+        labels, count, multiple = encoded.state
+        logits = stacked(values).reshape(-1, count, 2)
         scores = softmax(logits)[..., 1] if multiple else softmax(logits[..., 1])
         order = np.argsort(scores, axis=1)[:, ::-1]
         at = order + np.arange(len(order))[:, None] * count

@@ -1,4 +1,4 @@
-"""What runs a network: arrays in, arrays out."""
+"""What every engine that runs a network has in common."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class NetworkEngine(ABC):
     """A loaded network.  ``run`` may be called by several threads at once, one for each instance.
 
     ``inputs`` are the names that it takes of ``input_ids``, ``attention_mask``, ``token_type_ids``,
-    ``pixel_values`` …; ``outputs`` those that it gives, as transformers calls them: ``logits``,
+    ``pixel_values`` …; ``outputs`` the names of what it computes, as transformers calls them: ``logits``,
     ``last_hidden_state``, ``start_logits``, ``end_logits`` ….  ``precision`` is ``fp32``, ``fp16``,
     ``bf16`` or ``int8``; ``device`` is ``cpu`` or ``cuda``.
     """
@@ -23,11 +23,13 @@ class NetworkEngine(ABC):
     inputs: frozenset[str]
     outputs: tuple[str, ...]
 
-    def shape(self, rows: int, length: int) -> tuple[int, int]:
-        """What ``[rows, length]`` should be padded to: more where an engine is slow with shapes that are new to it."""
+    def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
+        """The shape that ``[rows, length]`` should be padded to: a larger one where new shapes slow the engine down."""
         return rows, length
 
     @abstractmethod
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """INT64 ``[sequences, length]`` (or FP32 pixels) in, FP32 arrays out; the caller leaves out nothing of
-        ``inputs`` and may give more, which is ignored."""
+        """Compute FP32 outputs from INT64 arrays of ``[sequences, length]``, or FP32 pixels.
+
+        ``arrays`` must have all of ``inputs``, and may have more, which are ignored.
+        """

@@ -77,15 +77,15 @@ def choose(checkpoint: Checkpoint, options: Options, device: str = "cpu") -> tup
     """The engine's name, its precision (empty: not said) and the graph's file, None where there is none."""
     present = engines_of(checkpoint.directory)
     if device != "cpu" and not options.variant and options.engine == "auto" and "torch" in present:
-        return "torch", _asked(options), None
+        return "torch", _requested_precision(options), None
     variant = checkpoint.variant
     if variant is not None:
         graph = checkpoint.directory / variant.path if variant.path else None
         return variant.engine, variant.precision, graph
     engine = checkpoint.engine
-    return engine, _asked(options) if engine == "torch" else "fp32", checkpoint.graph_file(engine)
+    return engine, _requested_precision(options) if engine == "torch" else "fp32", checkpoint.graph_file(engine)
 
 
-def _asked(options: Options) -> str:
+def _requested_precision(options: Options) -> str:
     """The precision that the option ``dtype`` asks of torch."""
     return next((precision for precision, dtype in _DTYPES.items() if dtype == options.dtype), "")

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conch.backends.graphs.onnxruntime.session import CPU, CUDA, TENSORRT, Session, SessionSettings
-from conch.backends.native.arrays import Array
 from conch.backends.native.threads import pooled, usable_cores
-from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.engines.feeds import Feeds, widened
+from conch.backends.tasks.engines.graph import GraphEngine
 
 
-class OnnxRuntimeEngine(NetworkEngine):
+class OnnxRuntimeEngine(GraphEngine):
     """A graph that ``instances`` threads may run at once, on ``threads`` cores together (0: the usable ones).
 
     ``device`` is ``cpu`` or ``cuda``; with ``tensorrt`` TensorRT builds what it can of the graph on first use, in the
@@ -35,16 +33,8 @@ class OnnxRuntimeEngine(NetworkEngine):
     ) -> None:
         size = pooled(threads or usable_cores(), instances)
         providers = [(CPU, {})] if device == "cpu" else _on_gpu(device_id, precision if tensorrt else "")
-        self._session = Session(path, SessionSettings(threads=size, entries=entries or {}, providers=providers))
-        self._feeds = Feeds(self._session.inputs)
-        self.device = device
-        self.precision = precision
-        self.inputs = self._feeds.names
-        self.outputs = tuple(tensor.name for tensor in self._session.outputs)
-
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        results = self._session.infer(self.outputs, self._feeds.of(arrays))
-        return widened(self._session.outputs, results)
+        settings = SessionSettings(threads=size, entries=entries or {}, providers=providers)
+        super().__init__(Session(path, settings), precision, device)
 
 
 def _on_gpu(device_id: int, tensorrt: str) -> Sequence[tuple[str, dict[str, str]]]:

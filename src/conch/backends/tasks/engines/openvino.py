@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Final
 
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
-from conch.backends.native.arrays import Array
 from conch.backends.native.threads import usable_cores
-from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.engines.feeds import Feeds, widened
+from conch.backends.tasks.engines.graph import GraphEngine
 
 #: How often a shape is asked for before it is compiled for itself, and how many shapes are counted.
 WORTH_COMPILING: Final = 32
 MOST_SHAPES: Final = 512
 
 
-class OpenVinoEngine(NetworkEngine):
+class OpenVinoEngine(GraphEngine):
     """A graph that ``instances`` threads may run at once, on ``threads`` cores together (0: the usable ones).
 
     ``precision`` says what the arithmetic is done in (see :class:`CompileSettings`).  OpenVINO takes 15 ms, up to 40
     with several sequences, for the first run with a shape that is new to it, when the run itself takes 2; so
-    ``shape`` gives few of them, but for those that are asked for again and again.  Raises what
+    ``padded_shape`` rounds to few shapes, except for those that are requested again and again.  Raises what
     :class:`CompiledGraph` raises.
     """
 
@@ -41,25 +39,17 @@ class OpenVinoEngine(NetworkEngine):
         settings = CompileSettings(
             threads=threads or usable_cores(), instances=instances, precision=precision, properties=properties or {}
         )
-        self._network = CompiledGraph(path, settings)
-        self._feeds = Feeds(self._network.inputs)
-        self.precision = precision
-        self.inputs = self._feeds.names
-        self.outputs = tuple(tensor.name for tensor in self._network.outputs)
-        self._asked: Counter[tuple[int, int]] = Counter()
+        super().__init__(CompiledGraph(path, settings), precision)
+        self._requested: Counter[tuple[int, int]] = Counter()
 
-    def shape(self, rows: int, length: int) -> tuple[int, int]:
+    def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
         exact = (rows, length)
         rounded = on_grid(rows, length)
-        if exact == rounded or self._asked[exact] >= WORTH_COMPILING:
+        if exact == rounded or self._requested[exact] >= WORTH_COMPILING:
             return exact
-        if len(self._asked) < MOST_SHAPES or exact in self._asked:
-            self._asked[exact] += 1
+        if len(self._requested) < MOST_SHAPES or exact in self._requested:
+            self._requested[exact] += 1
         return rounded
-
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        feeds = self._feeds.of(arrays)
-        return widened(self._network.outputs, self._network.infer(self.outputs, feeds))
 
 
 def on_grid(rows: int, length: int) -> tuple[int, int]:

@@ -98,10 +98,10 @@ def test_a_path_may_be_relative_to_the_version(
 def test_what_nobody_understands_is_named_in_one_warning(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of("colour", gpt_model_path=str(checkpoint), max_beam_widht="4", cuda_graph_mode="true", size="9")
+    config = config_of("colour", gpt_model_path=str(checkpoint), team="nlp", cuda_graph_mode="true", size="9")
     channel, _, _ = load(config, tmp_path, monkeypatch)
     assert channel.logged("WARNING") == [
-        "model 'tensorrt_llm': parameters without effect: max_beam_widht, size",
+        "model 'tensorrt_llm': parameters without effect: size, team",
         "model 'tensorrt_llm': inputs without effect: colour",
     ]
 

@@ -45,7 +45,13 @@ def test_what_nobody_filled_in_is_not_set(tmp_path: Path) -> None:
 
 
 def test_names_that_mean_nothing_are_told(tmp_path: Path) -> None:
-    assert read(tmp_path, max_beam_widht="4", cuda_graph_mode="true", colour="${colour}").unknown == ("max_beam_widht",)
+    assert read(tmp_path, team="nlp", cuda_graph_mode="true", colour="${colour}").unknown == ("team",)
+
+
+def test_misspelt_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match=r"^parameter 'max_beam_widht' is not known; did you mean 'max_beam_width'\?$"):
+        read(tmp_path, max_beam_widht="4")
+    assert read(tmp_path, max_beam_widht="${max_beam_width}") == read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,23 +12,46 @@ from threading import Lock
 from typing import Any, Final
 
 from conch.backends.native.arrays import Request, Result, Strings
-from conch.backends.tasks.base import ExecutionWork, Prepared, Task
-from conch.backends.tasks.decoding import DEFAULT_NEW_TOKENS, requested, specs, stop_when_cancelled
-from conch.backends.tasks.languages import languages_of
+from conch.backends.tasks.base import (
+    ExecutionWork,
+    OpenEngine,
+    PreparedRequest,
+    Task,
+    TaskDescription,
+    library_failure,
+)
+from conch.backends.tasks.decoding import (
+    DEFAULT_NEW_TOKENS,
+    generation_arguments,
+    generation_inputs,
+    stop_when_cancelled,
+)
 from conch.backends.tasks.loading import device_of, load_model, load_tokenizer
-from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.backends.tasks.text2text.languages import languages_of
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import no_room
-from conch.errors import ConchError, internal, invalid, one_line
+from conch.errors import ConchError, invalid
 from conch.inference import TensorSpec
 
 #: Tokens of a batch with padding, where the configuration does not say; every one of them is attended to for each
 #: token that is written.
 BATCH_TOKENS: Final = 8192
 
+#: The same for all checkpoints.
+DESCRIPTION: Final = TaskDescription(
+    (
+        TensorSpec("text_input", "BYTES", (1,)),
+        *generation_inputs(),
+        TensorSpec("src_lang", "BYTES", (1,), optional=True),
+        TensorSpec("tgt_lang", "BYTES", (1,), optional=True),
+    ),
+    (TensorSpec("text_output", "BYTES", (1,)),),
+    max_batch_size=32,
+)
 
-class PreparedTexts(Prepared):
+
+class PreparedTexts(PreparedRequest):
     """Token ids of each row, and the parameters of ``generate`` that the request asks for."""
 
     __slots__ = ("generation", "ids", "truncated")
@@ -42,7 +65,7 @@ class PreparedTexts(Prepared):
 
 @dataclass(slots=True)
 class _Row:
-    """One text of a batch: whose it is, and its place there."""
+    """One text of a batch: the request that it belongs to, and its row there."""
 
     prepared: PreparedTexts
     index: int
@@ -60,21 +83,6 @@ class Text2Text(Task):
     ``task_specific_params`` with the prefix that T5 wants.
     """
 
-    max_batch_size = 32
-
-    @classmethod
-    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        """The signature, which is the same for all checkpoints."""
-        return TaskDescription(cls.inputs, cls.outputs, cls.max_batch_size)
-
-    inputs = (
-        TensorSpec("text_input", "BYTES", (1,)),
-        *specs(),
-        TensorSpec("src_lang", "BYTES", (1,), optional=True),
-        TensorSpec("tgt_lang", "BYTES", (1,), optional=True),
-    )
-    outputs = (TensorSpec("text_output", "BYTES", (1,)),)
-
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         self._device = device_of(open_engine)
         self._tokenizer = load_tokenizer(checkpoint, options)
@@ -88,16 +96,20 @@ class Text2Text(Task):
         self._lock = Lock()
         self._refuse = options.truncation == "refuse"
         self._batch_tokens = options.max_batch_tokens or BATCH_TOKENS
-        #: What is written at most: learned positions end there.
-        self._longest = int(checkpoint.config.get("max_position_embeddings") or 0)
+        #: The most tokens that can be written, as learned positions end there; 0 for any number.
+        self._most_tokens = int(checkpoint.config.get("max_position_embeddings") or 0)
         self._pad = next(
             token for token in (self._tokenizer.pad_token_id, self._model.config.pad_token_id, 0) if token is not None
         )
 
+    @classmethod
+    def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
+        return DESCRIPTION
+
     def prepare(self, request: Request) -> PreparedTexts:
         """Tokenise.  Raises INVALID_ARG for text that is not UTF-8, too long, or gives no tokens."""
         texts = request.texts("text_input")
-        given = requested(request, longest=self._longest)
+        given = generation_arguments(request, most_tokens=self._most_tokens)
         with self._lock:
             prefix, implied = self._languages.choose(request.option("src_lang"), request.option("tgt_lang"))
             encoded = self._tokenizer([prefix + text for text in texts])["input_ids"]
@@ -115,31 +127,31 @@ class Text2Text(Task):
                 raise invalid(f"input 'text_input' gives no tokens in row {row}; the model needs one at least")
         return PreparedTexts(request, encoded, self._parameters(given, implied), len(long))
 
-    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         groups: dict[str, list[_Row]] = {}
         for prepared in batch:
             assert isinstance(prepared, PreparedTexts)
             rows = groups.setdefault(repr(sorted(prepared.generation.items())), [])
-            rows.extend(_Row(prepared, index) for index in range(prepared.sequences))
+            rows.extend(_Row(prepared, index) for index in range(prepared.sequence_count))
         written: dict[int, dict[int, str] | ConchError] = {id(prepared): {} for prepared in batch}
         for rows in groups.values():
-            for together in self._batches(rows):
+            for batch_rows in self._batches(rows):
                 try:
-                    texts = self._generate(together, usage)
+                    texts = self._generate(batch_rows, work)
                 except (ValueError, TypeError, RuntimeError, IndexError) as error:
                     # Parameters that do not go together, or no memory for this batch.
-                    kind = invalid if isinstance(error, ValueError) else internal
-                    for row in together:
-                        written[id(row.prepared)] = kind(f"generation failed: {one_line(error)}")
+                    failed = library_failure("generation", error)
+                    for row in batch_rows:
+                        written[id(row.prepared)] = failed
                     continue
-                for row, text in zip(together, texts, strict=True):
+                for row, text in zip(batch_rows, texts, strict=True):
                     answers = written[id(row.prepared)]
                     if isinstance(answers, dict):
                         answers[row.index] = text
         return [self._result(prepared, written[id(prepared)]) for prepared in batch]
 
     def _parameters(self, given: Mapping[str, Any], implied: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a request over those of its task; one limit of length replaces all others."""
+        """The arguments of a request over those of its task; a limit of length that it gives replaces all others."""
         limits = ("max_new_tokens", "max_length")
         parameters = dict(implied)
         if any(name in given for name in limits):
@@ -147,11 +159,13 @@ class Text2Text(Task):
         parameters.update(given)
         saved = self._model.generation_config.to_diff_dict()
         if not any(name in parameters or name in saved for name in limits):
-            parameters["max_new_tokens"] = min(DEFAULT_NEW_TOKENS, self._longest - 1 if self._longest else 1 << 16)
+            parameters["max_new_tokens"] = min(
+                DEFAULT_NEW_TOKENS, self._most_tokens - 1 if self._most_tokens else 1 << 16
+            )
         return parameters
 
     def _batches(self, rows: list[_Row]) -> list[list[_Row]]:
-        """Rows of similar length together, within the token budget."""
+        """Divide ``rows`` into batches of similar length, the longest row first, within the token budget."""
         batches: list[list[_Row]] = []
         for row in sorted(rows, key=lambda row: len(row.ids), reverse=True):
             # The first of a batch is its longest.
@@ -161,7 +175,7 @@ class Text2Text(Task):
                 batches.append([row])
         return batches
 
-    def _generate(self, rows: list[_Row], usage: ExecutionWork) -> list[str]:
+    def _generate(self, rows: list[_Row], work: ExecutionWork) -> list[str]:
         import torch
 
         longest = len(rows[0].ids)
@@ -177,18 +191,18 @@ class Text2Text(Task):
                 stopping_criteria=stop_when_cancelled([row.prepared.request for row in rows]),
                 **rows[0].prepared.generation,
             ).tolist()
-        usage.add(int(mask.sum()), ids.numel(), len(rows))
+        work.add(int(mask.sum()), ids.numel(), len(rows))
         with self._lock:
             texts: list[str] = self._tokenizer.batch_decode(written, skip_special_tokens=True)
         return texts
 
     @staticmethod
-    def _result(prepared: Prepared, answers: dict[int, str] | ConchError) -> Result | ConchError:
+    def _result(prepared: PreparedRequest, answers: dict[int, str] | ConchError) -> Result | ConchError:
         assert isinstance(prepared, PreparedTexts)
         if isinstance(answers, ConchError):
             return answers
-        texts = [answers[row] for row in range(prepared.sequences)]
+        texts = [answers[row] for row in range(prepared.sequence_count)]
         return Result(
-            {"text_output": Strings((prepared.sequences, 1), texts)},
+            {"text_output": Strings((prepared.sequence_count, 1), texts)},
             {"truncated": prepared.truncated} if prepared.truncated else {},
         )

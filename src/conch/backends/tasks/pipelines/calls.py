@@ -1,65 +1,17 @@
-"""What transformers' pipelines take: the inputs of each task as tensors, and how a row of them becomes a call.
+"""How a decoded row becomes a call of a transformers pipeline, and which arguments a client may add.
 
-Used by the generic task.  Only decoded sound, decoded images and plain text reach a pipeline: strings that
-it could take for an address or a path never do.
+Only decoded sound, decoded images and plain text reach a pipeline: strings that it could take for an address or a path
+never do.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from conch.errors import ConchError, invalid
-from conch.inference import TensorSpec
-
-_TEXT: Final = TensorSpec("text_input", "BYTES", (1,))
-_IMAGE: Final = TensorSpec("image", "BYTES", (1,))
-_AUDIO: Final = (
-    TensorSpec("audio", "BYTES", (1,), optional=True),
-    TensorSpec("samples", "FP32", (-1,), optional=True),
-    TensorSpec("sampling_rate", "INT32", (1,), optional=True),
-)
-_LABELS: Final = TensorSpec("candidate_labels", "BYTES", (-1,))
-_QUESTION: Final = TensorSpec("question", "BYTES", (1,))
-_ANY_TEXT: Final = TensorSpec("text_input", "BYTES", (1,), optional=True)
-_ANY_IMAGE: Final = TensorSpec("image", "BYTES", (1,), optional=True)
-
-#: The inputs by task; what is not here takes text, or what a pipeline of the checkpoint's own says.
-_INPUTS: Final[Mapping[str, tuple[TensorSpec, ...]]] = {
-    "audio-classification": _AUDIO,
-    "zero-shot-audio-classification": (*_AUDIO, _LABELS),
-    "depth-estimation": (_IMAGE,),
-    "image-feature-extraction": (_IMAGE,),
-    "image-segmentation": (_IMAGE,),
-    "image-to-image": (_IMAGE,),
-    "mask-generation": (_IMAGE,),
-    "object-detection": (_IMAGE,),
-    "keypoint-matching": (TensorSpec("image", "BYTES", (2,)),),
-    "zero-shot-image-classification": (_IMAGE, _LABELS),
-    "zero-shot-object-detection": (_IMAGE, _LABELS),
-    "image-to-text": (_IMAGE, _ANY_TEXT),
-    "image-text-to-text": (_IMAGE, _TEXT),
-    "any-to-any": (_TEXT, _ANY_IMAGE, *_AUDIO),
-    "document-question-answering": (_IMAGE, _QUESTION),
-    "visual-question-answering": (_IMAGE, _QUESTION),
-    "table-question-answering": (TensorSpec("table", "BYTES", (1,)), _QUESTION),
-    "video-classification": (TensorSpec("video", "BYTES", (1,)),),
-}
-#: The inputs of a pipeline that a checkpoint brings along, by the ``type`` that it declares.
-_BY_TYPE: Final[Mapping[str, tuple[TensorSpec, ...]]] = {
-    "text": (_TEXT,),
-    "image": (_IMAGE,),
-    "audio": _AUDIO,
-    "multimodal": (_ANY_TEXT, _ANY_IMAGE, *_AUDIO),
-}
-OPTIONS: Final = TensorSpec("options", "BYTES", (1,), optional=True)
-
-#: Modules beside those of the pipelines.
-_NO_TASKS: Final = frozenset({"__init__", "audio_utils", "base", "pt_utils"})
 
 #: Arguments that pipelines take without naming them in a signature.
 _UNNAMED: Final[Mapping[str, frozenset[str]]] = {
@@ -80,35 +32,6 @@ _REFUSED: Final = frozenset({
     "num_workers", "processor_kwargs", "return_tensors", "self", "streamer", "timeout", "tokenizer",
     "tokenizer_encode_kwargs", "trust_remote_code", "preprocess_params", "word_boxes",
 })  # fmt: skip
-
-
-def inputs_of(task: str, config: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    """The tensors of a task, with ``options`` last; ``config`` is the checkpoint's, which may bring a pipeline."""
-    own = own_pipeline(task, config)
-    if task in _INPUTS or own is None:
-        return (*_INPUTS.get(task, (_TEXT,)), OPTIONS)
-    return (*_BY_TYPE.get(str(own[1].get("type")), (_TEXT,)), OPTIONS)
-
-
-def check_task(task: str, config: Mapping[str, Any]) -> None:
-    """Raise INVALID_ARG for a task that neither transformers nor the checkpoint has a pipeline for.
-
-    Told from the names of transformers' files, as importing it takes seconds; where it is not installed, all pass.
-    """
-    found = importlib.util.find_spec("transformers")
-    folders = found.submodule_search_locations if found is not None else None
-    files = {path.stem for folder in folders or () for path in Path(folder, "pipelines").glob("*.py")}
-    if files and task.replace("-", "_") not in files and own_pipeline(task, config) is None:
-        known = sorted(name.replace("_", "-") for name in files - _NO_TASKS)
-        raise invalid(f"task '{task}' is not known; the tasks of transformers' pipelines are: {', '.join(known)}")
-
-
-def own_pipeline(task: str, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """The name and the declaration of the pipeline for ``task`` that a checkpoint brings along."""
-    for name, declared in (config.get("custom_pipelines") or {}).items():
-        if name.lower().replace("_", "-") == task.lower().replace("_", "-"):
-            return name, declared
-    return None
 
 
 def arguments(pipeline: Any, task: str, text: str, row: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Languages(Protocol):
     """Translates the inputs ``src_lang`` and ``tgt_lang`` of a request."""
 
     def choose(self, source: str | None, target: str | None) -> tuple[str, Mapping[str, Any]]:
-        """What goes before the text, and further parameters of ``generate``.  Raises INVALID_ARG.
+        """The words before the text, and arguments of ``generate``.  Raises INVALID_ARG for an unknown language.
 
         The caller holds the tokenizer's lock until the text is tokenised.
         """
@@ -96,7 +96,7 @@ class LanguageTokens:
 
 
 def languages_of(tokenizer: Any, config: Mapping[str, Any], task: str) -> Languages:
-    """The way that fits a checkpoint."""
+    """The way in which a checkpoint is told its languages."""
     if LanguageTokens.fits(tokenizer):
         return LanguageTokens(tokenizer)
     return TaskParameters(config, task)

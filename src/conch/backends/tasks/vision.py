@@ -13,10 +13,9 @@ import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result
 from conch.backends.tasks import media
-from conch.backends.tasks.base import ExecutionWork, Prepared, Task
+from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
 from conch.backends.tasks.loading import loading
 from conch.backends.tasks.scores import apply, best_first, checked_top_k, default_function, mislabelled
-from conch.backends.tasks.table import OpenEngine, TaskDescription
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid
@@ -28,7 +27,7 @@ TOP_K: Final = 5
 BATCH_IMAGES: Final = 32
 
 
-class PreparedImages(Prepared):
+class PreparedImages(PreparedRequest):
     """What the network takes, ``[rows, …]`` by name (``pixel_values`` FP32 and sometimes a mask)."""
 
     __slots__ = ("arrays", "top_k")
@@ -46,9 +45,6 @@ class ImageClassification(Task):
     """
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        signature = self.describe(checkpoint, options)
-        self.inputs, self.outputs = signature.inputs, signature.outputs
-        self.max_batch_size = signature.max_batch_size
         self._pixels = media.max_pixels(options)
         with loading(checkpoint, "image processor"):
             import transformers
@@ -88,7 +84,7 @@ class ImageClassification(Task):
             raise invalid(f"input 'image' does not suit the model: {error}") from error
         return PreparedImages(request, {name: np.asarray(value) for name, value in features.items()}, top_k)
 
-    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         requests = [prepared for prepared in batch if isinstance(prepared, PreparedImages)]
         logits: list[Array] = [np.empty(0)] * len(requests)
         for places in _runs(requests):
@@ -96,9 +92,9 @@ class ImageClassification(Task):
                 name: np.concatenate([requests[place].arrays[name] for place in places])
                 for name in requests[places[0]].arrays
             }
-            rows = [requests[place].sequences for place in places]
+            rows = [requests[place].sequence_count for place in places]
             answer = self._engine.run(arrays)["logits"]
-            usage.add(sum(rows), sum(rows), sum(rows))
+            work.add(sum(rows), sum(rows), sum(rows))
             for place, part in zip(places, np.split(answer, np.cumsum(rows)[:-1]), strict=True):
                 logits[place] = part
         return [self._result(prepared, one) for prepared, one in zip(requests, logits, strict=True)]
@@ -122,9 +118,9 @@ def _runs(requests: Sequence[PreparedImages]) -> list[list[int]]:
     rows: dict[tuple[Any, ...], int] = {}
     for place, prepared in enumerate(requests):
         key = tuple((name, array.shape[1:]) for name, array in sorted(prepared.arrays.items()))
-        if key not in runs or rows[key] + prepared.sequences > BATCH_IMAGES:
+        if key not in runs or rows[key] + prepared.sequence_count > BATCH_IMAGES:
             runs.setdefault(key, []).append([])
             rows[key] = 0
         runs[key][-1].append(place)
-        rows[key] += prepared.sequences
+        rows[key] += prepared.sequence_count
     return [run for same in runs.values() for run in same]

@@ -7,33 +7,34 @@ from __future__ import annotations
 
 import copy
 import json
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import local
 from typing import Any
 
-import numpy as np
-
 from conch.backends.native.arrays import Request, Result, Strings
 from conch.backends.tasks import media
-from conch.backends.tasks.base import ExecutionWork, Prepared, Task
+from conch.backends.tasks.base import (
+    ExecutionWork,
+    OpenEngine,
+    PreparedRequest,
+    Task,
+    TaskDescription,
+    library_failure,
+)
 from conch.backends.tasks.loading import device_of, load_pipeline
-from conch.backends.tasks.pipelines import arguments, call, check_task, inputs_of, own_pipeline
-from conch.backends.tasks.table import OpenEngine, TaskDescription
+from conch.backends.tasks.pipelines.answers import text_of
+from conch.backends.tasks.pipelines.calls import arguments, call
+from conch.backends.tasks.pipelines.inputs import check_task, inputs_of, own_pipeline
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, cancelled, internal, invalid, one_line, unsupported
+from conch.errors import ConchError, cancelled, invalid, one_line, unsupported
 from conch.inference import TensorSpec
 
-#: What a pipeline's answer is when it is text and nothing else.
-_TEXTS = ("generated_text", "answer", "text", "summary_text", "translation_text")
 
-
-class PreparedRows(Prepared):
-    """Each row as a pipeline takes it, and the call arguments of each."""
+class PreparedRows(PreparedRequest):
+    """The rows of a request as a pipeline takes them, and the call arguments of each row."""
 
     __slots__ = ("arguments", "values")
 
@@ -43,20 +44,15 @@ class PreparedRows(Prepared):
         self.arguments = arguments
 
 
-class Generic(Task):
+class PipelineTask(Task):
     """Inputs by task: ``text_input``, ``image``, ``audio`` or ``samples`` …, and ``options`` STRING [1].
 
     ``options`` is a JSON object with arguments of the pipeline's call and of ``generate``.  Output ``text_output``
-    STRING [1]: the text where the pipeline answers one text, else its answer as JSON, in which an image is the base64
-    of a PNG file, sound beside a ``sampling_rate`` that of a WAV file, and any other array a list.
+    STRING [1]: the pipeline's answer (see :func:`text_of`).
     """
 
-    max_batch_size = 16
-
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        signature = self.describe(checkpoint, options)
-        self.inputs, self.outputs = signature.inputs, signature.outputs
-        self._names = frozenset(spec.name for spec in self.inputs)
+        self._names = frozenset(spec.name for spec in self.describe(checkpoint, options).inputs)
         self._seconds, self._pixels = media.max_seconds(options), media.max_pixels(options)
         own = own_pipeline(checkpoint.task, checkpoint.config)
         self._task = own[0] if own is not None else checkpoint.task
@@ -64,6 +60,7 @@ class Generic(Task):
         extractor = getattr(self._pipeline, "feature_extractor", None)
         self._rate = int(getattr(extractor, "sampling_rate", None) or 16_000)
         self._shortest = media.shortest(self._pipeline.model.config)
+        self._needs_sound = self._task in ("audio-classification", "zero-shot-audio-classification")
         self._thread = local()
 
     @classmethod
@@ -72,7 +69,7 @@ class Generic(Task):
         return TaskDescription(
             inputs_of(checkpoint.task, checkpoint.config),
             (TensorSpec("text_output", "BYTES", (1,)),),
-            cls.max_batch_size,
+            max_batch_size=16,
         )
 
     def prepare(self, request: Request) -> PreparedRows:
@@ -94,7 +91,13 @@ class Generic(Task):
             images = [media.image(data, pixels=self._pixels, row=n // per_row) for n, data in enumerate(files)]
             _spread(values, "image", images)
         if "audio" in self._names:
-            self._sounds(request, values)
+            if request.has("audio") and request.has("samples"):
+                raise invalid("a request has at most one of the inputs 'audio' and 'samples'")
+            sounds = media.sounds_of(request, self._rate, seconds=self._seconds, least=self._shortest)
+            if sounds:
+                _spread(values, "audio", sounds)
+            elif self._needs_sound and not (request.has("audio") or request.has("samples")):
+                raise invalid("a request needs one of the inputs 'audio' and 'samples'")
         if "video" in self._names:
             files = request.files("video")
             _spread(values, "video", [media.file_bytes(data, "video", row) for row, data in enumerate(files)])
@@ -105,10 +108,10 @@ class Generic(Task):
             request, values, [arguments(self._pipeline, self._task, text, row) for row, text in enumerate(texts)]
         )
 
-    def execute(self, batch: Sequence[Prepared], usage: ExecutionWork) -> list[Result | ConchError]:
-        return [self._answer(prepared, usage) for prepared in batch if isinstance(prepared, PreparedRows)]
+    def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
+        return [self._answer(prepared, work) for prepared in batch if isinstance(prepared, PreparedRows)]
 
-    def _answer(self, prepared: PreparedRows, usage: ExecutionWork) -> Result | ConchError:
+    def _answer(self, prepared: PreparedRows, work: ExecutionWork) -> Result | ConchError:
         texts = []
         for row, given in zip(prepared.values, prepared.arguments, strict=True):
             if prepared.request.cancelled:
@@ -121,10 +124,9 @@ class Generic(Task):
                 return unsupported(f"task '{self._task}' needs a library: {one_line(error)}")
             except Exception as error:
                 # Pipelines check little beforehand: what does not suit them fails wherever it is used.
-                kind = invalid if given or isinstance(error, ValueError) else internal
-                return kind(f"task '{self._task}' failed: {one_line(error)}")
-            texts.append(_text(answer))
-            usage.add(1, 1, 1)
+                return library_failure(f"task '{self._task}'", error, of_request=bool(given))
+            texts.append(text_of(answer))
+            work.add(1, 1, 1)
         return Result({"text_output": Strings((len(texts), 1), texts)})
 
     def _call(self, row: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
@@ -149,28 +151,6 @@ class Generic(Task):
             self._thread.pipeline = copy.deepcopy(self._pipeline, networks)
         return self._thread.pipeline
 
-    def _sounds(self, request: Request, values: list[dict[str, Any]]) -> None:
-        if request.has("audio") and request.has("samples"):
-            raise invalid("a request has at most one of the inputs 'audio' and 'samples'")
-        sounds: list[media.Samples] = []
-        if request.has("audio"):
-            sounds = [
-                media.audio(data, self._rate, seconds=self._seconds, row=row)
-                for row, data in enumerate(request.files("audio"))
-            ]
-        elif request.has("samples"):
-            given = int(request.option("sampling_rate", 16_000))
-            rows = request.array("samples").reshape(request.rows, -1)
-            sounds = [
-                media.samples(one, given, self._rate, seconds=self._seconds, row=row) for row, one in enumerate(rows)
-            ]
-        elif self._task in ("audio-classification", "zero-shot-audio-classification"):
-            raise invalid("a request needs one of the inputs 'audio' and 'samples'")
-        for row, one in enumerate(sounds):
-            media.check_length(one, self._shortest, self._rate, "audio" if request.has("audio") else "samples", row)
-        if sounds:
-            _spread(values, "audio", sounds)
-
 
 def _spread(values: list[dict[str, Any]], name: str, elements: Sequence[Any], *, always_lists: bool = False) -> None:
     """Give each row its share of the elements of a tensor, a list of them where there are several."""
@@ -188,35 +168,3 @@ def _table(text: str, row: int) -> Any:
     if not isinstance(table, dict):
         raise invalid(f"input 'table' in row {row} must be a JSON object of columns")
     return table
-
-
-def _text(answer: Any) -> str:
-    """What goes out for a pipeline's answer."""
-    alone = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
-    if isinstance(alone, str):
-        return alone
-    if isinstance(alone, Mapping):
-        found = [alone[name] for name in _TEXTS if isinstance(alone.get(name), str)]
-        if found:
-            return str(found[0])
-    return json.dumps(_plain(answer), ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    """A pipeline's answer in the types that JSON has."""
-    if isinstance(value, Mapping):
-        if "sampling_rate" in value and isinstance(value.get("audio"), np.ndarray):
-            rate = int(value["sampling_rate"])
-            return {"audio": b64encode(media.wav(value["audio"], rate)).decode(), "sampling_rate": rate}
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(one) for one in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
-    if hasattr(value, "save") and hasattr(value, "convert"):
-        return b64encode(media.png(value)).decode()
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

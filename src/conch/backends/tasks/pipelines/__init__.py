@@ -1,0 +1,1 @@
+"""Tasks that go through transformers' own pipelines, row by row."""

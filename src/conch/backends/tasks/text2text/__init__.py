@@ -1,0 +1,1 @@
+"""Encoder-decoder models from text to text: summarization, translation, text2text-generation."""

@@ -1,0 +1,93 @@
+"""The part of ``conch check`` that reads a model's parameters: those of its configuration, and its ``model.json``.
+
+Names are compared with the tables that backends declare, as workers do when they load a model; values are left to them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from conch.backends.table import BACKENDS
+from conch.cli.finding import Finding
+from conch.config.parameters import ParameterTable
+from conch.config.schema import ModelConfig
+from conch.config.signature import parameters
+from conch.repository.scan import ModelFiles
+
+#: What Triton reads of a Python model's parameters; all others are the model's own.
+_PYTHON: Final = ParameterTable("python", accepted=frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"}))
+_MODEL_FILE: Final = "model.json"
+_PLACEHOLDER: Final = re.compile(r"\s*(\$\{[^{}]*\}\s*)?")
+
+
+def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[int]) -> Iterator[Finding]:
+    """What is wrong with the parameters' names, and with the ``model.json`` of the ``versions`` that are served."""
+    backend = BACKENDS.get(config.backend)
+    if backend is None:
+        return
+    given = parameters(config)
+    if config.backend == "python":
+        # A guess, as the model may well have a parameter of that name.
+        for name in _PYTHON.unknown(given):
+            problem = _PYTHON.problem(name)
+            if problem is not None:
+                yield _in_config(files, name, "warning", problem.message)
+        return
+    table = _table(backend.parameters)
+    for name in table.unknown(given):
+        if config.backend == "tensorrtllm" and _PLACEHOLDER.fullmatch(given[name]):
+            continue  # not set
+        problem = table.problem(name)
+        if problem is not None:
+            yield _in_config(files, name, "error", problem.message)
+        elif name in files.config.parameters:
+            yield _in_config(files, name, "warning", f"parameter '{name}' has no effect")
+    if config.backend in ("huggingface", "vllm"):
+        arguments = table if table.strict else _table("conch.backends.contracts.vllm:ENGINE_ARGUMENTS")
+        for version in versions:
+            path = files.version_directory(version) / _MODEL_FILE
+            if path.is_file():
+                yield from _check_model_file(path, arguments)
+
+
+def _table(place: str) -> ParameterTable:
+    """The table that a backend declares as ``module:name``."""
+    module, _, name = place.partition(":")
+    table: ParameterTable = getattr(import_module(module), name)
+    return table
+
+
+def _check_model_file(path: Path, table: ParameterTable) -> Iterator[Finding]:
+    try:
+        text = path.read_text("utf-8")
+        document: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        yield Finding(path, error.lineno, "error", f"not valid JSON: {error.msg} at column {error.colno}")
+        return
+    except (OSError, ValueError) as error:
+        yield Finding(path, 0, "error", f"cannot be read: {error}")
+        return
+    if not isinstance(document, dict):
+        yield Finding(path, 1, "error", "must hold a JSON object", '{"model": "org/name"}')
+        return
+    for name in table.unknown(document):
+        problem = table.problem(name)
+        if problem is not None:
+            yield Finding(path, _line(text, name), "error", problem.message)
+
+
+def _in_config(files: ModelFiles, name: str, severity: str, problem: str) -> Finding:
+    if files.config_path is None:
+        return Finding(files.directory, 0, severity, problem)
+    return Finding(files.config_path, _line(files.config_text, name), severity, problem)
+
+
+def _line(text: str, name: str) -> int:
+    """The line (from 1) on which ``name`` first stands between quotation marks."""
+    found = re.search(rf"""(["']){re.escape(name)}\1""", text)
+    return text.count("\n", 0, found.start()) + 1 if found else 1
