@@ -12,7 +12,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from conch.convert.encoder.sentences import load
+from conch.convert.sentences import load
 
 #: What transformer-deploy measures with: 16 tokens.
 SENTENCE: Final = "This live event is great. I will sign-up for Infinity."

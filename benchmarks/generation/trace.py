@@ -95,8 +95,9 @@ class Prompts:
 
 def words(tokenizer: Path) -> list[tuple[str, int]]:
     """The words of the sentences that ``conch convert`` compares on, and what each adds to a prompt in tokens."""
-    from conch.convert.encoder.sentences import load
     from tokenizers import Tokenizer
+
+    from conch.convert.sentences import load
 
     known = Tokenizer.from_file(str(tokenizer))
     found = sorted({word for sample in load("feature-extraction") for word in sample.text.split()})

@@ -22,8 +22,8 @@ from conch.backends.tasks.table import TASKS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS
 from conch.cli.convert import convert_command
 from conch.config.parameters import Parameter
-from conch.convert import verdict
 from conch.convert.causal import agreement
+from conch.convert.encoder import tolerances as encoder
 from conch.telemetry.families import GENERATION, WORK
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +104,7 @@ def test_options_of_convert_are_documented() -> None:
     assert options - {"--help"} - named(document("convert.md")) == set()
 
 
-@pytest.mark.parametrize("tolerances", [verdict.TOLERANCES, agreement.TOLERANCES])
+@pytest.mark.parametrize("tolerances", [encoder.TOLERANCES, agreement.TOLERANCES])
 def test_tolerances_are_those_of_the_verdict(tolerances: dict[str, Any]) -> None:
     names = [one.name for one in fields(next(iter(tolerances.values())))]
     tables = rows(document("convert.md"))

@@ -13,7 +13,7 @@ from conch.cli.many import ManyValues
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conch.convert.run import Outcome
+    from conch.convert.run import ConvertedModel
 
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
@@ -79,46 +79,41 @@ def convert_command(
     The fastest variant that agrees with the checkpoint becomes "auto".
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from conch.convert.plan import Plan
-    from conch.convert.report.document import html as page
-    from conch.convert.report.document import markdown as text
+    from conch.convert.report import document
     from conch.convert.run import convert
 
     precisions = given.pop("quantize")
-    quantize = tuple(one for one in precisions if one != "none") if precisions else None
+    quantize = tuple(precision for precision in precisions if precision != "none") if precisions else None
     plan = Plan(model, output, quantize=quantize, **given)
     console = Console(stderr=True)
     start = time.monotonic()
 
     def progress(step: str) -> None:
-        console.print(f"[dim]{time.monotonic() - start:6.1f} s[/dim]  {_plain(step)}", highlight=False, soft_wrap=True)
+        console.print(f"[dim]{time.monotonic() - start:6.1f} s[/dim]  {escape(step)}", highlight=False, soft_wrap=True)
 
-    outcome = convert(plan, progress)
-    for file, content in ((markdown, text), (html, page)):
+    converted = convert(plan, progress)
+    for file, write in ((markdown, document.markdown), (html, document.html)):
         if file is not None:
-            file.write_text(content(outcome.manifest), encoding="utf-8")
+            file.write_text(write(converted.manifest), encoding="utf-8")
     progress("done")
-    show(Console(), outcome, verbose)
+    _print_result(Console(), converted, verbose)
     return 0
 
 
-def show(console: Console, outcome: Outcome, verbose: bool) -> None:
-    """The table, and what to do next."""
+def _print_result(console: Console, converted: ConvertedModel, verbose: bool) -> None:
+    """Print the table, and what to do next."""
     from conch.convert.report.document import log_lines
     from conch.convert.report.terminal import table
 
-    if verbose:
-        for line in log_lines(outcome.manifest):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(table(outcome.manifest, console.width))
-    for folder in outcome.folders:
-        console.print(f"wrote {folder}", markup=False, highlight=False, soft_wrap=True)
-    repository = outcome.folders[0].parent
-    console.print(f"conch serve --model-repository={repository}", markup=False, highlight=False, soft_wrap=True)
+    def print_line(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    for line in log_lines(converted.manifest) if verbose else ():
+        print_line(line)
+    console.print(table(converted.manifest, console.width))
+    for folder in converted.folders:
+        print_line(f"wrote {folder}")
+    print_line(f"conch serve --model-repository={converted.folders[0].parent}")

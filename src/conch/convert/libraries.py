@@ -1,4 +1,7 @@
-"""Keeps libraries that talk from the console, and turns what they raise into one sentence."""
+"""What every call of a library needs: silence, errors in a sentence, optional packages, and transformers' loading.
+
+Runs in the process of ``conch convert``, which prints its own steps and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,19 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Final
+from typing import Any, Final
 
-from conch.errors import ConchError
+from conch.checkpoints.folder import Checkpoint
+from conch.errors import ConchError, invalid, unsupported
 
-#: Longer than this, a library's message is cut: it goes into one line of a report.
-LONGEST_REASON: Final = 240
-COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
+#: A longer message of a library is cut: it has to fit into one line of the report.
+MAX_ERROR_CHARACTERS: Final = 240
+_COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Silence prints, progress bars, log records below errors and warnings inside the block (for all threads)."""
+def silence_libraries() -> Iterator[None]:
+    """Suppress prints, progress bars, warnings and log records below errors inside the block (for all threads)."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -30,12 +34,55 @@ def quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def reason(error: BaseException) -> str:
-    """Why a step failed: the message of our own errors, the first line of what a library's began with."""
+def describe_error(error: BaseException) -> str:
+    """Why a step failed, on one line: the message of a ConchError, or the first line of a library's original error."""
     while error.__cause__ is not None and not isinstance(error, ConchError):
         error = error.__cause__
     if isinstance(error, ConchError):
         return error.message
-    lines = [line.strip() for line in COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
+    return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 1] + "…"
+
+
+def openvino_package() -> Any:
+    """The ``openvino`` package; UNSUPPORTED without it."""
+    try:
+        import openvino
+    except ImportError:
+        raise unsupported('the backend openvino needs openvino: pip install "conch[openvino]"') from None
+    return openvino
+
+
+def nncf_package(precision: str) -> Any:
+    """The ``nncf`` package, which makes ``precision`` for OpenVINO; UNSUPPORTED without it."""
+    try:
+        with silence_libraries():
+            import nncf
+    except ImportError:
+        raise unsupported(f'{precision} for OpenVINO needs nncf: pip install "conch[convert]"') from None
+    return nncf
+
+
+def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str) -> Any:
+    """The checkpoint as transformers' class ``head``, in fp32 on the CPU, with the given implementation of attention.
+
+    Raises UNSUPPORTED without transformers, and INVALID_ARG, caused by the library's error, if it cannot be loaded.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise unsupported('converting needs torch and transformers: pip install "conch[convert]"') from None
+    try:
+        with silence_libraries():
+            module = getattr(transformers, head).from_pretrained(
+                checkpoint.directory,
+                attn_implementation=attention,
+                dtype=torch.float32,
+                trust_remote_code=checkpoint.options.trust_remote_code,
+                local_files_only=True,
+            )
+    except Exception as error:  # transformers passes on whatever its readers of weights raise
+        raise invalid(f"'{checkpoint.source}' cannot be loaded as {head}: {describe_error(error)}") from error
+    return module.eval()

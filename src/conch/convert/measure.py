@@ -1,4 +1,4 @@
-"""Latency of several networks on the same inputs, in turns, so that a machine that slows down slows all of them.
+"""Latency of several networks at one shape, in turns, so that a machine that slows down slows all of them.
 
 Used by ``conch convert`` in its process.  The clock is passed in, so that tests need none.
 """
@@ -12,19 +12,20 @@ from typing import Final
 
 import numpy as np
 
-from conch.backends.native.arrays import Array
-from conch.backends.tasks.engines.base import NetworkEngine
 from conch.checkpoints.manifest import Latency
 
-#: Runs of one network before it is the next one's turn.  The first of a turn is not counted: threads of the one
-#: before may still be spinning, and caches hold its weights.
+#: The length of a network's turn, and the most runs in it.  The first run of a turn is not counted: threads of the
+#: network before may still be spinning, and caches hold its weights.
 TURN_SECONDS: Final = 0.05
-MOST_PER_TURN: Final = 20
-#: Rounds that are run however slow the networks are, and runs of each that are enough for percentiles.
-LEAST_ROUNDS: Final = 3
-#: Above this, one run is warm-up enough: what a first run spends on itself no longer counts.
+MAX_RUNS_PER_TURN: Final = 20
+#: Rounds that are run however slow the networks are, and figures of each network that are enough for percentiles.
+MIN_ROUNDS: Final = 3
+MAX_FIGURES: Final = 300
+#: A first run that takes longer is warm-up enough: what it spends on preparations no longer counts.
 SLOW_SECONDS: Final = 0.25
-MOST_RUNS: Final = 300
+
+#: One run of a network; returns the seconds of what is measured in it, which may be several steps.
+Run = Callable[[], Sequence[float]]
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -39,64 +40,66 @@ class Shape:
 
 
 @dataclass(slots=True)
-class _Turns:
-    """One network at one shape, so far."""
+class _Measured:
+    """One network so far: its figures, and about how long a run takes, in seconds."""
 
+    run: Run
     seconds: list[float] = field(default_factory=list)
-    estimate: float = 0.0
+    run_seconds: float = 0.0
+
+    def warm_up(self, clock: Callable[[], float]) -> None:
+        """Run once, which allocates and may compile; if that was not slow, once more, to see how long a run takes."""
+        for _ in range(2):
+            before = clock()
+            self.run()
+            self.run_seconds = clock() - before
+            if self.run_seconds > SLOW_SECONDS:
+                return
+
+    def take_turn(self) -> None:
+        if self.run_seconds < TURN_SECONDS:
+            self.run()
+        for _ in range(min(MAX_RUNS_PER_TURN, max(1, int(TURN_SECONDS / max(self.run_seconds, 1e-6))))):
+            self.seconds += self.run()
 
 
 def measure(
-    engines: Mapping[str, NetworkEngine],
-    shape: Shape,
-    arrays: Mapping[str, Array],
-    *,
-    budget: float,
-    clock: Callable[[], float] = time.perf_counter,
+    runs: Mapping[str, Run], shape: Shape, *, budget: float, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Latency]:
-    """The latency of each engine on ``arrays`` (``[batch, tokens]``), in about ``budget`` seconds for all of them.
+    """The latency of each network at ``shape``, in about ``budget`` seconds for all of them.
 
-    Rounds go on until the budget is spent, but there are at least ``LEAST_ROUNDS``; within a round each engine has
-    one turn, and every round begins with the next one.  What an engine raises is raised.
+    Rounds go on until the budget is spent, but there are at least ``MIN_ROUNDS``; within a round each network has one
+    turn, and every round begins with the next network.  What a network raises is raised.
     """
-    turns = {name: _Turns() for name in engines}
+    measured = {name: _Measured(run) for name, run in runs.items()}
     start = clock()
-    for name, engine in engines.items():
-        _warm_up(engine, arrays, turns[name], clock)
-    order = list(engines)
+    for network in measured.values():
+        network.warm_up(clock)
+    order = list(measured.values())
     rounds = 0
-    while order and (rounds < LEAST_ROUNDS or clock() - start < budget):
-        for name in order:
-            _turn(engines[name], arrays, turns[name], clock)
+    while order and (rounds < MIN_ROUNDS or clock() - start < budget):
+        for network in order:
+            network.take_turn()
         order = order[1:] + order[:1]
         rounds += 1
-        if rounds >= LEAST_ROUNDS and all(len(one.seconds) >= MOST_RUNS for one in turns.values()):
+        if rounds >= MIN_ROUNDS and all(len(network.seconds) >= MAX_FIGURES for network in order):
             break
-    return {name: summary(shape, one.seconds) for name, one in turns.items()}
+    return {name: summary(shape, network.seconds) for name, network in measured.items()}
 
 
-def _warm_up(engine: NetworkEngine, arrays: Mapping[str, Array], turns: _Turns, clock: Callable[[], float]) -> None:
-    """The first run of a shape allocates and may compile; unless it was slow, a second one tells how long one takes."""
-    for _ in range(2):
+def timed(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> Run:
+    """A run that is ``call`` as a whole."""
+
+    def run() -> Sequence[float]:
         before = clock()
-        engine.run(arrays)
-        turns.estimate = clock() - before
-        if turns.estimate > SLOW_SECONDS:
-            return
+        call()
+        return (clock() - before,)
 
-
-def _turn(engine: NetworkEngine, arrays: Mapping[str, Array], turns: _Turns, clock: Callable[[], float]) -> None:
-    if turns.estimate < TURN_SECONDS:
-        engine.run(arrays)
-    runs = min(MOST_PER_TURN, max(1, int(TURN_SECONDS / max(turns.estimate, 1e-6))))
-    for _ in range(runs):
-        before = clock()
-        engine.run(arrays)
-        turns.seconds.append(clock() - before)
+    return run
 
 
 def summary(shape: Shape, seconds: Sequence[float]) -> Latency:
-    """The figures of a table, from durations in seconds."""
+    """The figures of the manifest, in milliseconds, from durations in seconds."""
     values = np.asarray(seconds, np.float64) * 1000
     p95, p99 = np.percentile(values, [95, 99])
     deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from conch.checkpoints.options import Options
-from conch.convert.layout import Trio
+from conch.convert.layout.triton import Trio
 from conch.convert.measure import Shape
 from conch.errors import invalid
 
@@ -71,8 +71,18 @@ class Plan:
         trio = Trio(self.served_name, self.task)
         return trio.names if self.layout == "triton" else (self.served_name,)
 
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The parameters of the ``huggingface`` model: what the checkpoint's files do not say."""
+        parameters = {"task": self.task} if self.task else {}
+        if self.trust_remote_code:
+            parameters["trust_remote_code"] = "true"
+        if self.threads:
+            parameters["threads"] = str(self.threads)
+        return parameters
+
     def options(self) -> Options:
-        """For the backend's own reading of the checkpoint."""
+        """The options with which the checkpoint is read, as the server's backend reads it."""
         folder = Path(self.model).expanduser()
         return Options(
             model=str(folder.resolve()) if folder.is_dir() else self.model,

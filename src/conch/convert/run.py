@@ -5,51 +5,36 @@ Called by ``conch convert`` in its process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.engines.choice import open_engine
-from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.manifest import Latency, Manifest, Variant
-from conch.checkpoints.pooling import Pooling, PoolingPlan
-from conch.checkpoints.tokenizers.inputs import open_encoder
-from conch.convert import sentences, verdict
-from conch.convert.causal.conversion import CausalConversion
-from conch.convert.encoder import agreement, variants
-from conch.convert.encoder.agreement import Observation
-from conch.convert.encoder.network import head_of
-from conch.convert.encoder.observe import TokenBatch, arrays_of, batches, observe, of_shape
-from conch.convert.encoder.variants import Candidate, Failure
-from conch.convert.libraries import quiet, reason
-from conch.convert.manifest import REFERENCE, choose, failed, manifest_of
+from conch.checkpoints.manifest import Latency, Manifest, Variant, hashes
+from conch.convert.causal.conversion import TASK, CausalConversion
+from conch.convert.conversion import Conversion, Progress
+from conch.convert.encoder.conversion import EncoderConversion
+from conch.convert.libraries import describe_error
+from conch.convert.manifest import manifest_of
 from conch.convert.measure import budgets, measure
 from conch.convert.plan import Plan
 from conch.convert.publish import publish, require_free, workspace
-from conch.convert.report.causal import TASK
-from conch.convert.writing import write
-from conch.errors import internal, invalid, unsupported
-
-#: The engines that a variant may serve on, in one model and in the three of ``--layout triton``.
-_SERVED: Final = frozenset({"torch", "onnxruntime", "openvino"})
-_TRIO: Final = frozenset({"onnxruntime"})
-#: How far numbers may be apart that the same network computed, as a share of the largest.
-SAME: Final = 1e-3
-Progress = Callable[[str], None]
+from conch.convert.report import document
+from conch.convert.variant import REFERENCE, BuiltVariant
+from conch.convert.verdict import NOT_ASKED_FOR, choose
+from conch.errors import invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ConvertedModel:
     """What a conversion made: the manifest, and the model directories that appeared."""
 
     manifest: Manifest
     folders: tuple[Path, ...]
 
 
-def convert(plan: Plan, progress: Progress) -> Outcome:
+def convert(plan: Plan, progress: Progress) -> ConvertedModel:
     """Convert as planned.
 
     ``progress`` is told each step.  Raises ALREADY_EXISTS for a model that is there, INVALID_ARG when no variant
@@ -62,156 +47,107 @@ def convert(plan: Plan, progress: Progress) -> Outcome:
         checkpoint = Checkpoint.open(work, plan.options())
         if checkpoint.manifest is not None:
             raise invalid(f"'{plan.model}' is a converted model: convert {checkpoint.manifest.source.model} instead")
-        kind = CausalConversion if checkpoint.task == TASK else Conversion
-        conversion = kind(plan, checkpoint, work, progress)
-        manifest = conversion.judge()
+        kind: type[Conversion[Any, Any]] = CausalConversion if checkpoint.task == TASK else EncoderConversion
+        (work / "built").mkdir()
+        conversion = kind(plan, checkpoint, work / "built", progress)
+
+        variants = conversion.build()
+        built = [variant for variant in variants if isinstance(variant, BuiltVariant)]
+        failed = [variant.to_manifest() for variant in variants if not isinstance(variant, BuiltVariant)]
+        for variant in failed:
+            progress(f"{variant.name}: {variant.reasons[0]}")
+        manifest = manifest_of(conversion, [*_judge(conversion, built), *failed])
+        manifest = choose(manifest, conversion.serving_engines, force=plan.force, advice=conversion.advice)
+
         progress("writing the model")
-        made = work / "made"
-        manifest = write(made, plan, checkpoint, manifest, conversion.candidates, conversion.prove)
-        publish(made, work, plan.repository, plan.folders, plan.overwrite)
-    return Outcome(manifest, tuple(plan.repository / name for name in plan.folders))
+        manifest = _write(conversion, manifest, built, work / "made")
+        publish(work / "made", work, plan.repository, plan.folders, plan.overwrite)
+    return ConvertedModel(manifest, tuple(plan.repository / name for name in plan.folders))
 
 
-class Conversion:
-    """The state between the steps of one conversion of an encoder."""
+def _judge(conversion: Conversion[Any, Any], built: Sequence[BuiltVariant]) -> list[Variant]:
+    """Compare every variant with the reference, and measure it, whether or not it agrees."""
+    order = sorted(built, key=lambda variant: variant.name != REFERENCE)
+    groups = [order] if conversion.in_memory_together else [[variant] for variant in order]
+    judged: dict[str, Variant] = {}
+    reference: Any = None
+    for group in groups:
+        reference, networks = _compare(conversion, group, reference, judged)
+        try:
+            _measure(conversion, networks, conversion.plan.seconds / len(groups), judged)
+        except Exception as error:  # a library's, about a shape that this variant does not take
+            if conversion.in_memory_together or REFERENCE in networks:
+                raise
+            for name in networks:
+                entry = replace(judged[name], agreement={}, passed=False)
+                judged[name] = _refused(conversion, entry, f"it does not run: {describe_error(error)}")
+        del networks  # The next group needs the memory.
+    if "torch" not in conversion.engines:
+        judged[REFERENCE] = replace(judged[REFERENCE], passed=False, reasons=(NOT_ASKED_FOR,))
+    return [judged[variant.name] for variant in built]
 
-    def __init__(self, plan: Plan, checkpoint: Checkpoint, work: Path, progress: Progress) -> None:
-        self.plan = plan
-        self.checkpoint = checkpoint
-        self.progress = progress
-        self.built = work / "built"
-        self.built.mkdir()
-        self.head = head_of(checkpoint.task)
-        if checkpoint.task == "image-classification":
-            raise unsupported(
-                "variants are compared on texts, so a network of images is not converted: serve it as it is"
-            )
-        self.shapes = plan.shapes(checkpoint.max_length)
-        self.encoder = open_encoder(checkpoint, replace(checkpoint.options, truncation="truncate"))
-        mask = self.encoder.tokenizer.special.texts.get("mask_token", "")
-        fitted, self.samples = sentences.split(sentences.load(checkpoint.task, plan.data, mask=mask))
-        classifies = checkpoint.task == "text-classification"
-        self.labels = sentences.label_indices(self.samples, checkpoint.labels) if classifies else None
-        self.calibration: list[TokenBatch] = batches(self.encoder, fitted)
-        self.batches: list[TokenBatch] = batches(self.encoder, self.samples)
-        embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
-        self.pool = Pooling(PoolingPlan.read(checkpoint, checkpoint.options), checkpoint) if embeds else None
-        self.candidates: dict[str, Candidate] = {}
 
-    def judge(self) -> Manifest:
-        """Build, compare and measure every variant; INVALID_ARG when none may serve."""
-        built = variants.build(
-            self.checkpoint, self.checkpoint.options, self.plan.engines, self.plan.precisions,
-            lambda: list(arrays_of(self.calibration)), self.built, self.progress,
-        )  # fmt: skip
-        if "torch" not in self.plan.engines:
-            built.insert(0, Candidate(REFERENCE, "torch", "fp32", None))
-        opened, failures = self._open(built)
-        judged = {one.name: one for one in self._compare(opened)}
-        self._measure(opened, judged)
-        plan = self.plan
-        manifest = manifest_of(
-            plan, self.checkpoint, [*judged.values(), *failures], engines=plan.engines, precisions=plan.precisions,
-            shapes=self.shapes, samples=len(self.samples),
-        )  # fmt: skip
-        return choose(plan, manifest, _TRIO if plan.layout == "triton" else _SERVED)
+def _compare(
+    conversion: Conversion[Any, Any], group: Sequence[BuiltVariant], reference: Any, judged: dict[str, Variant]
+) -> tuple[Any, dict[str, Any]]:
+    """Add the variants of ``group`` to ``judged``; returns the reference's answers and the networks that ran, by name.
 
-    def _open(self, built: Sequence[Candidate | Failure]) -> tuple[dict[str, NetworkEngine], list[Variant]]:
-        opened: dict[str, NetworkEngine] = {}
-        failures = []
-        for one in built:
-            if isinstance(one, Failure):
-                failures.append(failed(one.name, one.reason))
-                continue
-            try:
-                opened[one.name] = self._engine(one)
-                self.candidates[one.name] = one
-            except Exception as error:  # a library's, about one variant
-                failures.append(failed(one.name, reason(error)))
-        for failure in failures:
-            self.progress(f"{failure.name}: {failure.reasons[0]}")
-        if REFERENCE not in opened:
-            why = next((failure.reasons[0] for failure in failures if failure.name == REFERENCE), "it was not built")
-            raise invalid(f"there is no reference to compare with: {REFERENCE}: {why}")
-        return opened, failures
+    Raises INVALID_ARG when the reference does not run; any other variant that raises is refused.
+    """
+    networks: dict[str, Any] = {}
+    for variant in group:
+        conversion.progress(f"comparing {variant.name} on {conversion.compared_on}")
+        entry = variant.to_manifest(conversion.folder)
+        try:
+            network, answers = conversion.evaluate(variant)
+            reference = answers if variant.name == REFERENCE else reference
+            figures, reasons = conversion.compare(variant.precision, reference, answers)
+            entry = replace(entry, agreement=figures)
+            networks[variant.name] = network
+        except Exception as error:  # a library's, about one variant
+            if variant.name == REFERENCE:
+                why = describe_error(error)
+                raise invalid(f"there is no reference to compare with: {REFERENCE}: {why}") from None
+            reasons = (f"it does not run: {describe_error(error)}",)
+        source = judged.get(variant.made_from)
+        if source is not None and not source.passed:
+            reasons = (f"{source.name}, which it was made from, was refused", *reasons)
+        judged[variant.name] = _refused(conversion, entry, *reasons) if reasons else replace(entry, passed=True)
+    return reference, networks
 
-    def _engine(self, candidate: Candidate) -> NetworkEngine:
-        """As the server opens it, from where the file is now."""
-        path = str(candidate.path.resolve()) if candidate.path is not None else ""
-        variant = Variant(candidate.name, candidate.engine, candidate.precision, path, passed=True)
-        checkpoint = replace(self.checkpoint, variant=variant)
-        with quiet():
-            return open_engine(
-                checkpoint,
-                replace(checkpoint.options, engine="auto"),
-                head=self.head,
-                device="cuda" if candidate.engine == "tensorrt" else "cpu",
-            )
 
-    def _compare(self, opened: Mapping[str, NetworkEngine]) -> list[Variant]:
-        reference = self._observe(REFERENCE, opened[REFERENCE])
-        judged = []
-        for name, engine in opened.items():
-            candidate = self.candidates[name]
-            path = candidate.path.name if candidate.path is not None else ""
-            one = Variant(name, candidate.engine, candidate.precision, path)
-            try:
-                observed = reference if name == REFERENCE else self._observe(name, engine)
-                judged.append(self._judged(one, reference, observed))
-            except Exception as error:  # a library's, about one variant
-                judged.append(replace(one, reasons=(f"it does not run: {reason(error)}",)))
-        return judged
+def _refused(conversion: Conversion[Any, Any], entry: Variant, *reasons: str) -> Variant:
+    for reason in reasons:
+        conversion.progress(f"{entry.name} refused: {reason}" if entry.agreement else f"{entry.name}: {reason}")
+    return replace(entry, passed=False, reasons=reasons)
 
-    def _observe(self, name: str, engine: NetworkEngine) -> list[Observation]:
-        self.progress(f"comparing {name} on {len(self.samples)} samples")
-        encoder = self.encoder
-        return observe(
-            engine,
-            self.checkpoint.task,
-            self.batches,
-            pool=self.pool,
-            mask_id=encoder.tokenizer.special.mask_id,
-            pad=encoder.pad_id,
-            most=encoder.max_length,
-        )
 
-    def _judged(self, one: Variant, reference: list[Observation], observed: list[Observation]) -> Variant:
-        outputs = agreement.compare(reference, observed)
-        if self.labels is not None:
-            task = agreement.accuracy(self.labels, reference, observed)
-        else:
-            task = agreement.compare_task(self.checkpoint.task, self.samples, reference, observed)
-        figures: dict[str, Mapping[str, Any]] = {name: asdict(output) for name, output in outputs.items()}
-        figures["task"] = asdict(task)
-        reasons = verdict.reasons(one.precision, outputs, task)
-        passed = not reasons
-        if one.name == REFERENCE and "torch" not in self.plan.engines:
-            reasons, passed = (verdict.NOT_ASKED_FOR,), False
-        for problem in () if reasons == (verdict.NOT_ASKED_FOR,) else reasons:
-            self.progress(f"{one.name} refused: {problem}")
-        return replace(one, agreement=figures, passed=passed, reasons=reasons)
+def _measure(
+    conversion: Conversion[Any, Any], networks: Mapping[str, Any], seconds: float, judged: dict[str, Variant]
+) -> None:
+    """Add the latencies of ``networks`` to their entries, in about ``seconds``, which are divided among the shapes."""
+    latencies: dict[str, list[Latency]] = {name: [] for name in networks}
+    if networks and not conversion.in_memory_together:
+        conversion.progress(f"measuring {', '.join(networks)}")
+    for shape, budget in budgets(conversion.shapes, seconds).items():
+        if conversion.in_memory_together:
+            conversion.progress(f"measuring {shape} tokens")
+        for name, latency in measure(conversion.runs(networks, shape), shape, budget=budget).items():
+            latencies[name].append(latency)
+    for name, measured in latencies.items():
+        judged[name] = replace(judged[name], latency=tuple(measured))
 
-    def _measure(self, opened: Mapping[str, NetworkEngine], judged: dict[str, Variant]) -> None:
-        """Fill in the latencies of everything that ran; the time is divided by what a shape costs."""
-        engines = {name: engine for name, engine in opened.items() if judged[name].agreement}
-        found: dict[str, list[Latency]] = {name: [] for name in engines}
-        for shape, seconds in budgets(self.shapes, self.plan.seconds).items():
-            self.progress(f"measuring {shape} tokens")
-            arrays = of_shape(self.encoder, self.samples, shape)
-            for name, latency in measure(engines, shape, arrays, budget=seconds).items():
-                found[name].append(latency)
-        for name, latencies in found.items():
-            judged[name] = replace(judged[name], latency=tuple(latencies))
 
-    def prove(self, graph: Path, candidate: Candidate) -> None:
-        """Raise INTERNAL unless a graph that was edited for other servers says the same as before."""
-        with quiet():
-            edited = OnnxRuntimeEngine(graph, precision=candidate.precision, threads=self.plan.threads)
-        arrays = self.batches[len(self.batches) // 2].arrays
-        expected = self._engine(candidate).run(arrays)
-        if self.pool is not None:
-            expected["embedding"] = self.pool(expected["last_hidden_state"], arrays["attention_mask"])
-        for name, values in edited.run(arrays).items():
-            difference = float(abs(values - expected[name]).max())
-            if not difference <= SAME * max(1.0, float(abs(values).max())):
-                raise internal(f"the edited graph gives another {name} than before, by {difference:.2g}")
+def _write(
+    conversion: Conversion[Any, Any], manifest: Manifest, built: Sequence[BuiltVariant], target: Path
+) -> Manifest:
+    """Write model directories, manifest and reports into ``target``, which nobody loads; returns the manifest with the
+    paths and hashes of the files there."""
+    target.mkdir()
+    model, paths = conversion.write_models(target, manifest, {variant.name: variant for variant in built})
+    variants = tuple(replace(variant, path=paths.get(variant.name, "")) for variant in manifest.variants)
+    manifest = replace(manifest, variants=variants, files=hashes(model / "1"))
+    manifest.write(model / "1")
+    (model / "report.md").write_text(document.markdown(manifest), encoding="utf-8")
+    (model / "report.html").write_text(document.html(manifest), encoding="utf-8")
+    return manifest

@@ -1,95 +1,47 @@
-"""Which variants answer right, and which of those is the fastest.
+"""Which variants may serve, and which of them is the fastest: ``auto``.
 
-Pure.  Used by ``conch convert``; what it decides is written into ``conch.json`` and believed by the server.
+Pure.  What is decided here is written into ``conch.json`` and believed by the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import isnan
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
-from conch.convert.encoder.agreement import OutputAgreement, TaskAgreement
+from conch.checkpoints.manifest import Manifest, Variant
+from conch.convert.measure import speed_up
+from conch.convert.variant import REFERENCE
+from conch.errors import invalid
 
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """What a precision must reach.
-
-    ``vector``, ``token`` and ``logits`` bound the smallest cosine: of sentence embeddings, of the vectors of single
-    tokens, and of logits (of classes, positions or words).  ``mean`` bounds every mean cosine, ``argmax`` the share of
-    logits whose largest is at the same place, and ``task`` how much of the task's metric may be lost.
-    """
-
-    vector: float
-    token: float
-    logits: float
-    mean: float
-    argmax: float
-    task: float
-
-
-TOLERANCES: Final[dict[str, Tolerance]] = {
-    # The same arithmetic in another order: what differs is rounding, and a near-tie here and there.
-    "fp32": Tolerance(vector=0.9999, token=0.999, logits=0.999, mean=0.9999, argmax=0.99, task=0.01),
-    # 11 bits of significand: errors of 5e-4 a step, which add up over layers.
-    "fp16": Tolerance(vector=0.999, token=0.99, logits=0.99, mean=0.999, argmax=0.98, task=0.01),
-    # 8 bits of significand: eight times as coarse.
-    "bf16": Tolerance(vector=0.995, token=0.95, logits=0.97, mean=0.995, argmax=0.96, task=0.02),
-    # 8 bits for each weight and activation.  Single tokens (above all [CLS], [SEP] and punctuation) move far more than
-    # the mean over a sentence, which is what is used.
-    "int8": Tolerance(vector=0.97, token=0.80, logits=0.90, mean=0.97, argmax=0.95, task=0.05),
-}
-
-#: Logits of fewer classes have no bound on their smallest cosine: where a text is near the border between two, a few
-#: small numbers point anywhere.  How often another class wins is bounded instead.
-NARROW: Final = 32
 #: Why the reference does not serve when nobody asked for torch.
 NOT_ASKED_FOR: Final = "reference only: torch is not among --backend"
 
 
-def reasons(precision: str, outputs: Mapping[str, OutputAgreement], task: TaskAgreement | None) -> tuple[str, ...]:
-    """Why a variant of ``precision`` is refused, a sentence for each bound that it misses; empty when it passes.
+def choose(manifest: Manifest, engines: frozenset[str], *, force: bool, advice: str) -> Manifest:
+    """The manifest with ``auto``, the fastest variant on ``engines`` that may serve.
 
-    A precision without a row of its own has to meet that of ``int8``.
+    ``force`` accepts refused variants that ran.  Raises INVALID_ARG when there is none, with the reasons and the
+    ``advice`` about what can be done.
     """
-    tolerance = TOLERANCES.get(precision, TOLERANCES["int8"])
-    found: list[str] = []
-    for name, output in outputs.items():
-        found += _misses(name, output, tolerance)
-    if task is not None and not -task.delta <= tolerance.task:
-        found.append(
-            f"{task.name} {_figure(task.value)} is {_figure(-task.delta)} below the reference's, "
-            f"more than {tolerance.task:g}"
-        )
-    return tuple(found)
+    reference = next(variant for variant in manifest.variants if variant.name == REFERENCE)
+    variants = tuple(_forced(variant) if force else variant for variant in manifest.variants)
+    auto = fastest({
+        variant.name: speed_up(variant.latency, reference.latency)
+        for variant in variants
+        if variant.usable and variant.engine in engines
+    })  # fmt: skip
+    if not auto:
+        reasons = "; ".join(f"{variant.name}: {variant.reasons[0]}" for variant in variants if variant.reasons)
+        raise invalid(f"no variant may serve ({reasons}); {advice}")
+    return replace(manifest, variants=variants, auto=auto)
 
 
-def _misses(name: str, output: OutputAgreement, tolerance: Tolerance) -> Iterator[str]:
-    for figure, value, least in (
-        ("cosine_min", output.cosine_min, _least(name, output.width, tolerance)),
-        ("cosine_mean", output.cosine_mean, tolerance.mean),
-        ("argmax agreement", output.argmax, tolerance.argmax),
-    ):
-        if value is not None and isnan(value):
-            yield f"{name} has values that are not finite"
-            return
-        if value is not None and value < least:
-            yield f"{figure} {_figure(value)} of {name} is below {least:g}"
-
-
-def _least(name: str, width: int, tolerance: Tolerance) -> float:
-    if "logits" in name:
-        return tolerance.logits if width >= NARROW else -1.0
-    return tolerance.token if name == "last_hidden_state" else tolerance.vector
-
-
-def _figure(value: float) -> str:
-    """As many digits as tell it from the bound that it misses."""
-    return f"{value:.4f}".rstrip("0").rstrip(".") or "0"
-
-
-def choose(speed_ups: Mapping[str, float]) -> str:
-    """The name of the fastest of the variants that may be used; empty when there is none."""
+def fastest(speed_ups: Mapping[str, float]) -> str:
+    """The name with the highest of the speed-ups; empty when there is none."""
     return max(speed_ups, key=lambda name: speed_ups[name], default="")
+
+
+def _forced(variant: Variant) -> Variant:
+    refused = not variant.passed and bool(variant.latency) and variant.reasons != (NOT_ASKED_FOR,)
+    return replace(variant, forced=True) if refused else variant

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pytest
 
-from conch.backends.native.arrays import Array
-from conch.backends.tasks.engines.base import NetworkEngine
-from conch.convert.measure import LEAST_ROUNDS, MOST_RUNS, Shape, budgets, measure, speed_up, summary
+from conch.convert.measure import MAX_FIGURES, MIN_ROUNDS, Run, Shape, budgets, measure, speed_up, summary, timed
 
 SHAPE = Shape(2, 8)
-ARRAYS = {"input_ids": np.zeros((2, 8), np.int64)}
 
 
 class Clock:
@@ -23,37 +20,28 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def runs(self, **seconds: float) -> dict[str, Run]:
+        """Networks that take so many seconds of the clock."""
+        return {name: timed(partial(self.pass_time, name, one), self) for name, one in seconds.items()}
 
-class Slow(NetworkEngine):
-    """Takes ``seconds`` of the clock."""
-
-    def __init__(self, name: str, clock: Clock, seconds: float) -> None:
-        self.name, self.clock, self.seconds = name, clock, seconds
-
-    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        assert arrays is ARRAYS
-        self.clock.now += self.seconds
-        self.clock.log.append(self.name)
-        return {}
-
-
-def engines(clock: Clock, **seconds: float) -> dict[str, NetworkEngine]:
-    return {name: Slow(name, clock, one) for name, one in seconds.items()}
+    def pass_time(self, name: str, seconds: float) -> None:
+        self.now += seconds
+        self.log.append(name)
 
 
 def test_latency_is_what_a_run_takes() -> None:
     clock = Clock()
 
-    found = measure(engines(clock, a=0.002, b=0.004), SHAPE, ARRAYS, budget=1, clock=clock)
+    found = measure(clock.runs(a=0.002, b=0.004), SHAPE, budget=1, clock=clock)
 
     assert found["a"].median_ms == pytest.approx(2)
     assert (found["b"].batch, found["b"].tokens, found["b"].max_ms) == (2, 8, pytest.approx(4))
 
 
-def test_engines_take_turns_and_each_round_begins_with_another() -> None:
+def test_networks_take_turns_and_each_round_begins_with_another() -> None:
     clock = Clock()
 
-    measure(engines(clock, a=1.0, b=1.0, c=1.0), SHAPE, ARRAYS, budget=0, clock=clock)
+    measure(clock.runs(a=1.0, b=1.0, c=1.0), SHAPE, budget=0, clock=clock)
 
     assert "".join(clock.log) == "abc" + "abc" + "bca" + "cab"
 
@@ -61,25 +49,25 @@ def test_engines_take_turns_and_each_round_begins_with_another() -> None:
 def test_budget_is_kept_where_runs_are_short() -> None:
     clock = Clock()
 
-    measure(engines(clock, a=0.02, b=0.03), SHAPE, ARRAYS, budget=2, clock=clock)
+    measure(clock.runs(a=0.02, b=0.03), SHAPE, budget=2, clock=clock)
 
     assert 2 <= clock.now < 2.5
 
 
-def test_slow_engines_get_their_rounds_all_the_same() -> None:
+def test_slow_networks_get_their_rounds_all_the_same() -> None:
     clock = Clock()
 
-    measure(engines(clock, a=100.0), SHAPE, ARRAYS, budget=1, clock=clock)
+    measure(clock.runs(a=100.0), SHAPE, budget=1, clock=clock)
 
-    assert len(clock.log) == 1 + LEAST_ROUNDS
+    assert len(clock.log) == 1 + MIN_ROUNDS
 
 
 def test_enough_runs_are_enough() -> None:
     clock = Clock()
 
-    measure(engines(clock, a=0.0001), SHAPE, ARRAYS, budget=1e6, clock=clock)
+    measure(clock.runs(a=0.0001), SHAPE, budget=1e6, clock=clock)
 
-    assert len(clock.log) < 2 * MOST_RUNS
+    assert len(clock.log) < 2 * MAX_FIGURES
 
 
 def test_figures_of_a_sample() -> None:

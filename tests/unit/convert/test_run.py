@@ -19,9 +19,10 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest
 from conch.checkpoints.options import Options
 from conch.cli import main
-from conch.convert import run, verdict
+from conch.convert import verdict
+from conch.convert.encoder import conversion
 from conch.convert.plan import Plan
-from conch.convert.run import Outcome, convert
+from conch.convert.run import ConvertedModel, convert
 from conch.errors import Code, ConchError
 from tests.text_checkpoints import write
 
@@ -55,11 +56,11 @@ def quietly(step: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def converted(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def converted(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> ConvertedModel:
     return convert(plan(encoder, tmp_path_factory.mktemp("models"), quantize=("int8",), force=True), quietly)
 
 
-def test_manifest_tells_what_was_done_and_found(converted: Outcome, encoder: Path) -> None:
+def test_manifest_tells_what_was_done_and_found(converted: ConvertedModel, encoder: Path) -> None:
     (folder,) = converted.folders
     found = Manifest.read(folder / "1")
 
@@ -76,7 +77,7 @@ def test_manifest_tells_what_was_done_and_found(converted: Outcome, encoder: Pat
     assert {"python", "torch", "onnxruntime"} <= set(found.versions)
 
 
-def test_converted_model_is_verified_and_answers_like_the_checkpoint(converted: Outcome, encoder: Path) -> None:
+def test_made_is_verified_and_answers_like_the_checkpoint(converted: ConvertedModel, encoder: Path) -> None:
     arrays = {name: np.ones((2, 5), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
 
     def answer(folder: Path, **options: Any) -> Array:
@@ -90,7 +91,7 @@ def test_converted_model_is_verified_and_answers_like_the_checkpoint(converted: 
     assert answer(version).shape == expected.shape
 
 
-def test_file_that_was_changed_afterwards_does_not_load(converted: Outcome, tmp_path: Path) -> None:
+def test_file_that_was_changed_afterwards_does_not_load(converted: ConvertedModel, tmp_path: Path) -> None:
     version = tmp_path / "1"
     shutil.copytree(converted.folders[0] / "1", version)
     with (version / "onnxruntime-fp32.onnx").open("ab") as file:
@@ -100,7 +101,7 @@ def test_file_that_was_changed_afterwards_does_not_load(converted: Outcome, tmp_
         Checkpoint.open(version)
 
 
-def test_report_lies_beside_the_model(converted: Outcome) -> None:
+def test_report_lies_beside_the_model(converted: ConvertedModel) -> None:
     (folder,) = converted.folders
 
     assert "| PyTorch (fp32) |" in (folder / "report.md").read_text()
@@ -135,13 +136,13 @@ def test_failure_leaves_nothing_behind(encoder: Path, tmp_path: Path) -> None:
 
 
 def test_torch_that_nobody_asked_for_is_measured_and_not_written(encoder: Path, tmp_path: Path) -> None:
-    outcome = convert(plan(encoder, tmp_path, backends=("onnx",)), quietly)
+    made = convert(plan(encoder, tmp_path, backends=("onnx",)), quietly)
 
-    reference = outcome.manifest.variants[0]
+    reference = made.manifest.variants[0]
     assert (reference.name, reference.passed, reference.reasons) == ("torch-fp32", False, (verdict.NOT_ASKED_FOR,))
     assert reference.latency
-    assert outcome.manifest.auto == "onnxruntime-fp32"
-    assert "model.safetensors" not in outcome.manifest.files
+    assert made.manifest.auto == "onnxruntime-fp32"
+    assert "model.safetensors" not in made.manifest.files
 
 
 class Wrong(NetworkEngine):
@@ -158,14 +159,14 @@ class Wrong(NetworkEngine):
 @pytest.fixture
 def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes an engine wrong."""
-    real = run.open_engine
+    real = conversion.open_engine
 
     def spoil(engine: str) -> None:
         def opened(checkpoint: Checkpoint, *arguments: Any, **options: Any) -> NetworkEngine:
             made = real(checkpoint, *arguments, **options)
             return Wrong(made) if checkpoint.engine == engine else made
 
-        monkeypatch.setattr(run, "open_engine", opened)
+        monkeypatch.setattr(conversion, "open_engine", opened)
 
     return spoil
 
@@ -176,26 +177,26 @@ def test_variant_that_answers_otherwise_is_refused_by_name_and_number(
     spoil("onnxruntime")
     said: list[str] = []
 
-    outcome = convert(plan(encoder, tmp_path), said.append)
+    made = convert(plan(encoder, tmp_path), said.append)
 
-    refused = outcome.manifest.variants[1]
+    refused = made.manifest.variants[1]
     assert not refused.usable
     assert any(line.startswith("onnxruntime-fp32 refused: cosine_min ") for line in said)
-    assert outcome.manifest.auto == "torch-fp32"
-    assert "onnxruntime-fp32.onnx" not in outcome.manifest.files
+    assert made.manifest.auto == "torch-fp32"
+    assert "onnxruntime-fp32.onnx" not in made.manifest.files
     with pytest.raises(ConchError, match=r"'onnxruntime-fp32' was refused .* is below 0\.999"):
-        Checkpoint.open(outcome.folders[0] / "1", Options(variant="onnxruntime-fp32"))
+        Checkpoint.open(made.folders[0] / "1", Options(variant="onnxruntime-fp32"))
 
 
 def test_force_is_recorded(encoder: Path, tmp_path: Path, spoil: Callable[[str], None]) -> None:
     spoil("onnxruntime")
 
-    outcome = convert(plan(encoder, tmp_path, backends=("onnx",), force=True), quietly)
+    made = convert(plan(encoder, tmp_path, backends=("onnx",), force=True), quietly)
 
-    forced = outcome.manifest.variants[1]
+    forced = made.manifest.variants[1]
     assert (forced.passed, forced.forced, bool(forced.reasons)) == (False, True, True)
-    assert outcome.manifest.auto == forced.name
-    Checkpoint.open(outcome.folders[0] / "1", Options(variant=forced.name))
+    assert made.manifest.auto == forced.name
+    Checkpoint.open(made.folders[0] / "1", Options(variant=forced.name))
 
 
 def test_no_variant_that_may_serve_is_an_error(encoder: Path, tmp_path: Path, spoil: Callable[[str], None]) -> None:
@@ -208,9 +209,9 @@ def test_no_variant_that_may_serve_is_an_error(encoder: Path, tmp_path: Path, sp
 
 
 def test_variant_that_cannot_be_built_is_a_line_of_the_table(encoder: Path, tmp_path: Path) -> None:
-    outcome = convert(plan(encoder, tmp_path, backends=("torch", "tensorrt")), quietly)
+    made = convert(plan(encoder, tmp_path, backends=("torch", "tensorrt")), quietly)
 
-    failed = outcome.manifest.variants[-1]
+    failed = made.manifest.variants[-1]
     assert (failed.engine, failed.usable, failed.latency) == ("tensorrt", False, ())
     assert failed.reasons[0]
 
@@ -219,24 +220,28 @@ def test_labels_of_a_file_give_accuracy(classifier: Path, tmp_path: Path) -> Non
     rows = [{"text": f"I walk to the market {n}", "label": ("good", "bad", "0")[n % 3]} for n in range(40)]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
-    outcome = convert(plan(classifier, tmp_path / "models", data=tmp_path / "data.jsonl"), quietly)
+    made = convert(plan(classifier, tmp_path / "models", data=tmp_path / "data.jsonl"), quietly)
 
-    assert outcome.manifest.task == "text-classification"
-    assert outcome.manifest.variants[1].agreement["task"]["name"] == "accuracy"
-    assert outcome.manifest.settings["data"] == str(tmp_path / "data.jsonl")
+    assert made.manifest.task == "text-classification"
+    assert made.manifest.variants[1].agreement["task"]["name"] == "accuracy"
+    assert made.manifest.settings["data"] == str(tmp_path / "data.jsonl")
 
 
 def test_trio_is_written_with_its_manifest(encoder: Path, tmp_path: Path) -> None:
-    outcome = convert(plan(encoder, tmp_path, layout="triton", batch_sizes=(1,)), quietly)
+    made = convert(plan(encoder, tmp_path, layout="triton", batch_sizes=(1,)), quietly)
 
-    assert [folder.name for folder in outcome.folders] == ["m_onnx_tokenize", "m_onnx_model", "m_onnx_inference"]
+    assert [folder.name for folder in made.folders] == [
+        "m_onnx_tokenize",
+        "m_onnx_model",
+        "m_onnx_inference",
+    ]
     version = tmp_path / "m_onnx_model" / "1"
     assert {path.name for path in version.iterdir()} == {"model.onnx", "conch.json"}
-    assert Manifest.read(version) == outcome.manifest
-    assert outcome.manifest.auto.startswith("onnxruntime")
+    assert Manifest.read(version) == made.manifest
+    assert made.manifest.auto.startswith("onnxruntime")
 
 
-def test_converted_model_is_not_converted_again(converted: Outcome, tmp_path: Path) -> None:
+def test_made_is_not_converted_again(converted: ConvertedModel, tmp_path: Path) -> None:
     with pytest.raises(ConchError, match=r"is a converted model: convert .* instead"):
         convert(plan(converted.folders[0] / "1", tmp_path), quietly)
 

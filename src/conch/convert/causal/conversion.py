@@ -6,8 +6,7 @@ One variant is in memory at a time beside the reference, since language models a
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,68 +14,52 @@ import numpy as np
 
 from conch.backends.native.arrays import Array
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.manifest import Latency, Manifest, Variant
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.convert import verdict
-from conch.convert.causal import agreement, export, tokenizer, weights
-from conch.convert.causal import network as causal_network
-from conch.convert.causal import texts as causal_texts
-from conch.convert.causal.agreement import Observed
+from conch.convert.causal import agreement, export, network, texts, tokenizer, weights
+from conch.convert.causal.agreement import Predictions
 from conch.convert.causal.export import StatefulGraph
-from conch.convert.causal.measure import BEFORE, STEPS, Runs, measure, shapes
-from conch.convert.causal.served import Served
-from conch.convert.encoder.openvino import module as openvino_module
-from conch.convert.encoder.variants import Candidate
-from conch.convert.libraries import quiet, reason
-from conch.convert.manifest import REFERENCE, choose, failed, manifest_of
-from conch.convert.measure import budgets
+from conch.convert.causal.network import CausalNetwork
+from conch.convert.causal.served import ServedGraph
+from conch.convert.causal.texts import Texts
+from conch.convert.conversion import Conversion, Progress
+from conch.convert.libraries import describe_error, openvino_package, silence_libraries
+from conch.convert.measure import Run, Shape
 from conch.convert.plan import Plan
-from conch.errors import internal, invalid
+from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
+from conch.errors import invalid
 
+#: The task of language models.
+TASK: Final = "text-generation"
 BACKENDS: Final = ("torch", "openvino")
-#: What the others are made from.
-WHOLE: Final = "openvino-fp32"
-_ENGINES: Final = frozenset(BACKENDS)
-_OTHERWISE: Final = "serve the checkpoint as it is (engine transformers); --force accepts those that ran"
-#: The smallest log-probability that is told from none at all.
-_LEAST: Final = -1e4
+BATCH_SIZES: Final = (1, 8)
+PROMPT_LENGTHS: Final = (128, 512)
+#: Tokens before the first decoding step that is measured, and the steps that are measured at once.
+DECODED_FROM: Final = 32
+DECODING_STEPS: Final = 16
+#: What the other exports are made from.
+EXPORT: Final = "openvino-fp32"
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """An export: its precision and file, or why there is none."""
+class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
+    """Answers are the log-probabilities of real text and greedy continuations."""
 
-    precision: str
-    file: Path | None
-    problem: str = ""
+    in_memory_together = False
+    advice = "serve the checkpoint as it is (engine transformers); --force accepts those that ran"
 
-    @property
-    def name(self) -> str:
-        return f"openvino-{self.precision}"
-
-
-class CausalConversion:
-    """The state between the steps of one conversion."""
-
-    def __init__(self, plan: Plan, checkpoint: Checkpoint, work: Path, progress: Callable[[str], None]) -> None:
-        self.plan = plan
-        self.checkpoint = checkpoint
-        self.progress = progress
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+        super().__init__(plan, checkpoint, folder, progress)
         self.engines = plan.engines if plan.backends else ("openvino",)
         self.precisions = tuple(dict.fromkeys(weights.USUAL if plan.quantize is None else plan.quantize))
         self._check()
-        self.built = work / "built"
-        self.built.mkdir()
         self.context = checkpoint.positions or checkpoint.max_length
         self.shapes = shapes(plan, self.context)
         self.tokenizer = open_tokenizer(checkpoint)
-        self.texts = causal_texts.load(self.tokenizer.encode, plan.data, self.context)
-        self.continued = causal_texts.continued(self.context)
-        self.candidates: dict[str, Candidate] = {}
-        self.sizes: dict[str, float] = {}
-        #: Why structured output is not to be had; empty where it is.
+        self.texts = texts.load(self.tokenizer.encode, plan.data, self.context)
+        self.sample_count = len(self.texts.compared)
+        self.compared_on = f"{self.texts.tokens} tokens"
+        self.megabytes: dict[str, float] = {}
+        #: Why structured output is not available; empty where it is.
         self.unstructured = ""
-        self.tokenizer_files: tuple[Path, ...] = ()
 
     def _check(self) -> None:
         if self.plan.layout == "triton":
@@ -93,142 +76,135 @@ class CausalConversion:
                 known = ", ".join(weights.PRECISIONS)
                 raise invalid(f"--quantize {precision} is not made of language models: choose from {known}, none")
 
-    def judge(self) -> Manifest:
-        """Export, compare and measure every variant; INVALID_ARG when none may serve."""
+    @property
+    def serving_engines(self) -> frozenset[str]:
+        """Those of ``BACKENDS``."""
+        return frozenset(BACKENDS)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How much was compared, the size of each variant, and whether structured output is available, or why not."""
+        return {
+            "tokens": self.texts.tokens,
+            "megabytes": self.megabytes,
+            "structured_output": self.unstructured or "yes",
+        }
+
+    def build(self) -> list[BuiltVariant | FailedVariant]:
+        """Export to OpenVINO, and make the other precisions of that."""
         self.progress("loading the checkpoint")
-        network = causal_network.load(self.checkpoint, replace(self.checkpoint.options, threads=self.plan.threads))
-        built = self._build(network)
-        self.progress(f"comparing {REFERENCE} on {self.texts.tokens} tokens")
-        scores = [_scores(network.logits(np.array([text]))[0], text) for text in self.texts.compared]
-        continued = network.greedy(self.texts.prompts, self.continued)
-        expected = Observed([one for one, _ in scores], [one for _, one in scores], continued)
-        found = [self._reference(expected, self._measure(REFERENCE, network))]
-        found += self._after_whole([self._judged(one, expected) for one in built])
-        for one in found[1:]:
-            for problem in one.reasons:
-                self.progress(f"{one.name} refused: {problem}" if one.agreement else f"{one.name}: {problem}")
-        manifest = manifest_of(
-            self.plan, self.checkpoint, found, engines=self.engines, precisions=self.precisions, shapes=self.shapes,
-            samples=len(self.texts.compared), tokens=self.texts.tokens, megabytes=self.sizes,
-            structured_output=self.unstructured or "yes",
-        )  # fmt: skip
-        return choose(self.plan, manifest, _ENGINES, otherwise=_OTHERWISE)
-
-    def prove(self, graph: Path, candidate: Candidate) -> None:
-        """Of graphs that were edited for other servers, which language models have none of."""
-        raise internal(f"{graph} was not to be edited")
-
-    def _convert_tokenizer(self, vocabulary: int) -> None:
-        """The tokenizer in OpenVINO's form, without which the model serves all but structured output."""
-        self.progress("converting the tokenizer")
-        folder = self.built / "tokenizer"
-        texts = self.texts.compared
-        self.unstructured = tokenizer.write(self.checkpoint, self.tokenizer, texts, vocabulary, folder)
-        if self.unstructured:
-            self.progress(f"structured output will not be available: {self.unstructured}")
-        self.tokenizer_files = tuple(folder.iterdir())
-
-    def _build(self, network: causal_network.CausalNetwork) -> list[Built]:
+        self.network = network.load(self.checkpoint)
         self.progress("exporting to OpenVINO")
-        exported = export.export(network)
-        self._convert_tokenizer(network.vocabulary)
-        whole = self._write(exported, "fp32")
-        built = [Built("fp32", whole)]
+        exported = export.export(self.network)
+        tokenizer_files = self._convert_tokenizer()
+        whole = self._write(exported, "fp32", tokenizer_files)
+        built: list[BuiltVariant | FailedVariant] = [BuiltVariant(REFERENCE, "torch", "fp32", None), whole]
         for precision in self.precisions:
             self.progress(f"compressing weights to {precision}")
             try:
-                with quiet():
-                    model: Any = openvino_module().Core().read_model(whole)
-                built.append(Built(precision, self._write(model, precision)))
+                with silence_libraries():
+                    model: Any = openvino_package().Core().read_model(whole.path)
+                built.append(self._write(model, precision, tokenizer_files, made_from=EXPORT))
             except Exception as error:  # a library's, about one variant
-                built.append(Built(precision, None, reason(error)))
+                built.append(FailedVariant(f"openvino-{precision}", describe_error(error)))
         return built
 
-    def _write(self, model: Any, precision: str) -> Path:
+    def _convert_tokenizer(self) -> list[Path]:
+        """The tokenizer in OpenVINO's form, without which the model serves all but structured output."""
+        self.progress("converting the tokenizer")
+        folder = self.folder / "tokenizer"
+        vocabulary = self.network.vocabulary
+        self.unstructured = tokenizer.write(self.checkpoint, self.tokenizer, self.texts.compared, vocabulary, folder)
+        if self.unstructured:
+            self.progress(f"structured output will not be available: {self.unstructured}")
+        return list(folder.iterdir())
+
+    def _write(self, model: Any, precision: str, tokenizer_files: Sequence[Path], made_from: str = "") -> BuiltVariant:
         name = f"openvino-{precision}"
-        file = weights.write(model, self.built / name, precision, self.texts.fitted)
-        self.sizes[name] = round(sum(one.stat().st_size for one in file.parent.iterdir()) / 1e6, 1)
-        beside = tuple(Path(shutil.copy(one, file.parent)) for one in self.tokenizer_files)
-        self.candidates[name] = Candidate(name, "openvino", precision, file, beside)
-        return file
+        file = weights.write(model, self.folder / name, precision, self.texts.fitted)
+        self.megabytes[name] = round(sum(part.stat().st_size for part in file.parent.iterdir()) / 1e6, 1)
+        copies = tuple(Path(shutil.copy(part, file.parent)) for part in tokenizer_files)
+        return BuiltVariant(name, "openvino", precision, file, copies, made_from)
 
-    def _reference(self, expected: Observed, latency: Sequence[Latency]) -> Variant:
-        self.candidates[REFERENCE] = Candidate(REFERENCE, "torch", "fp32", None)
-        figures = agreement.compare(expected, expected)
-        asked = "torch" in self.engines
-        return Variant(
-            REFERENCE, "torch", "fp32", "", tuple(latency), figures.to_json(), asked,
-            () if asked else (verdict.NOT_ASKED_FOR,),
-        )  # fmt: skip
-
-    def _judged(self, built: Built, expected: Observed) -> Variant:
-        if built.file is None:
-            return failed(built.name, built.problem)
-        path = built.file.relative_to(self.built).as_posix()
-        one = Variant(built.name, "openvino", built.precision, path)
-        self.progress(f"comparing {built.name} on {self.texts.tokens} tokens")
-        try:
-            observed, latency = self._run(built, built.file)
-        except Exception as error:  # a library's, about one variant
-            return replace(one, reasons=(f"it does not run: {reason(error)}",))
-        figures = agreement.compare(expected, observed)
-        problems = agreement.reasons(built.precision, figures)
-        return replace(
-            one, agreement=figures.to_json(), latency=tuple(latency), passed=not problems, reasons=problems
-        )  # fmt: skip
-
-    def _run(self, built: Built, file: Path) -> tuple[Observed, list[Latency]]:
-        """What a variant says, and its speed.  Next tokens are the graph's, all else is the serving pipeline's."""
-        likeliest = self._likeliest(file)
-        with quiet():
-            served = self._served(built, file)
+    def evaluate(self, variant: BuiltVariant) -> tuple[CausalNetwork | ServedGraph, Predictions]:
+        """Of an export, next tokens are the graph's, and all else is the serving pipeline's."""
+        count = texts.continuation_tokens(self.context)
+        if variant.path is None:
+            scores = [score(self.network.logits(np.array([text]))[0], text) for text in self.texts.compared]
+            logprobs, next_tokens = [one for one, _ in scores], [one for _, one in scores]
+            return self.network, Predictions(logprobs, next_tokens, self.network.greedy(self.texts.prompts, count))
+        next_tokens = self._next_tokens(variant.path)
+        with silence_libraries():
+            served = self._open(variant.path, variant.precision, count)
         logprobs = [served.logprobs(text) for text in self.texts.compared]
-        observed = Observed(logprobs, likeliest, served.greedy(self.texts.prompts, self.continued))
-        return observed, self._measure(built.name, served)
+        return served, Predictions(logprobs, next_tokens, served.greedy(self.texts.prompts, count))
 
-    def _likeliest(self, file: Path) -> list[Array]:
-        graph, found = StatefulGraph(file, self.plan.threads), []
+    def _next_tokens(self, file: Path) -> list[Array]:
+        graph, next_tokens = StatefulGraph(file, self.plan.threads), []
         for text in self.texts.compared:
             graph.reset()
             logits = graph.run(np.array([text]))[0, :-1]
-            # Not a number is the largest to numpy, at whichever place it is first.
-            found.append(np.where(np.isfinite(logits).all(-1), logits.argmax(-1), -1))
-        return found
+            # numpy takes the first NaN for the largest number; -1 agrees with no token.
+            next_tokens.append(np.where(np.isfinite(logits).all(-1), logits.argmax(-1), -1))
+        return next_tokens
 
-    def _served(self, built: Built, file: Path) -> Served:
+    def _open(self, file: Path, precision: str, count: int) -> ServedGraph:
         batch = max(shape.batch for shape in self.shapes)
-        lengths = [shape.tokens for shape in self.shapes]
-        longest = max(self.texts.longest, *lengths)
-        prompts = len(self.texts.prompts) * (causal_texts.PROMPT + self.continued + 64)
-        room = max(longest, batch * (BEFORE + STEPS + 64), prompts)
-        config = self.checkpoint.config
-        return Served(file, built.precision, config, longest=longest, room=room, threads=self.plan.threads)
+        longest = max(self.texts.max_tokens, *(shape.tokens for shape in self.shapes))
+        prompts = len(self.texts.prompts) * (texts.PROMPT_TOKENS + count + 64)
+        return ServedGraph(
+            file,
+            precision,
+            self.checkpoint.config,
+            max_text_tokens=longest,
+            cache_tokens=max(longest, batch * (DECODED_FROM + DECODING_STEPS + 64), prompts),
+            threads=self.plan.threads,
+        )
 
-    def _measure(self, name: str, runs: Runs) -> list[Latency]:
-        self.progress(f"measuring {name}")
-        parts = len(self.precisions) + 2
-        return [
-            measure(runs, shape, self.texts, self.context, budget=seconds / parts)
-            for shape, seconds in budgets(self.shapes, self.plan.seconds).items()
-        ]
+    def compare(
+        self, precision: str, reference: Predictions, answers: Predictions
+    ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
+        """Perplexity, next tokens and greedy continuations."""
+        figures = agreement.compare(reference, answers)
+        return figures.to_json(), agreement.reasons(precision, figures)
 
-    @staticmethod
-    def _after_whole(found: list[Variant]) -> list[Variant]:
-        """What was made from an export that is wrong is not right by chance."""
-        whole = next(one for one in found if one.name == WHOLE)
-        if whole.passed:
-            return found
-        wrong = f"{WHOLE}, which it was made from, was refused"
-        return [
-            one if one is whole else replace(one, passed=False, reasons=(wrong, *one.reasons)) for one in found
-        ]  # fmt: skip
+    def runs(self, networks: Mapping[str, CausalNetwork | ServedGraph], shape: Shape) -> dict[str, Run]:
+        """A prompt, or some decoding steps of several sequences: see :func:`run_of`."""
+        return {name: run_of(network, shape, self.texts, self.context) for name, network in networks.items()}
 
 
-def _scores(logits: Array, text: Sequence[int]) -> tuple[Array, Array]:
+def shapes(plan: Plan, context: int) -> list[Shape]:
+    """What is measured: a decoding step for each batch size, as ``Bx1``, and a prompt of each length, as ``1xN``.
+
+    INVALID_ARG for a length that is asked for and that the model does not take; the usual ones are cut.
+    """
+    most = context - 1
+    for length in plan.sequence_lengths:
+        if length > most:
+            raise invalid(f"--seq-len {length} is more than the model takes: at most {most} tokens, and one to write")
+    lengths = plan.sequence_lengths or [min(length, most) for length in PROMPT_LENGTHS]
+    batches = {Shape(batch, 1) for batch in plan.batch_sizes or BATCH_SIZES}
+    return sorted(batches) + sorted({Shape(1, length) for length in lengths})
+
+
+def run_of(network: CausalNetwork | ServedGraph, shape: Shape, texts: Texts, context: int) -> Run:
+    """One prompt to its first token, or decoding steps without the first, which the prompts are part of."""
+    if shape.tokens > 1:
+        prompt = texts.stream(shape.tokens)
+        return lambda: [network.prefill(prompt)]
+    length = min(DECODED_FROM, max(1, context // 2))
+    stream = texts.stream(length + shape.batch)
+    # No two of the prompts are the same.
+    prompts = [stream[start : start + length] for start in range(shape.batch)]
+    steps = max(1, min(DECODING_STEPS, context - length - 2))
+    return lambda: network.decode(prompts, steps + 1)[1:]
+
+
+def score(logits: Array, text: Sequence[int]) -> tuple[Array, Array]:
     """The log-probability of each token after the first, and the likeliest one at each of these places."""
     before = logits[:-1].astype(np.float64)
-    top = before.max(-1, keepdims=True)
-    shifted = before - top
+    shifted = before - before.max(-1, keepdims=True)
     norm = np.log(np.exp(shifted).sum(-1))
     places = np.arange(len(text) - 1)
-    return np.maximum(shifted[places, list(text[1:])] - norm, _LEAST), before.argmax(-1)
+    # Nothing below this can be told from a probability of zero.
+    return np.maximum(shifted[places, list(text[1:])] - norm, -1e4), before.argmax(-1)

@@ -14,25 +14,24 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array
-from conch.convert.causal.network import CausalNetwork, instead
-from conch.convert.encoder.openvino import module as openvino_module
-from conch.convert.libraries import quiet, reason
+from conch.convert.causal.network import CausalNetwork, not_convertible
+from conch.convert.libraries import describe_error, openvino_package, silence_libraries
 from conch.errors import internal
 
 TEXT_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")
 #: Rows, tokens of the past and new tokens of what is traced: no size is 1, so that no step is left out for it.
 TRACED: Final = (2, 5, 3)
 #: How far logits may be from torch's, as a share of the largest.
-SAME: Final = 2e-3
+TOLERANCE: Final = 2e-3
 _UNKNOWN: Final = re.compile(r"No conversion rule found for operations: (.*)")
 
 
 def export(network: CausalNetwork) -> Any:
     """The stateful ``openvino.Model`` in fp32, verified against torch; UNSUPPORTED when there is none to be had."""
-    openvino_module()
-    shapes = [shape for layer in network.cached() for shape in layer]
+    openvino_package()
+    shapes = [shape for layer in network.cache_shapes() for shape in layer]
     try:
-        with quiet():
+        with silence_libraries():
             model = _traced(network, shapes)
             _name(model, shapes)
             _reorder(model)
@@ -40,8 +39,8 @@ def export(network: CausalNetwork) -> Any:
             verify(model, network)
     except Exception as error:  # of torch's tracing, of OpenVINO's frontend, or disagreement
         unknown = _UNKNOWN.search(str(error))
-        why = f"OpenVINO has no operator for {unknown[1].strip()}" if unknown else reason(error)
-        raise instead(f"the export to OpenVINO failed ({why})") from None
+        why = f"OpenVINO has no operator for {unknown[1].strip()}" if unknown else describe_error(error)
+        raise not_convertible(f"the export to OpenVINO failed ({why})") from None
     return model
 
 
@@ -173,7 +172,7 @@ def verify(model: Any, network: CausalNetwork) -> None:
     got = [graph.run(first[other])[np.argsort(other)]]
     got += [graph.run(part, None if place else np.argsort(other)) for place, part in enumerate(parts)]
     difference = float(np.abs(np.concatenate(got, axis=1) - expected).max())
-    if not difference <= SAME * max(1.0, float(np.abs(expected).max())):
+    if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise internal(f"logits differ from torch's by {difference:.2g}")
 
 
@@ -185,7 +184,7 @@ class StatefulGraph:
         settings = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
         if threads:
             settings["INFERENCE_NUM_THREADS"] = str(threads)
-        core: Any = openvino_module().Core()
+        core: Any = openvino_package().Core()
         self.request: Any = core.compile_model(model, "CPU", settings).create_infer_request()
         self.done = 0
 

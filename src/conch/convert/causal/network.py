@@ -1,7 +1,4 @@
-"""A causal language model in torch, fp32: the reference that exports are made from and compared with.
-
-Used by ``conch convert`` in its process.
-"""
+"""A causal language model in torch, fp32: the reference that exports are made from and compared with."""
 
 from __future__ import annotations
 
@@ -13,53 +10,42 @@ import numpy as np
 
 from conch.backends.native.arrays import Array
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
-from conch.convert.libraries import quiet, reason
-from conch.errors import ConchError, invalid, unsupported
+from conch.convert.libraries import load_pretrained, silence_libraries
+from conch.errors import ConchError, unsupported
 
 #: Rotary embeddings whose angles depend on how long the text is, which one trace cannot hold.
 _LENGTH_DEPENDENT: Final = ("dynamic", "longrope")
 
 
-def instead(why: str) -> ConchError:
-    """Why a model is not converted, and what to do with it."""
+def not_convertible(why: str) -> ConchError:
+    """UNSUPPORTED: why a model is not converted, and what to do with it."""
     return unsupported(f"{why}: serve the checkpoint as it is (engine transformers)")
 
 
-def load(checkpoint: Checkpoint, options: Options) -> CausalNetwork:
+def load(checkpoint: Checkpoint) -> CausalNetwork:
     """The network of a checkpoint.  INVALID_ARG for one that does not load, UNSUPPORTED for one that no export fits."""
-    if getattr(checkpoint, "gguf", None) is not None:
-        raise instead("a GGUF file has quantised weights already")
+    if checkpoint.gguf is not None:
+        raise not_convertible("a GGUF file has quantised weights already")
     try:
-        with quiet():
-            from transformers import AutoModelForCausalLM
-
-            module: Any = AutoModelForCausalLM.from_pretrained(
-                checkpoint.directory,
-                dtype="float32",
-                attn_implementation="sdpa",
-                trust_remote_code=options.trust_remote_code,
-                local_files_only=True,
-            )
-    except ImportError as error:
-        raise unsupported(f'conversion needs torch and transformers: pip install "conch[convert]" ({error})') from None
-    except Exception as error:  # whatever transformers raises for the checkpoint
-        if "scaled_dot_product_attention" in str(error):
-            kind = checkpoint.config.get("model_type", "")
-            raise instead(f"the attention of a '{kind}' is not of the form that OpenVINO's KV cache needs") from None
-        raise invalid(f"the checkpoint does not load: {reason(error)}") from None
-    problem = unsuitable(module.config.get_text_config())
+        module = load_pretrained(checkpoint, "AutoModelForCausalLM", attention="sdpa")
+    except ConchError as error:
+        if "scaled_dot_product_attention" not in str(error.__cause__):
+            raise
+        kind = checkpoint.config.get("model_type", "")
+        why = f"the attention of a '{kind}' is not of the form that OpenVINO's KV cache needs"
+        raise not_convertible(why) from None
+    problem = paged_cache_problem(module.config.get_text_config())
     if problem:
-        raise instead(problem)
-    network = CausalNetwork(module.eval(), options.threads)
+        raise not_convertible(problem)
+    network = CausalNetwork(module, checkpoint.options.threads)
     network.require_plain_cache()
     return network
 
 
-def unsuitable(config: Any) -> str:
+def paged_cache_problem(config: Any) -> str:
     """Why the paged KV cache would change what a network of this configuration says; empty where it does not.
 
-    All that is asked below is in the exported graph, and lost without a word where the server pages its cache.
+    The exported graph has all that is checked here, and a server that pages its cache drops it without a word.
     """
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -94,48 +80,53 @@ class CausalNetwork:
         size: int = self.module.config.get_text_config().vocab_size
         return size
 
-    def cache(self) -> Any:
+    def new_cache(self) -> Any:
+        """An empty KV cache."""
         from transformers import DynamicCache
 
         return DynamicCache(config=self.module.config)
 
-    def cached(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Heads and width of the keys and values of each layer, as one run of the network shows them."""
+    def cache_shapes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+        """Heads and width of the keys, and of the values, of each layer, as one run of the network shows them."""
         import torch
 
-        cache = self.cache()
-        with torch.inference_mode(), quiet():
+        cache = self.new_cache()
+        with torch.inference_mode(), silence_libraries():
             self.module(input_ids=torch.ones((1, 2), dtype=torch.int64), past_key_values=cache, use_cache=True)
-        shapes = [(tuple(layer.keys.shape), tuple(layer.values.shape)) for layer in cache.layers]
-        return [((k[1], k[3]), (v[1], v[3])) for k, v in shapes]
+        shapes = [(layer.keys.shape, layer.values.shape) for layer in cache.layers]
+        return [((keys[1], keys[3]), (values[1], values[3])) for keys, values in shapes]
 
     def require_plain_cache(self) -> None:
         """UNSUPPORTED for a network that keeps other things than a key and a value for each token."""
         try:
-            kept = self.cached()
+            shapes = self.cache_shapes()
         except Exception:  # an AttributeError, mostly: no keys, no layers
-            kept = []
-        if not kept:
-            raise instead(f"a '{self.module.config.model_type}' keeps other things than keys and values of its tokens")
+            shapes = []
+        if not shapes:
+            raise not_convertible(
+                f"a '{self.module.config.model_type}' keeps other things than keys and values of its tokens"
+            )
 
     def logits(self, ids: Array, starts: Sequence[int] = ()) -> Array:
-        """FP32 ``[rows, tokens, vocabulary]``; cut at ``starts``, the parts go one after another over the cache."""
+        """FP32 ``[rows, tokens, vocabulary]`` for INT64 ids ``[rows, tokens]``, which are cut at ``starts``: the parts
+        go one after another over the cache."""
         import torch
 
-        cache, found = self.cache(), []
-        with torch.inference_mode(), quiet():
+        cache, logits = self.new_cache(), []
+        with torch.inference_mode(), silence_libraries():
             for part in np.split(ids, list(starts), axis=1):
                 answer = self.module(input_ids=torch.from_numpy(part.copy()), past_key_values=cache, use_cache=True)
-                found.append(answer.logits.float().numpy())
-        return np.concatenate(found, axis=1)
+                logits.append(answer.logits.float().numpy())
+        return np.concatenate(logits, axis=1)
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         """The likeliest next ``count`` tokens of each prompt, those of one length in one batch; no token ends them."""
-        found: dict[int, list[int]] = {}
+        continuations: dict[int, list[int]] = {}
         for length in {len(prompt) for prompt in prompts}:
             places = [place for place, prompt in enumerate(prompts) if len(prompt) == length]
-            found |= zip(places, self._continue([list(prompts[place]) for place in places], count), strict=True)
-        return [found[place] for place in range(len(prompts))]
+            batch = [list(prompts[place]) for place in places]
+            continuations |= zip(places, self._continue(batch, count), strict=True)
+        return [continuations[place] for place in range(len(prompts))]
 
     def prefill(self, prompt: Sequence[int]) -> float:
         """Seconds for a prompt, to its first token."""
@@ -150,17 +141,18 @@ class CausalNetwork:
         return seconds[1:]
 
     def _continue(self, prompts: list[list[int]], count: int, seconds: list[float] | None = None) -> list[list[int]]:
+        """The likeliest next ``count`` tokens of prompts of one length; what each took is added to ``seconds``."""
         import torch
 
-        cache, found = self.cache(), []
-        with torch.inference_mode(), quiet():
+        cache, tokens = self.new_cache(), []
+        with torch.inference_mode(), silence_libraries():
             ids = torch.tensor(prompts)
             for _ in range(count):
                 before = time.perf_counter()
                 answer = self.module(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
                 ids = answer.logits[:, -1].argmax(-1, keepdim=True)
-                found.append(ids)
+                tokens.append(ids)
                 if seconds is not None:
                     seconds.append(time.perf_counter() - before)
-        rows: list[list[int]] = torch.cat(found, dim=1).tolist()
+        rows: list[list[int]] = torch.cat(tokens, dim=1).tolist()
         return rows

@@ -16,7 +16,7 @@ import numpy as np
 from conch.backends.generation.engine_table import EngineSpec
 from conch.backends.generation.sampling import Sampling
 from conch.backends.native.arrays import Array
-from conch.convert.libraries import quiet
+from conch.convert.libraries import silence_libraries
 from conch.errors import unsupported
 
 #: What an engine is told to compute in; for others than these it chooses.
@@ -29,14 +29,22 @@ def spec_of(graph: Path, precision: str, config: Mapping[str, Any], threads: int
     return EngineSpec(graph.parent, config, (), threads=threads, dtype=dtype, prefix_caching=False)
 
 
-class Served:
+class ServedGraph:
     """The pipeline over one exported graph, which lies in a folder of its own.
 
-    ``longest`` is the most tokens of one text, ``room`` the most of all that is under way at a time.
+    ``max_text_tokens`` is the most tokens of one text, ``cache_tokens`` the most of all texts that are under way at a
+    time.
     """
 
     def __init__(
-        self, graph: Path, precision: str, config: Mapping[str, Any], *, longest: int, room: int, threads: int = 0
+        self,
+        graph: Path,
+        precision: str,
+        config: Mapping[str, Any],
+        *,
+        max_text_tokens: int,
+        cache_tokens: int,
+        threads: int = 0,
     ) -> None:
         try:
             import openvino_genai
@@ -48,11 +56,11 @@ class Served:
         from conch.backends.engines.openvino.precision import BLOCK, Precision
 
         spec = spec_of(graph, precision, config, threads)
-        with quiet(), tempfile.TemporaryDirectory() as empty:
+        with silence_libraries(), tempfile.TemporaryDirectory() as empty:
             chosen = Precision.of(spec, load.capabilities())
             # Token ids go in and out.
             nothing: Any = openvino_genai.Tokenizer(empty)
-            self.pipeline = load.pipeline(spec, nothing, chosen, room // BLOCK + 64, max(256, longest))
+            self.pipeline = load.pipeline(spec, nothing, chosen, cache_tokens // BLOCK + 64, max(256, max_text_tokens))
         self.number = 0
 
     def logprobs(self, ids: Sequence[int]) -> Array:

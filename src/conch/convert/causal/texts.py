@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,17 +10,17 @@ from typing import Final
 from conch.convert import sentences
 from conch.errors import invalid
 
-#: A passage is cut here; shorter than ``LEAST`` it says nothing.
-MOST: Final = 512
-LEAST: Final = 8
+#: A passage is cut at the one; shorter than the other it says nothing.
+MAX_PASSAGE_TOKENS: Final = 512
+MIN_PASSAGE_TOKENS: Final = 8
 #: All passages one after another, cut here: a context of many cache blocks.
-LONG: Final = 1024
+LONG_TEXT_TOKENS: Final = 1024
 #: What a conversion has patience for, in tokens over all passages.
-TOTAL: Final = 16_384
-#: Prompts that are continued: how many, how long, and by how many tokens.
+MAX_TOKENS: Final = 16_384
+#: Prompts that are continued: how many, of how many tokens, and by how many.
 PROMPTS: Final = 16
-PROMPT: Final = 32
-CONTINUED: Final = 32
+PROMPT_TOKENS: Final = 32
+CONTINUATION_TOKENS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class Texts:
         return sum(len(text) - 1 for text in self.compared)
 
     @property
-    def longest(self) -> int:
+    def max_tokens(self) -> int:
+        """The length of the longest text."""
         return max(len(text) for text in self.compared)
 
     def stream(self, length: int) -> list[int]:
@@ -51,27 +52,27 @@ def load(encode: Callable[[str], list[int]], file: Path | None, context: int) ->
 
     INVALID_ARG for a file without texts, and for one whose texts are all too short.
     """
-    most = min(MOST, context)
+    most = min(MAX_PASSAGE_TOKENS, context)
     fitted, samples = sentences.split(sentences.load("text-generation", file))
     ids = [encode(sample.text) for sample in samples]
-    long = [token for text in ids for token in text][: min(LONG, context)]
     compared: list[list[int]] = []
     for text in ids:
-        if len(text) >= LEAST and sum(map(len, compared)) < TOTAL:
+        if len(text) >= MIN_PASSAGE_TOKENS and sum(map(len, compared)) < MAX_TOKENS:
             compared.append(text[:most])
     if not compared:
-        raise invalid(f"--data has no text of {LEAST} tokens or more")
+        raise invalid(f"--data has no text of {MIN_PASSAGE_TOKENS} tokens or more")
+    long = [token for text in ids for token in text][: min(LONG_TEXT_TOKENS, context)]
     if len(long) > most:
         compared.append(long)
-    return Texts(compared, _prompts(compared, context), [encode(sample.text)[:most] for sample in fitted])
+    # No prompt takes more than half of its text, or of the context.
+    prompts = [text[: min(_prompt_tokens(context), max(1, len(text) // 2))] for text in compared[:PROMPTS]]
+    return Texts(compared, prompts, [encode(sample.text)[:most] for sample in fitted])
 
 
-def _prompts(texts: Sequence[Sequence[int]], context: int) -> list[list[int]]:
-    """The beginnings of texts, none of which leaves less than half of the model's context."""
-    length = min(PROMPT, max(1, context // 2))
-    return [list(text[: min(length, max(1, len(text) // 2))]) for text in texts[:PROMPTS]]
+def _prompt_tokens(context: int) -> int:
+    return min(PROMPT_TOKENS, max(1, context // 2))
 
 
-def continued(context: int) -> int:
+def continuation_tokens(context: int) -> int:
     """How many tokens prompts are continued by."""
-    return max(1, min(CONTINUED, context - min(PROMPT, max(1, context // 2))))
+    return max(1, min(CONTINUATION_TOKENS, context - _prompt_tokens(context)))

@@ -14,7 +14,7 @@ from typing import Any, Final
 from conch.backends.engines.openvino import load, vocabulary
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.convert.libraries import quiet, reason
+from conch.convert.libraries import describe_error, silence_libraries
 from conch.errors import internal
 
 #: Texts whose tokens must mean the same.
@@ -31,7 +31,7 @@ def write(
     """
     folder.mkdir()
     try:
-        with quiet():
+        with silence_libraries():
             trusted = checkpoint.options.trust_remote_code
             load.write_tokenizer(checkpoint.directory, folder, trust_remote_code=trusted)
             problem = vocabulary.misfit(folder, logits)
@@ -41,7 +41,7 @@ def write(
     except Exception as error:  # whatever transformers, OpenVINO and the checkpoint's own code raise
         shutil.rmtree(folder)
         folder.mkdir()
-        return reason(error)
+        return describe_error(error)
     return ""
 
 

@@ -8,18 +8,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.convert.encoder.openvino import compressor
-from conch.convert.encoder.openvino import module as openvino_module
-from conch.convert.libraries import quiet
+from conch.convert.libraries import nncf_package, openvino_package, silence_libraries
 from conch.errors import invalid
 
 #: What a language model is converted to besides fp32.  ``fp16`` stores the weights in 16 bits.
 PRECISIONS: Final = ("fp16", "int8", "int4", "int4-awq")
 USUAL: Final = ("int8", "int4")
 #: Weights that share a scale and a zero point, in a row of a matrix; where a row does not divide, the largest power of
-#: two that divides it, down to ``LEAST_GROUP``, and int8 below that.
+#: two that divides it, down to ``MIN_GROUP``, and int8 below that.
 GROUP: Final = 128
-LEAST_GROUP: Final = 32
+MIN_GROUP: Final = 32
 #: Tokens of each calibrating text, and texts: a run of the fp32 graph each.
 CALIBRATION_TOKENS: Final = 256
 CALIBRATION_TEXTS: Final = 64
@@ -33,15 +31,15 @@ def write(model: Any, folder: Path, precision: str, texts: Sequence[Sequence[int
     """
     folder.mkdir()
     file = folder / GRAPH
-    with quiet():
+    with silence_libraries():
         if precision.startswith("int"):
             model = _compressed(model, precision, texts)
-        openvino_module().save_model(model, file, compress_to_fp16=precision == "fp16")
+        openvino_package().save_model(model, file, compress_to_fp16=precision == "fp16")
     return file
 
 
 def _compressed(model: Any, precision: str, texts: Sequence[Sequence[int]]) -> Any:
-    nncf = compressor(precision)
+    nncf = nncf_package(precision)
     if precision == "int8":
         return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
     settings: dict[str, Any] = {}
@@ -56,7 +54,7 @@ def _compressed(model: Any, precision: str, texts: Sequence[Sequence[int]]) -> A
         group_size=GROUP,
         ratio=1.0,
         advanced_parameters=nncf.AdvancedCompressionParameters(
-            group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST, min_adjusted_group_size=LEAST_GROUP
+            group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST, min_adjusted_group_size=MIN_GROUP
         ),
         **settings,
     )

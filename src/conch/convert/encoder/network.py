@@ -1,4 +1,4 @@
-"""The network of a checkpoint in torch: what it takes and gives, and inputs to try conversions with.
+"""The network of a checkpoint in torch: its inputs and outputs, and inputs to test conversions with.
 
 It is the reference that every file made from it is compared with, in fp32 and on the CPU.
 """
@@ -14,9 +14,8 @@ import numpy as np
 
 from conch.backends.native.arrays import Array
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
-from conch.convert.libraries import quiet, reason
-from conch.errors import internal, invalid, unsupported
+from conch.convert.libraries import load_pretrained, silence_libraries
+from conch.errors import internal, unsupported
 
 #: The class of transformers that gives a task's network, for the tasks that one pass of an encoder answers.
 HEADS: Final[dict[str, str]] = {
@@ -28,7 +27,6 @@ HEADS: Final[dict[str, str]] = {
     "token-classification": "AutoModelForTokenClassification",
     "question-answering": "AutoModelForQuestionAnswering",
     "fill-mask": "AutoModelForMaskedLM",
-    "image-classification": "AutoModelForImageClassification",
 }
 
 #: What a head gives, as transformers calls it.
@@ -38,9 +36,11 @@ OUTPUTS: Final[dict[str, tuple[str, ...]]] = {
 }
 LOGITS: Final = ("logits",)
 
-#: Sequences and tokens of the inputs that a conversion is tried with: other sizes than those it was traced with,
-#: one token, one sequence; ragged ones are padded.
-TRIALS: Final = ((2, 9), (1, 1), (1, 16), (5, 33))
+#: Sequences and tokens of the inputs that a conversion is tested with: other sizes than those it was traced with,
+#: one token, one sequence; shorter sequences are padded.
+TEST_SHAPES: Final = ((2, 9), (1, 1), (1, 16), (5, 33))
+#: Longer inputs than these say no more about a conversion.
+MAX_TEST_TOKENS: Final = 512
 
 
 def head_of(task: str) -> str:
@@ -56,42 +56,39 @@ def head_of(task: str) -> str:
 
 @dataclass(frozen=True)
 class ReferenceNetwork:
-    """A module of transformers with the names of its inputs and outputs, and its input sizes.
+    """A module of transformers with the names of its inputs and outputs, and the most tokens that it is tested with.
 
-    ``run`` takes INT64 ``[sequences, tokens]`` (FP32 ``[images, channels, height, width]`` for ``pixel_values``)
-    and gives FP32.
+    ``run`` takes INT64 ``[sequences, tokens]`` and gives FP32.
     """
 
     module: Any
     head: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    longest: int
-    image: tuple[int, int, int]
+    max_tokens: int
 
     @property
     def model_type(self) -> str:
         return str(self.module.config.model_type)
 
     @property
-    def gives_tokens(self) -> bool:
+    def outputs_have_tokens(self) -> bool:
         """Whether the outputs have an axis of tokens, and not only one of sequences."""
-        return self.head not in ("AutoModelForSequenceClassification", "AutoModelForImageClassification")
+        return self.head != "AutoModelForSequenceClassification"
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name."""
         import torch
 
-        with torch.inference_mode(), quiet():
-            given = {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in self.inputs}
-            answer = self.module(**given, return_dict=True)
+        with torch.inference_mode(), silence_libraries():
+            tensors = {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in self.inputs}
+            answer = self.module(**tensors, return_dict=True)
             return {name: answer[name].float().numpy() for name in self.outputs}
 
     def example(self, sequences: int, tokens: int, seed: int = 0) -> dict[str, Array]:
-        """Inputs of random tokens (or pixels), with padding after all sequences but the first."""
+        """Inputs of random tokens, with padding after all sequences but the first."""
+        tokens = min(tokens, self.max_tokens)
         draw = np.random.default_rng(seed)
-        if self.inputs == ("pixel_values",):
-            return {"pixel_values": draw.standard_normal((sequences, *self.image), np.float32)}
         config = self.module.config
         pad = config.pad_token_id if config.pad_token_id is not None else 0
         ids = draw.integers(0, config.vocab_size, (sequences, tokens))
@@ -106,66 +103,30 @@ class ReferenceNetwork:
         }
         return {name: arrays[name] for name in self.inputs}
 
-    def trials(self) -> Iterator[dict[str, Array]]:
-        """Inputs of several sizes, to compare a converted network with this one."""
-        for seed, (sequences, tokens) in enumerate(TRIALS):
-            yield self.example(sequences, min(tokens, self.longest), seed)
+    def tests(self) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
+        """Inputs of several sizes with this network's outputs, to compare a converted network with."""
+        for seed, (sequences, tokens) in enumerate(TEST_SHAPES):
+            arrays = self.example(sequences, tokens, seed)
+            yield arrays, self.run(arrays)
 
 
-def load(checkpoint: Checkpoint, options: Options) -> ReferenceNetwork:
-    """The checkpoint's network on the CPU, in fp32 and with plain attention, which exporters and optimisers know."""
+def load(checkpoint: Checkpoint) -> ReferenceNetwork:
+    """The checkpoint's network, with the plain attention that exporters and optimisers know."""
     head = head_of(checkpoint.task)
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        raise unsupported('converting needs torch and transformers: pip install "conch[convert]"') from None
-    try:
-        with quiet():
-            module = getattr(transformers, head).from_pretrained(
-                checkpoint.directory,
-                attn_implementation="eager",
-                dtype=torch.float32,
-                trust_remote_code=options.trust_remote_code,
-                local_files_only=True,
-            )
-    except Exception as error:  # transformers passes on whatever its readers of weights raise
-        raise invalid(f"'{checkpoint.source}' cannot be loaded as {head}: {reason(error)}") from None
-    module.eval()
+    module = load_pretrained(checkpoint, head, attention="eager")
     # Key-value caches are outputs that nobody wants.
     module.config.use_cache = False
-    return ReferenceNetwork(
-        module,
-        head,
-        inputs_of(module),
-        OUTPUTS.get(head, LOGITS),
-        min(checkpoint.max_length, 512),
-        image_of(checkpoint),
-    )
+    max_tokens = min(checkpoint.max_length, MAX_TEST_TOKENS)
+    return ReferenceNetwork(module, head, inputs_of(module), OUTPUTS.get(head, LOGITS), max_tokens)
 
 
 def inputs_of(module: Any) -> tuple[str, ...]:
-    """What the network takes of what a tokenizer or an image processor gives."""
-    takes = inspect.signature(module.forward).parameters
-    if "input_ids" not in takes:
-        if "pixel_values" in takes:
-            return ("pixel_values",)
-        raise internal(f"{type(module).__name__} takes neither input_ids nor pixel_values")
-    names = [name for name in ("input_ids", "attention_mask") if name in takes]
-    # One kind of segment (roberta) or none (deberta-v2) is no input, although the argument exists.
-    if "token_type_ids" in takes and getattr(module.config, "type_vocab_size", 2) > 1:
+    """The arrays of a tokenizer that the network takes."""
+    parameters = inspect.signature(module.forward).parameters
+    if "input_ids" not in parameters:
+        raise internal(f"{type(module).__name__} does not take input_ids")
+    names = [name for name in ("input_ids", "attention_mask") if name in parameters]
+    # With one kind of segment (roberta) or none (deberta-v2) it is no input, although the argument exists.
+    if "token_type_ids" in parameters and getattr(module.config, "type_vocab_size", 2) > 1:
         names.append("token_type_ids")
     return tuple(names)
-
-
-def image_of(checkpoint: Checkpoint) -> tuple[int, int, int]:
-    """Channels, height and width that the checkpoint's image processor gives."""
-    processor = checkpoint.json("preprocessor_config.json") or {}
-    size: Any = processor.get("size") or checkpoint.config.get("image_size") or 224
-    if processor.get("do_center_crop") and processor.get("crop_size"):
-        size = processor["crop_size"]
-    if isinstance(size, dict):
-        edge = size.get("shortest_edge", 224)
-        size = (size.get("height", edge), size.get("width", edge))
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    return int(checkpoint.config.get("num_channels", 3)), int(height), int(width)

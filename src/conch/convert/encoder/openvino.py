@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from conch.backends.native.arrays import Array
 from conch.convert.encoder import onnx_graph
 from conch.convert.encoder.network import ReferenceNetwork
-from conch.convert.libraries import quiet
-from conch.errors import unsupported
+from conch.convert.libraries import nncf_package, openvino_package, silence_libraries
 
 #: How much of the activations' range SmoothQuant moves into the weights.  For all-MiniLM-L6-v2 the library's 0.95 gives
 #: sentences unlike the calibrating ones a cosine of 0.990 with fp32 (at worst 0.938), and this 0.996 (0.985).
 SMOOTHING: Final = 0.7
 
 
-def plain(exported: Path, network: ReferenceNetwork, target: Path, *, half: bool = False) -> None:
+def convert_graph(exported: Path, network: ReferenceNetwork, target: Path, *, half: bool = False) -> None:
     """Write ``target`` (``.xml``, weights in ``.bin``); ``half`` stores the weights in fp16 and computes as before."""
-    openvino = module()
-    with quiet():
+    openvino = openvino_package()
+    with silence_libraries():
         model = openvino.Core().read_model(exported)
         openvino.save_model(model, target, compress_to_fp16=half)
         if not half:
             verify(target, network)
 
 
-def quantised(exported: Path, network: ReferenceNetwork, samples: Sequence[Mapping[str, Array]], target: Path) -> None:
+def quantise(exported: Path, network: ReferenceNetwork, samples: Sequence[Mapping[str, Array]], target: Path) -> None:
     """Write ``target`` with INT8 products, ranges taken from ``samples``, each one sequence."""
-    openvino, nncf = module(), compressor("int8")
-    with quiet():
+    openvino, nncf = openvino_package(), nncf_package("int8")
+    with silence_libraries():
         from nncf.quantization.advanced_parameters import AdvancedSmoothQuantParameters
 
         model = openvino.Core().read_model(exported)
@@ -49,33 +48,13 @@ def quantised(exported: Path, network: ReferenceNetwork, samples: Sequence[Mappi
 
 def verify(file: Path, network: ReferenceNetwork) -> None:
     """Compare the IR, computed in fp32, with the network at several sizes; INTERNAL where it disagrees."""
-    openvino = module()
-    compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    for arrays in network.trials():
+    core = openvino_package().Core()
+    compiled = core.compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for arrays, expected in network.tests():
         answer = compiled({name: arrays[name] for name in network.inputs})
-        got = {output: answer[output] for output in network.outputs}
-        onnx_graph.compare(got, network.run(arrays), arrays)
+        onnx_graph.compare({output: answer[output] for output in network.outputs}, expected, arrays)
 
 
 def computes_bf16() -> bool:
     """Whether the CPU plugin has bf16 arithmetic here."""
-    return "BF16" in module().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-
-
-def compressor(precision: str) -> Any:
-    """The ``nncf`` package; UNSUPPORTED without it."""
-    try:
-        with quiet():
-            import nncf
-    except ImportError:
-        raise unsupported(f'{precision} for OpenVINO needs nncf: pip install "conch[convert]"') from None
-    return nncf
-
-
-def module() -> Any:
-    """The ``openvino`` package; UNSUPPORTED without it."""
-    try:
-        import openvino
-    except ImportError:
-        raise unsupported('the backend openvino needs openvino: pip install "conch[openvino]"') from None
-    return openvino
+    return "BF16" in openvino_package().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

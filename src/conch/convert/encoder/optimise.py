@@ -12,18 +12,11 @@ from typing import Any, Final
 
 from conch.convert.encoder import normalise, onnx_graph
 from conch.convert.encoder.network import ReferenceNetwork
-from conch.convert.libraries import quiet, reason
+from conch.convert.libraries import describe_error, silence_libraries
 from conch.errors import unsupported
 
 #: The optimiser's family by ``model_type``; what it does not know is tried as bert, and verified like all.
-FAMILIES: Final[dict[str, str]] = {
-    "bart": "bart",
-    "clip": "clip",
-    "deit": "vit",
-    "beit": "vit",
-    "dinov2": "vit",
-    "vit": "vit",
-}
+FAMILIES: Final[dict[str, str]] = {"bart": "bart", "clip": "clip"}
 
 
 def optimise(plain: Path, network: ReferenceNetwork, target: Path) -> str:
@@ -32,7 +25,7 @@ def optimise(plain: Path, network: ReferenceNetwork, target: Path) -> str:
     forms = (False,) if on_gpu() else (True, False)
     for unfuse in forms:
         try:
-            with quiet():
+            with silence_libraries():
                 model = fused(plain, network)
                 if unfuse and not normalise.unfuse(model.model):
                     continue
@@ -40,7 +33,7 @@ def optimise(plain: Path, network: ReferenceNetwork, target: Path) -> str:
                 onnx_graph.verify(target, network)
             return ""
         except Exception as error:  # the optimiser matches patterns, and new networks surprise it in any way
-            problem = reason(error)
+            problem = describe_error(error)
     copy(plain, target)
     return problem
 
@@ -74,14 +67,14 @@ def single(size: object) -> int:
     return size if isinstance(size, int) else 0
 
 
-def half(optimised: Path, network: ReferenceNetwork, target: Path) -> None:
+def half(optimised: Path, target: Path) -> None:
     """Write ``target``: fp16 weights and arithmetic with fp32 outputs, for a GPU."""
     import onnx
     from onnxruntime.transformers.onnx_model import OnnxModel
 
     if not on_gpu():
         raise unsupported("fp16 is for GPUs and this onnxruntime has none: pip install onnxruntime-gpu")
-    with quiet():
+    with silence_libraries():
         model = OnnxModel(onnx.load(optimised))
         model.convert_float_to_float16(keep_io_types=True)
         model.save_model_to_file(str(target), use_external_data_format=onnx_graph.is_large(optimised))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from conch.backends.native.arrays import Array
 from conch.convert.encoder import onnx_graph
-from conch.convert.libraries import quiet
+from conch.convert.libraries import silence_libraries
 
 #: What is worth INT8: products.  Embeddings are looked up and not multiplied.
 OPERATORS: Final = ("MatMul", "Gemm", "Attention")
@@ -22,7 +22,7 @@ def dynamic(optimised: Path, target: Path, operators: Sequence[str] = OPERATORS)
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with quiet():
+    with silence_libraries():
         quantize_dynamic(
             optimised,
             target,
@@ -46,7 +46,7 @@ def static(optimised: Path, samples: Sequence[Mapping[str, Array]], target: Path
     import onnx
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
-    with quiet(), tempfile.TemporaryDirectory(dir=target.parent, prefix="static-") as folder:
+    with silence_libraries(), tempfile.TemporaryDirectory(dir=target.parent, prefix="static-") as folder:
         large = onnx_graph.is_large(optimised)
         typed, partly = Path(folder) / "typed.onnx", Path(folder) / "partly.onnx"
         model = onnx.load(optimised)
@@ -81,15 +81,15 @@ def declare_types(model: Any) -> None:
     leaves out what has no type."""
     from onnx import TensorProto, helper
 
-    graph_ = model.graph
-    known = {one.name for one in (*graph_.value_info, *graph_.input, *graph_.output)}
-    known |= {one.name for one in graph_.initializer}
-    for node in graph_.node:
+    graph = model.graph
+    known = {one.name for one in (*graph.value_info, *graph.input, *graph.output)}
+    known |= {one.name for one in graph.initializer}
+    for node in graph.node:
         if node.op_type in ("MatMul", "Gemm"):
             for name in (node.input[0], node.output[0]):
                 if name not in known:
                     known.add(name)
-                    graph_.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+                    graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
 
 
 def feeder(samples: Sequence[Mapping[str, Array]], names: Sequence[str]) -> Any:

@@ -16,17 +16,17 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config
 from conch.backends.engines.openvino.precision import Precision
 from conch.backends.generation.engine_choice import choose_engine, engine_spec
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.manifest import Manifest
+from conch.checkpoints.manifest import Latency, Manifest
 from conch.checkpoints.options import Options
 from conch.convert.causal import export, weights
 from conch.convert.causal import network as causal_network
-from conch.convert.causal.measure import measure, shapes
+from conch.convert.causal.conversion import run_of, shapes
 from conch.convert.causal.served import spec_of
 from conch.convert.causal.texts import Texts
-from conch.convert.measure import Shape
+from conch.convert.measure import Shape, measure
 from conch.convert.plan import Plan
 from conch.convert.report import document
-from conch.convert.run import Outcome, convert
+from conch.convert.run import ConvertedModel, convert
 from conch.errors import Code, ConchError
 from tests.convert_checkpoints import causal
 
@@ -51,11 +51,11 @@ def quietly(step: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def converted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def converted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> ConvertedModel:
     return convert(plan(llama, tmp_path_factory.mktemp("models")), quietly)
 
 
-def test_usual_variants_pass_and_are_measured(converted: Outcome) -> None:
+def test_usual_variants_pass_and_are_measured(converted: ConvertedModel) -> None:
     names = ["torch-fp32", "openvino-fp32", "openvino-int8", "openvino-int4"]
     found = {one.name: one for one in converted.manifest.variants}
 
@@ -70,7 +70,7 @@ def test_usual_variants_pass_and_are_measured(converted: Outcome) -> None:
     assert converted.manifest.settings["megabytes"]["openvino-int8"] < 0.7
 
 
-def test_a_converted_model_is_a_checkpoint_with_variants(converted: Outcome) -> None:
+def test_a_converted_model_is_a_checkpoint_with_variants(converted: ConvertedModel) -> None:
     (folder,) = converted.folders
 
     checkpoint = Checkpoint.open(folder / "1", Options(variant="openvino-int4"))
@@ -87,7 +87,7 @@ def test_a_converted_model_is_a_checkpoint_with_variants(converted: Outcome) -> 
 
 
 @pytest.mark.parametrize("capabilities", [("FP32",), ("FP32", "BF16")])
-def test_the_server_computes_as_the_verdict_did(converted: Outcome, capabilities: tuple[str, ...]) -> None:
+def test_the_server_computes_as_the_verdict_did(converted: ConvertedModel, capabilities: tuple[str, ...]) -> None:
     (folder,) = converted.folders
     parameters = {"threads": {"string_value": "1"}}
     assert 'key: "threads" value { string_value: "1" }' in (folder / "config.pbtxt").read_text()
@@ -107,7 +107,7 @@ def test_the_server_computes_as_the_verdict_did(converted: Outcome, capabilities
     assert judged == {"fp32": Precision("f32", "f32", exact=True), "int8": quantised, "int4": quantised}
 
 
-def test_the_report_is_in_tokens_a_second(converted: Outcome) -> None:
+def test_the_report_is_in_tokens_a_second(converted: ConvertedModel) -> None:
     text = document.markdown(converted.manifest)
 
     assert "| write x1 tok/s | read 16 tok/s | write x2 tok/s |" in text
@@ -126,7 +126,7 @@ def test_torch_serves_where_it_is_asked_for(qwen2: Path, tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def spoilt(llama: Path) -> Any:
     """The export of the model with noise in its weights."""
-    network = causal_network.load(Checkpoint.open(llama), Options())
+    network = causal_network.load(Checkpoint.open(llama))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in network.module.parameters():
@@ -217,8 +217,12 @@ class Counting:
 def test_measuring_leaves_out_first_runs_and_ends_with_its_budget(tmp_path: Path) -> None:
     runs, texts = Counting(), Texts([list(range(50))], [], [])
 
-    reading = measure(runs, Shape(1, 100), texts, 256, budget=1, clock=runs.clock)
-    writing = measure(runs, Shape(4, 1), texts, 256, budget=0, clock=runs.clock)
+    def measured(shape: Shape, budget: float) -> Latency:
+        network: Any = runs
+        return measure({"m": run_of(network, shape, texts, 256)}, shape, budget=budget, clock=runs.clock)["m"]
+
+    reading = measured(Shape(1, 100), budget=1)
+    writing = measured(Shape(4, 1), budget=0)
 
     assert (reading.batch, reading.tokens, reading.median_ms) == (1, 100, 100)
     assert (writing.batch, writing.tokens, writing.max_ms) == (4, 1, 4)

@@ -30,7 +30,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.convert.causal.export import StatefulGraph, export, verify
 from conch.convert.causal.network import CausalNetwork, load
-from conch.convert.causal.served import Served
+from conch.convert.causal.served import ServedGraph
 from conch.convert.causal.weights import write
 from conch.errors import Code, ConchError
 from tests.convert_checkpoints import SIZES
@@ -63,7 +63,7 @@ def test_an_export_says_in_the_serving_pipeline_what_torch_says(config: PreTrain
     file = write(export(made), tmp_path / "openvino-fp32", "fp32", [])
     prompts = np.random.default_rng(7).integers(2, 99, (2, 12)).tolist()
 
-    served = Served(file, "fp32", config.to_dict(), longest=64, room=512, threads=1)
+    served = ServedGraph(file, "fp32", config.to_dict(), max_text_tokens=64, cache_tokens=512, threads=1)
 
     assert served.greedy(prompts, 20) == made.greedy(prompts, 20)
     text = prompts[0]
@@ -132,5 +132,5 @@ def test_what_cannot_be_paged_is_to_be_served_as_it_is(config: PreTrainedConfig,
     checkpoint = Checkpoint(tmp_path, str(tmp_path), "", config.to_dict(), Options(), task="text-generation")
 
     with pytest.raises(ConchError, match=f"({said}).*: serve the checkpoint as it is") as caught:
-        load(checkpoint, Options())
+        load(checkpoint)
     assert caught.value.code is Code.UNSUPPORTED

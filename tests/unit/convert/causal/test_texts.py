@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.convert.causal.texts import LONG, PROMPT, continued, load
+from conch.convert.causal.texts import LONG_TEXT_TOKENS, PROMPT_TOKENS, continuation_tokens, load
 from conch.errors import ConchError
 
 
@@ -17,17 +17,17 @@ def letters(text: str) -> list[int]:
 def test_built_in_passages_are_scored_continued_and_not_fitted_to() -> None:
     texts = load(letters, None, 4096)
 
-    assert texts.longest == LONG
+    assert texts.max_tokens == LONG_TEXT_TOKENS
     assert texts.tokens == sum(map(len, texts.compared)) - len(texts.compared)
-    assert all(len(prompt) == PROMPT for prompt in texts.prompts)
+    assert all(len(prompt) == PROMPT_TOKENS for prompt in texts.prompts)
     assert texts.fitted and not any(text in texts.compared for text in texts.fitted)
 
 
 def test_a_short_context_bounds_everything() -> None:
     texts = load(letters, None, 20)
 
-    assert texts.longest == 20
-    assert all(len(prompt) + continued(20) <= 20 for prompt in texts.prompts)
+    assert texts.max_tokens == 20
+    assert all(len(prompt) + continuation_tokens(20) <= 20 for prompt in texts.prompts)
 
 
 def test_prompts_for_measuring_repeat_the_texts(tmp_path: Path) -> None:

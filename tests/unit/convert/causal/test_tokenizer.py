@@ -54,7 +54,7 @@ def tokenizer(llama: Path) -> TextTokenizer:
 def exported(llama: Path, tokenizer: TextTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A graph with the tokenizer beside it, and nothing of the checkpoint."""
     checkpoint = Checkpoint.open(llama)
-    network = causal_network.load(checkpoint, checkpoint.options)
+    network = causal_network.load(checkpoint)
     folder = tmp_path_factory.mktemp("exported") / "openvino-int8"
     weights.write(export.export(network), folder, "int8", [])
     made = folder.with_name("tokenizer")
@@ -160,10 +160,10 @@ def test_the_report_says_that_there_is_no_structured_output(llama: Path, tmp_pat
     )
     steps: list[str] = []
 
-    outcome = convert(plan, steps.append)
+    converted = convert(plan, steps.append)
 
     assert "structured output will not be available: ImportError: transformers" in steps
     assert "- structured output: not available on OpenVINO: ImportError: transformers" in document.markdown(
-        outcome.manifest
+        converted.manifest
     )
     assert not list(tmp_path.glob("m/1/*/openvino_tokenizer.xml"))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conch.convert.encoder.agreement import Observation, accuracy, compare, compare_task, kendall, ranks, spearman
+from conch.convert.encoder.agreement import SampleOutputs, accuracy, compare, compare_task
 from conch.convert.sentences import TextSample
+from conch.convert.statistics import kendall, ranks, spearman
 
 RANDOM = np.random.default_rng(1)
 
 
-def logits(*rows: list[float]) -> list[Observation]:
+def logits(*rows: list[float]) -> list[SampleOutputs]:
     return [{"logits": np.array([row], np.float32)} for row in rows]
 
 
-def embeddings(vectors: np.ndarray) -> list[Observation]:
+def embeddings(vectors: np.ndarray) -> list[SampleOutputs]:
     return [{"embedding": vector[None]} for vector in vectors]
 
 
@@ -121,7 +122,7 @@ def test_queries_with_one_passage_each_are_ranked_together() -> None:
 
 
 def test_answer_is_the_best_span_that_does_not_end_before_it_starts() -> None:
-    def span(start: list[float], end: list[float]) -> Observation:
+    def span(start: list[float], end: list[float]) -> SampleOutputs:
         return {"start_logits": np.array([start]), "end_logits": np.array([end])}
 
     reference = [span([0, 9, 0], [8, 0, 5])]

@@ -15,10 +15,8 @@ from transformers import (
     MPNetConfig,
     PreTrainedConfig,
     RobertaConfig,
-    ViTConfig,
 )
 
-from conch.checkpoints.options import Options
 from conch.convert.encoder import export, network, onnx_graph
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.errors import Code, ConchError
@@ -30,20 +28,13 @@ CASES: dict[str, tuple[type[PreTrainedConfig], str, dict[str, Any], tuple[str, .
     "roberta": (RobertaConfig, "text-ranking", {"pad_token_id": 1, "type_vocab_size": 1}, TEXT, ("logits",)),
     "distilbert": (DistilBertConfig, "token-classification", {"num_labels": 5}, TEXT, ("logits",)),
     "mpnet": (MPNetConfig, "question-answering", {"pad_token_id": 1}, TEXT, ("start_logits", "end_logits")),
-    "vit": (
-        ViTConfig,
-        "image-classification",
-        {"image_size": 16, "patch_size": 8, "num_labels": 4},
-        ("pixel_values",),
-        ("logits",),
-    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_network_is_exported_with_dynamic_sizes(name: str, tmp_path: Path) -> None:
     architecture, task, settings, inputs, outputs = CASES[name]
-    loaded = network.load(encoder(tmp_path / "checkpoint", architecture, task, **settings), Options())
+    loaded = network.load(encoder(tmp_path / "checkpoint", architecture, task, **settings))
     path = tmp_path / "model.onnx"
 
     exporter = export.export(loaded, path)
@@ -62,7 +53,7 @@ def test_second_exporter_is_taken_when_tracing_fails(tmp_path: Path, monkeypatch
         raise RuntimeError("no such operator\nin a long text")
 
     monkeypatch.setattr(export, "by_tracing", fails)
-    loaded = network.load(encoder(tmp_path / "checkpoint", BertConfig, "text-classification"), Options())
+    loaded = network.load(encoder(tmp_path / "checkpoint", BertConfig, "text-classification"))
 
     assert export.export(loaded, tmp_path / "model.onnx") == "dynamo"
 
@@ -78,9 +69,7 @@ def test_network_that_no_exporter_gets_right_is_refused_with_both_reasons(
     monkeypatch.setattr(export, "by_dynamo", fails)
     # Its windows follow the length that was traced.
     settings = {"attention_window": [8, 8], "pad_token_id": 1}
-    loaded = network.load(
-        encoder(tmp_path / "checkpoint", LongformerConfig, "feature-extraction", **settings), Options()
-    )
+    loaded = network.load(encoder(tmp_path / "checkpoint", LongformerConfig, "feature-extraction", **settings))
 
     with pytest.raises(ConchError) as refused:
         export.export(loaded, tmp_path / "model.onnx")
@@ -93,14 +82,14 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     checkpoint = encoder(tmp_path / "checkpoint", BertConfig, "fill-mask")
     capfd.readouterr()
 
-    export.export(network.load(checkpoint, Options()), tmp_path / "model.onnx")
+    export.export(network.load(checkpoint), tmp_path / "model.onnx")
 
     assert capfd.readouterr() == ("", "")
 
 
 def test_large_weights_go_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_graph, "LARGEST", 10_000)
-    loaded = network.load(encoder(tmp_path / "checkpoint", BertConfig, "feature-extraction"), Options())
+    monkeypatch.setattr(onnx_graph, "MAX_BYTES", 10_000)
+    loaded = network.load(encoder(tmp_path / "checkpoint", BertConfig, "feature-extraction"))
 
     export.export(loaded, tmp_path / "model.onnx")
 
@@ -140,7 +129,7 @@ def test_checkpoint_that_does_not_load_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
 
     with pytest.raises(ConchError) as refused:
-        network.load(checkpoint, Options())
+        network.load(checkpoint)
 
     assert refused.value.code is Code.INVALID_ARG
     assert "cannot be loaded as AutoModel" in refused.value.message
@@ -148,9 +137,7 @@ def test_checkpoint_that_does_not_load_is_refused(tmp_path: Path) -> None:
 
 def test_examples_are_padded_and_free_of_padding_inside(tmp_path: Path) -> None:
     settings = {"pad_token_id": 1, "type_vocab_size": 1}
-    loaded: ReferenceNetwork = network.load(
-        encoder(tmp_path, RobertaConfig, "feature-extraction", **settings), Options()
-    )
+    loaded: ReferenceNetwork = network.load(encoder(tmp_path, RobertaConfig, "feature-extraction", **settings))
 
     arrays = loaded.example(3, 9)
 

@@ -11,7 +11,6 @@ import onnx
 import pytest
 from transformers import BertConfig
 
-from conch.checkpoints.options import Options
 from conch.convert.encoder import export, network, normalise, onnx_graph, openvino, optimise, quantise
 from conch.convert.encoder.network import ReferenceNetwork
 from conch.errors import ConchError
@@ -21,7 +20,7 @@ from tests.convert_checkpoints import encoder
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[ReferenceNetwork, Path]:
     folder = tmp_path_factory.mktemp("exported")
-    loaded = network.load(encoder(folder / "checkpoint", BertConfig, "feature-extraction"), Options())
+    loaded = network.load(encoder(folder / "checkpoint", BertConfig, "feature-extraction"))
     export.export(loaded, folder / "plain.onnx")
     return loaded, folder / "plain.onnx"
 
@@ -120,8 +119,8 @@ def test_static_int8_has_fixed_scales(exported: tuple[ReferenceNetwork, Path], t
 def test_openvino_computes_the_same(exported: tuple[ReferenceNetwork, Path], tmp_path: Path) -> None:
     loaded, plain = exported
 
-    openvino.plain(plain, loaded, tmp_path / "fp32.xml")
-    openvino.plain(plain, loaded, tmp_path / "fp16.xml", half=True)
+    openvino.convert_graph(plain, loaded, tmp_path / "fp32.xml")
+    openvino.convert_graph(plain, loaded, tmp_path / "fp16.xml", half=True)
 
     openvino.verify(tmp_path / "fp32.xml", loaded)
     assert (tmp_path / "fp16.bin").stat().st_size < 0.6 * (tmp_path / "fp32.bin").stat().st_size
@@ -134,7 +133,7 @@ def test_openvino_int8_is_calibrated(
     samples = [loaded.example(1, tokens, seed=tokens) for tokens in range(4, 12)]
     capfd.readouterr()
 
-    openvino.quantised(plain, loaded, samples, tmp_path / "int8.xml")
+    openvino.quantise(plain, loaded, samples, tmp_path / "int8.xml")
 
     assert capfd.readouterr() == ("", "")
     assert "FakeQuantize" in (tmp_path / "int8.xml").read_text()

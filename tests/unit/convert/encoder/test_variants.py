@@ -10,32 +10,30 @@ import pytest
 from transformers import BertConfig
 
 from conch.backends.native.arrays import Array
-from conch.checkpoints.options import Options
 from conch.convert.encoder import export, variants
 from conch.convert.encoder.network import ReferenceNetwork
-from conch.convert.encoder.samples import samples
-from conch.convert.encoder.variants import Candidate, Failure
+from conch.convert.variant import BuiltVariant, FailedVariant
 from conch.errors import Code, ConchError, internal
 from tests.convert_checkpoints import encoder
 
 
 def calibration() -> list[dict[str, Array]]:
     draw = np.random.default_rng(0)
-    lengths = np.array([9, 5, 12, 3])
-    mask = (np.arange(12) < lengths[:, None]).astype(np.int64)
-    ids = draw.integers(5, 90, (4, 12)) * mask
-    return [{"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}]
+    ids = [draw.integers(5, 90, (1, tokens)) for tokens in (9, 5, 12, 3)]
+    return [
+        {"input_ids": one, "attention_mask": np.ones_like(one), "token_type_ids": np.zeros_like(one)} for one in ids
+    ]
 
 
 def build(
     folder: Path, backends: Sequence[str], quantize: Sequence[str], heard: list[str] | None = None
-) -> list[Candidate | Failure]:
+) -> list[BuiltVariant | FailedVariant]:
     checkpoint = encoder(folder / "checkpoint", BertConfig, "text-classification", num_labels=3)
     work = folder / "work"
     work.mkdir()
-    return variants.build(
-        checkpoint, Options(), backends, quantize, calibration, work, (heard if heard is not None else []).append
-    )
+    steps = heard if heard is not None else []
+    builder = variants.VariantBuilder(checkpoint, calibration(), work, steps.append)
+    return builder.build(variants.planned(backends, quantize))
 
 
 def test_every_backend_gives_its_precisions(tmp_path: Path) -> None:
@@ -43,8 +41,8 @@ def test_every_backend_gives_its_precisions(tmp_path: Path) -> None:
 
     built = build(tmp_path, ["torch", "onnx", "openvino"], ["int8", "int8-static"], heard)
 
-    assert all(isinstance(one, Candidate) for one in built), built
-    found = {one.name: one for one in built if isinstance(one, Candidate)}
+    assert all(isinstance(one, BuiltVariant) for one in built), built
+    found = {one.name: one for one in built if isinstance(one, BuiltVariant)}
     assert list(found) == [
         "torch-fp32",
         "onnxruntime-fp32",
@@ -73,9 +71,10 @@ def test_export_that_fails_fails_what_needs_it(tmp_path: Path, monkeypatch: pyte
     built = build(tmp_path, ["torch", "onnx", "openvino"], ["int8"])
 
     reason = "the export to ONNX failed (torchscript: no)"
-    assert built[0] == Candidate("torch-fp32", "torch", "fp32", None)
+    assert built[0] == BuiltVariant("torch-fp32", "torch", "fp32", None)
     assert built[1:] == [
-        Failure(name, reason) for name in ("onnxruntime-fp32", "onnxruntime-int8", "openvino-fp32", "openvino-int8")
+        FailedVariant(name, reason)
+        for name in ("onnxruntime-fp32", "onnxruntime-int8", "openvino-fp32", "openvino-int8")
     ]
     assert len(tried) == 1
 
@@ -83,9 +82,9 @@ def test_export_that_fails_fails_what_needs_it(tmp_path: Path, monkeypatch: pyte
 def test_variant_that_fails_leaves_the_others(tmp_path: Path) -> None:
     built = build(tmp_path, ["onnx", "tensorrt"], ["fp16"])
 
-    assert [type(one) for one in built] == [Candidate, Failure, Failure, Failure]
-    assert isinstance(built[1], Failure) and "pip install onnxruntime-gpu" in built[1].reason
-    assert built[3] == Failure(
+    assert [type(one) for one in built] == [BuiltVariant, FailedVariant, FailedVariant, FailedVariant]
+    assert isinstance(built[1], FailedVariant) and "pip install onnxruntime-gpu" in built[1].reason
+    assert built[3] == FailedVariant(
         "tensorrt-fp16", "this ONNX Runtime has no TensorRT: pip install onnxruntime-gpu tensorrt"
     )
 
@@ -100,7 +99,7 @@ def test_variant_that_fails_leaves_the_others(tmp_path: Path) -> None:
 )
 def test_unknown_names_are_refused(backends: list[str], quantize: list[str], message: str) -> None:
     with pytest.raises(ConchError) as refused:
-        variants.plan(backends, quantize)
+        variants.planned(backends, quantize)
 
     assert refused.value.code is Code.INVALID_ARG
     assert refused.value.message.startswith(message)
@@ -111,25 +110,18 @@ def test_task_that_generates_is_unsupported(tmp_path: Path) -> None:
     checkpoint.task = "summarization"
 
     with pytest.raises(ConchError) as refused:
-        variants.build(checkpoint, Options(), ["onnx"], [], calibration, tmp_path, print)
+        variants.VariantBuilder(checkpoint, calibration(), tmp_path, print)
 
     assert refused.value.code is Code.UNSUPPORTED
     assert refused.value.message.startswith("task 'summarization' cannot be converted")
 
 
-def test_samples_are_single_rows_without_padding() -> None:
-    rows = samples(calibration())
+def test_calibration_is_taken_evenly() -> None:
+    sequences = [{"input_ids": np.full((1, 1), index // 5)} for index in range(50)]
 
-    assert [row["input_ids"].shape for row in rows] == [(1, 9), (1, 5), (1, 12), (1, 3)]
-    assert all((row["attention_mask"] == 1).all() for row in rows)
-
-
-def test_samples_are_taken_evenly() -> None:
-    batches = [{"input_ids": np.full((5, 1), index)} for index in range(10)]
-
-    assert [int(row["input_ids"][0, 0]) for row in samples(batches, 3)] == [0, 4, 9]
+    assert [int(arrays["input_ids"][0, 0]) for arrays in variants.spread(sequences, 3)] == [0, 4, 9]
 
 
-def test_no_samples_are_refused() -> None:
+def test_calibration_needs_texts() -> None:
     with pytest.raises(ConchError, match="no calibration texts"):
-        samples([])
+        variants.spread([])

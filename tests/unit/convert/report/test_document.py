@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from conch.checkpoints.manifest import Latency, Manifest, Source, Variant
-from conch.convert.report import document
+from conch.convert.report import columns, document
 from conch.convert.report.plot import plot
 from conch.convert.report.terminal import table
 from conch.convert.verdict import NOT_ASKED_FOR
@@ -63,7 +63,7 @@ def test_log_has_a_line_for_each_variant_and_shape() -> None:
 
 
 def test_rows_tell_latency_speed_up_agreement_and_verdict() -> None:
-    cells = {variant.name: row for variant, row in document.rows(MANIFEST)}
+    cells = {variant.name: row for variant, row in columns.rows(MANIFEST)}
 
     assert cells["onnxruntime-int8"] == [
         "ONNX Runtime (int8)", "2.00", "8.00", "5.00x",
@@ -77,14 +77,14 @@ def test_rows_tell_latency_speed_up_agreement_and_verdict() -> None:
 def test_variant_that_was_forced_says_why_it_was_refused() -> None:
     forced = replace(MANIFEST.variants[2], forced=True)
 
-    assert document.verdict(forced, "") == "forced: cosine_min 0.93 of embedding is below 0.97"
-    assert document.verdict(forced, forced.name) == "auto (forced)"
+    assert columns.verdict(forced, "") == "forced: cosine_min 0.93 of embedding is below 0.97"
+    assert columns.verdict(forced, forced.name) == "auto (forced)"
 
 
 def test_reference_that_nobody_asked_for_is_not_called_refused() -> None:
     reference = replace(MANIFEST.variants[0], passed=False, reasons=(NOT_ASKED_FOR,))
 
-    assert document.verdict(reference, "") == "reference"
+    assert columns.verdict(reference, "") == "reference"
 
 
 def test_markdown_is_a_table_of_all_variants() -> None:

@@ -22,9 +22,10 @@ from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.cli.check import check
 from conch.config import pbtxt
 from conch.config.schema import ModelConfig
-from conch.convert.encoder.observe import padded
-from conch.convert.encoder.standalone import standalone
-from conch.convert.layout import TEMPLATE, Trio, checkpoint_files, huggingface_config, quoted
+from conch.convert.encoder.evaluate import padded
+from conch.convert.layout.huggingface import checkpoint_files, huggingface_config, quoted
+from conch.convert.layout.standalone import standalone
+from conch.convert.layout.triton import TEMPLATE, Trio
 from conch.errors import ConchError
 from tests.text_checkpoints import TEXTS, wordpiece
 
@@ -126,7 +127,7 @@ def test_files_of_a_checkpoint_are_tokenizer_configuration_modules_and_one_kind_
 
 
 def test_texts_in_a_configuration_are_quoted() -> None:
-    config = pbtxt.parse(huggingface_config({"task": 'a "b" \\ \n c'}, "KIND_CPU"), "x")
+    config = pbtxt.parse(huggingface_config({"task": 'a "b" \\ \n c'}), "x")
 
     assert config.parameters["task"].string_value == 'a "b" \\ \n c'
     assert quoted("x") == '"x"'
@@ -167,7 +168,7 @@ def test_trio_is_three_models_that_fit(
     checkpoint.task = task
 
     trio = Trio("m", task)
-    trio.write(tmp_path / "out", checkpoint, [source, tmp_path / "source.onnx.data"], "KIND_CPU", 0, False)
+    trio.write(tmp_path / "out", checkpoint, [source, tmp_path / "source.onnx.data"], 0)
 
     found = configs(tmp_path / "out")
     assert sorted(found) == sorted(trio.names)
@@ -192,7 +193,7 @@ def test_network_of_images_has_no_trio(checkpoint: Checkpoint, tmp_path: Path) -
     onnx.save(model, tmp_path / "source.onnx")
 
     with pytest.raises(ConchError, match="networks of text; this one takes pixel_values"):
-        Trio("m", "image-classification").write(tmp_path, checkpoint, [tmp_path / "source.onnx"], "KIND_CPU", 0, False)
+        Trio("m", "image-classification").write(tmp_path, checkpoint, [tmp_path / "source.onnx"], 0)
 
 
 @pytest.fixture

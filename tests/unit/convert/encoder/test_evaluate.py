@@ -13,7 +13,7 @@ from conch.backends.tasks.engines.base import NetworkEngine
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import InputEncoder, open_encoder
-from conch.convert.encoder.observe import as_served, batches, observe, of_shape, padded
+from conch.convert.encoder.evaluate import arrays_of_shape, as_served, batches, evaluate, padded
 from conch.convert.measure import Shape
 from conch.convert.sentences import TextSample
 from tests.text_checkpoints import TEXTS, wordpiece
@@ -52,6 +52,15 @@ def test_batches_hold_every_sample_once_by_length(encoder: InputEncoder) -> None
         assert (ids[mask == 0] == encoder.pad_id).all() and mask[:, 0].all()
 
 
+def test_batches_of_one_are_without_padding(encoder: InputEncoder) -> None:
+    made = batches(encoder, SAMPLES, rows=(1,))
+
+    assert all((batch.arrays["attention_mask"] == 1).all() for batch in made)
+    assert sorted(batch.arrays["input_ids"].shape[1] for batch in made) == sorted(
+        len(tokens.ids) for tokens in encoder.encode(TEXTS)[0]
+    )
+
+
 def test_long_texts_are_cut(encoder: InputEncoder) -> None:
     (batch,) = batches(encoder, [TextSample("station " * 99)])
 
@@ -64,10 +73,10 @@ def test_pairs_have_types(encoder: InputEncoder) -> None:
     assert set(batch.arrays["token_type_ids"][0]) == {0, 1}
 
 
-def test_observations_come_in_the_order_of_the_samples_and_without_padding(encoder: InputEncoder) -> None:
+def test_outputs_come_in_the_order_of_the_samples_and_without_padding(encoder: InputEncoder) -> None:
     made = batches(encoder, SAMPLES, rows=(3,))
 
-    found = observe(Echo(), "any", made)
+    found = evaluate(Echo(), "any", made)
 
     for sample, one in zip(SAMPLES, found, strict=True):
         (alone,) = batches(encoder, [sample])
@@ -79,7 +88,7 @@ def test_observations_come_in_the_order_of_the_samples_and_without_padding(encod
 def test_numbers_a_text_are_kept_whole_though_there_are_as_many_as_tokens(encoder: InputEncoder) -> None:
     made = batches(encoder, SAMPLES, rows=(3,))
 
-    widths = {one["logits"].shape for one in observe(Echo(), "any", made)}
+    widths = {one["logits"].shape for one in evaluate(Echo(), "any", made)}
 
     assert widths == {(1, batch.arrays["input_ids"].shape[1]) for batch in made}
 
@@ -92,19 +101,19 @@ def test_fill_mask_keeps_the_words_at_the_mask(encoder: InputEncoder) -> None:
     assert encoder.tokenizer.special.mask_id is not None
     made = batches(encoder, [TextSample("a [MASK] station"), TextSample("[MASK]")])
 
-    for one in observe(Words(), "fill-mask", made, mask_id=encoder.tokenizer.special.mask_id):
+    for one in evaluate(Words(), "fill-mask", made, mask_id=encoder.tokenizer.special.mask_id):
         assert one["logits"].tolist() == [[encoder.tokenizer.special.mask_id] * 2]
 
 
-def test_pooled_vectors_are_observed_too(encoder: InputEncoder) -> None:
-    found = observe(Echo(), "feature-extraction", batches(encoder, SAMPLES), pool=lambda hidden, mask: hidden[:, 0])
+def test_pooled_vectors_are_outputs_too(encoder: InputEncoder) -> None:
+    found = evaluate(Echo(), "feature-extraction", batches(encoder, SAMPLES), pool=lambda hidden, mask: hidden[:, 0])
 
     assert all(one["embedding"].shape == (1, 2) for one in found)
 
 
 @pytest.mark.parametrize("shape", [Shape(1, 2), Shape(3, 16), Shape(32, 40)])
 def test_measured_inputs_are_text_of_exactly_that_shape(encoder: InputEncoder, shape: Shape) -> None:
-    arrays = of_shape(encoder, SAMPLES, shape)
+    arrays = arrays_of_shape(encoder, SAMPLES, shape)
 
     assert {array.shape for array in arrays.values()} == {(shape.batch, shape.tokens)}
     assert arrays["attention_mask"].all()

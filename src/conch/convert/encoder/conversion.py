@@ -1,0 +1,145 @@
+"""The conversion of an encoder: all variants are in memory together, and are measured in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines.choice import open_engine
+from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.manifest import Manifest
+from conch.checkpoints.pooling import Pooling, PoolingPlan
+from conch.checkpoints.tokenizers.inputs import open_encoder
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.convert import sentences
+from conch.convert.conversion import Conversion, Progress
+from conch.convert.encoder import agreement, tolerances
+from conch.convert.encoder.agreement import SampleOutputs
+from conch.convert.encoder.evaluate import arrays_of_shape, batches, evaluate
+from conch.convert.encoder.network import head_of
+from conch.convert.encoder.variants import VariantBuilder, planned
+from conch.convert.layout.triton import Trio
+from conch.convert.libraries import silence_libraries
+from conch.convert.measure import Run, Shape, timed
+from conch.convert.plan import Plan
+from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
+from conch.errors import internal, unsupported
+
+#: How far an output of a graph that was edited may be from the same before, as a share of the largest value (or of 1).
+EDITED_TOLERANCE: Final = 1e-3
+
+
+class EncoderConversion(Conversion[NetworkEngine, list[SampleOutputs]]):
+    """Answers are the outputs of the network for each sample, in the samples' order."""
+
+    in_memory_together = True
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint, folder: Path, progress: Progress) -> None:
+        super().__init__(plan, checkpoint, folder, progress)
+        if checkpoint.task == "image-classification":
+            raise unsupported(
+                "variants are compared on texts, so a network of images is not converted: serve it as it is"
+            )
+        self.head = head_of(checkpoint.task)
+        self.engines, self.precisions = plan.engines, plan.precisions
+        self.shapes = plan.shapes(checkpoint.max_length)
+        self.encoder = open_encoder(checkpoint, replace(checkpoint.options, truncation="truncate"))
+        mask = self.encoder.tokenizer.special.texts.get("mask_token", "")
+        fitted, self.samples = sentences.split(sentences.load(checkpoint.task, plan.data, mask=mask))
+        self.sample_count = len(self.samples)
+        self.compared_on = f"{self.sample_count} samples"
+        classifies = checkpoint.task == "text-classification"
+        self.labels = sentences.label_indices(self.samples, checkpoint.labels) if classifies else None
+        #: Single sequences without padding, to set the ranges of quantised activations by.
+        self.calibration = [batch.arrays for batch in batches(self.encoder, fitted, rows=(1,))]
+        self.batches = batches(self.encoder, self.samples)
+        embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
+        self.pool = Pooling(PoolingPlan.read(checkpoint, checkpoint.options), checkpoint) if embeds else None
+
+    @property
+    def serving_engines(self) -> frozenset[str]:
+        """The trio for NVIDIA's server has an ONNX graph."""
+        return frozenset({"onnxruntime"} if self.plan.layout == "triton" else {"torch", "onnxruntime", "openvino"})
+
+    def build(self) -> list[BuiltVariant | FailedVariant]:
+        """The variants that the plan asks for, and the reference before them if it does not."""
+        wanted = planned(self.engines, self.precisions)
+        builder = VariantBuilder(self.checkpoint, self.calibration, self.folder, self.progress)
+        built = builder.build(wanted)
+        if "torch" not in self.engines:
+            built.insert(0, BuiltVariant(REFERENCE, "torch", "fp32", None))
+        return built
+
+    def evaluate(self, variant: BuiltVariant) -> tuple[NetworkEngine, list[SampleOutputs]]:
+        """Open a variant as the server opens it, and give it the batches that the server would."""
+        engine, encoder = self._open(variant), self.encoder
+        answers = evaluate(
+            engine,
+            self.checkpoint.task,
+            self.batches,
+            pool=self.pool,
+            mask_id=encoder.tokenizer.special.mask_id,
+            pad_id=encoder.pad_id,
+            max_length=encoder.max_length,
+        )
+        return engine, answers
+
+    def compare(
+        self, precision: str, reference: list[SampleOutputs], answers: list[SampleOutputs]
+    ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
+        """Figures by output, and those of the task's metric under ``task``."""
+        outputs = agreement.compare(reference, answers)
+        if self.labels is not None:
+            task = agreement.accuracy(self.labels, reference, answers)
+        else:
+            task = agreement.compare_task(self.checkpoint.task, self.samples, reference, answers)
+        figures = {name: asdict(output) for name, output in outputs.items()}
+        return {**figures, "task": asdict(task)}, tolerances.reasons(precision, outputs, task)
+
+    def runs(self, networks: Mapping[str, NetworkEngine], shape: Shape) -> dict[str, Run]:
+        """One run of each network on the same arrays."""
+        arrays = arrays_of_shape(self.encoder, self.samples, shape)
+        return {name: timed(partial(engine.run, arrays)) for name, engine in networks.items()}
+
+    def write_models(
+        self, target: Path, manifest: Manifest, built: Mapping[str, BuiltVariant]
+    ) -> tuple[Path, dict[str, str]]:
+        """Write one model, or with ``--layout triton`` the trio around the variant ``auto``."""
+        if self.plan.layout != "triton":
+            return super().write_models(target, manifest, built)
+        trio, variant = Trio(self.plan.served_name, self.checkpoint.task), built[manifest.auto]
+        lower = bool((self.checkpoint.json("sentence_bert_config.json") or {}).get("do_lower_case"))
+        pad_id = open_tokenizer(self.checkpoint).special.pad_id or 0
+        graph = trio.write(target, self.checkpoint, variant.files, pad_id, lower=lower)
+        self._verify_edited(graph, variant)
+        return target / trio.model, {variant.name: graph.name}
+
+    def _open(self, variant: BuiltVariant) -> NetworkEngine:
+        entry = replace(
+            variant.to_manifest(self.folder),
+            path=str(variant.path.resolve()) if variant.path is not None else "",
+            passed=True,
+        )
+        checkpoint = replace(self.checkpoint, variant=entry)
+        options = replace(checkpoint.options, engine="auto")
+        device = "cuda" if variant.engine == "tensorrt" else "cpu"
+        with silence_libraries():
+            return open_engine(checkpoint, options, head=self.head, device=device)
+
+    def _verify_edited(self, graph: Path, variant: BuiltVariant) -> None:
+        """Raise INTERNAL unless a graph that was edited for other servers says the same as before."""
+        with silence_libraries():
+            edited = OnnxRuntimeEngine(graph, precision=variant.precision, threads=self.plan.threads)
+        arrays = self.batches[len(self.batches) // 2].arrays
+        expected = self._open(variant).run(arrays)
+        if self.pool is not None:
+            expected["embedding"] = self.pool(expected["last_hidden_state"], arrays["attention_mask"])
+        for name, values in edited.run(arrays).items():
+            difference = float(abs(values - expected[name]).max())
+            if not difference <= EDITED_TOLERANCE * max(1.0, float(abs(values).max())):
+                raise internal(f"the edited graph gives another {name} than before, by {difference:.2g}")
