@@ -1,4 +1,4 @@
-"""``conch convert``: a checkpoint to the fastest form of it that still answers the same, ready to be served."""
+"""``conch convert``: from a checkpoint to the fastest form of it that still answers the same, ready to be served."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     "-o", "--output", default=Path("models"), type=_FOLDER, metavar="DIR", help="Model repository (default: models)."
 )
 @click.option("--name", default="", metavar="NAME", help="The model's name there (default: the checkpoint's).")
-@click.option("--task", default="", metavar="TASK", help="Of transformers.pipeline (default: told from the files).")
+@click.option(
+    "--task", default="", metavar="TASK", help="A task of transformers.pipeline (default: found from the files)."
+)
 @click.option(
     "--backend",
     "backends",
     multiple=True,
     metavar="NAME…",
-    help="Of torch onnx openvino tensorrt (default: all but the last); of language models openvino, torch besides "
-    "(default: openvino).",
+    help="torch onnx openvino tensorrt (default: all but the last); for language models openvino, with or without "
+    "torch (default: openvino).",
 )
 @click.option(
     "--quantize",
     multiple=True,
     metavar="NAME…",
-    help="Of int8 int8-static bf16 fp16 none (default: int8); of language models int8 int4 int4-awq fp16 none "
+    help="int8 int8-static bf16 fp16 none (default: int8); for language models int8 int4 int4-awq fp16 none "
     "(default: int8 int4).",
 )
 @click.option(
@@ -47,7 +49,7 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     multiple=True,
     type=int,
     metavar="N…",
-    help="Batches to measure (default: 1 8 32; of language models 1 8).",
+    help="Batch sizes to measure (default: 1 8 32; for language models 1 8).",
 )
 @click.option(
     "--seq-len",
@@ -55,16 +57,16 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     multiple=True,
     type=int,
     metavar="N…",
-    help="Lengths to measure, in tokens (default: 16 128 384; of language models 128 512).",
+    help="Lengths to measure, in tokens (default: 16 128 384; for language models 128 512).",
 )
 @click.option("--data", type=_FILE, metavar="FILE", help="Texts to compare on: .txt .jsonl .csv (default: built in).")
 @click.option("--layout", type=click.Choice(["huggingface", "triton"]), default="huggingface", metavar="NAME",
-              help="huggingface (default), or triton: three models; not of language models.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Let refused variants serve; it is recorded.")
+              help="huggingface (default), or triton: three models; not for language models.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Let refused variants serve; this is recorded.")
 @click.option("--overwrite", is_flag=True, help="Replace a model of that name.")
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Cores to use (default: all).")
 @click.option(
-    "--seconds", type=click.FloatRange(0), default=40.0, metavar="N", help="Time to measure for (default: 40)."
+    "--seconds", type=click.FloatRange(0), default=40.0, metavar="N", help="Time for all measurements (default: 40)."
 )
 @click.option("--revision", default="", metavar="NAME", help="Branch, tag or commit on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")

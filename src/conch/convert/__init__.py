@@ -1,6 +1,5 @@
-"""``conch convert``: a checkpoint to variants that are measured and compared with it, and a verdict.
+"""``conch convert``: from a checkpoint to variants that are compared with it and measured, and a verdict on each.
 
-Imported by the command alone.  ``variants`` builds the files (``export`` to ONNX, ``optimise`` and ``quantise``
-them, ``openvino``); the other modules measure, compare and write the folder that is served.
-``causal`` and what begins with its name are the same for language models.
+Imported by the command alone.  ``run`` takes the steps; ``encoder`` and ``causal`` are the two kinds of models that it
+takes them for, ``layout`` the folders that are written, ``report`` what people read.
 """

@@ -1,4 +1,4 @@
-"""What a conversion is asked for, checked before anything that takes long.  Pure but for looking at folders."""
+"""What a conversion is asked to do, checked before anything that takes long.  Pure, apart from looking at folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layout = Literal["huggingface", "triton"]
 BACKENDS: Final = ("torch", "onnx", "openvino")
 BATCH_SIZES: Final = (1, 8, 32)
 SEQUENCE_LENGTHS: Final = (16, 128, 384)
-#: What other converters call the same.
+#: Names that other converters have for the same backends.
 _ALIASES: Final = {"pytorch": "torch", "onnxruntime": "onnx"}
 
 
@@ -49,13 +49,13 @@ class Plan:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The backends by one name each."""
+        """The backends to build, each by the first of its names."""
         usual = [name for name in BACKENDS if self.layout == "huggingface" or name != "openvino"]
         return tuple(dict.fromkeys(_ALIASES.get(name, name) for name in self.backends or usual))
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """What is built besides fp32."""
+        """The precisions to build besides fp32."""
         if self.quantize is None:
             return ("int8",) if {"onnx", "openvino"} & set(self.engines) else ()
         return self.quantize

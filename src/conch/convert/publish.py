@@ -1,7 +1,7 @@
-"""Folders that appear whole or not at all: written aside under a hidden name, then renamed.
+"""Model directories that appear whole or not at all: written under a hidden name, then renamed.
 
-Both servers skip names that begin with a dot.  A conversion that was killed leaves its hidden folder; the next one
-removes it, once nobody holds its lock.
+conch and NVIDIA's server skip names that begin with a dot.  A conversion that was killed leaves its hidden folder; the
+next one removes it, as nobody holds its lock any more.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Final
 from conch.errors import Code, ConchError, invalid
 
 _WORK: Final = ".conch-convert-"
-#: In a workspace: where models wait that are being replaced.
+#: In a workspace: where models that are being replaced wait.
 _REPLACED: Final = "replaced"
 
 
 @contextmanager
 def workspace(repository: Path) -> Iterator[Path]:
-    """A hidden folder in ``repository`` (made if need be), removed in the end; leftovers of dead processes go first.
+    """A hidden folder in ``repository``, removed in the end.  The repository is made if need be, and rid of leftovers.
 
     Raises INVALID_ARG when the repository cannot be written to.
     """
     try:
         repository.mkdir(parents=True, exist_ok=True)
-        # Nobody looks for leftovers between the making of a folder and that of its lock.
+        # A folder that has no lock yet must not be taken for a leftover.
         with _locked(repository):
             recover(repository)
             folder = Path(tempfile.mkdtemp(prefix=_WORK, dir=repository))
@@ -65,7 +65,7 @@ def require_free(repository: Path, names: Sequence[str], overwrite: bool) -> Non
 def publish(made: Path, work: Path, repository: Path, names: Sequence[str], overwrite: bool) -> None:
     """Move the folders ``names`` from ``made``, inside the workspace ``work``, into ``repository``, each whole.
 
-    What they replace is moved into the workspace before, and comes back should this process die in between.
+    What they replace is moved into the workspace first, and comes back should this process die in between.
     """
     require_free(repository, names, overwrite)
     aside = work / _REPLACED
@@ -85,7 +85,7 @@ def _remove(folder: Path, repository: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Ask that the content reaches the disk before the name does, in case the machine stops and not only we do."""
+    """Have the content reach the disk before the name does, in case the machine stops and not only this process."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

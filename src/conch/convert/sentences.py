@@ -1,7 +1,7 @@
-"""The texts that variants of a model are compared on: built in, or a file of the user's.
+"""The texts that variants of a model are compared on: built in, or from a file of the user's.
 
 Random token ids would not do: activations on them are unlike those on language, and so are the errors of a
-quantised network.  Used by ``conch convert`` in its process; reads files and nothing else.
+quantised network.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _HYPOTHESES: Final = tuple(
 #: Passages that a built-in question is ranked against; the first answers it.
 _PASSAGES: Final = 6
 #: A file may be larger than anybody wants to wait for; this many of its texts, spread evenly, are used.
-MOST_SAMPLES: Final = 512
-#: Fewer than these in a part are not worth dividing.
-LEAST_SAMPLES: Final = 8
+MAX_SAMPLES: Final = 512
+#: Samples are not divided into parts with fewer than these.
+MIN_SAMPLES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TextSample:
-    """One input: a text, and for tasks over pairs the second one.
+    """One input: a text, and for tasks over pairs the second text.
 
-    Samples of one ``group`` are ranked against each other; ``label`` is what a file says is right, or empty.
+    Samples of one ``group`` are ranked against each other; ``label`` is the right answer if a file has it, else empty.
     """
 
     text: str
@@ -64,17 +64,19 @@ def load(task: str, file: Path | None = None, *, mask: str = "") -> list[TextSam
 
 
 def split(samples: Sequence[TextSample]) -> tuple[list[TextSample], list[TextSample]]:
-    """Samples to set the ranges of a quantised network by, and others to compare it on.
+    """Samples to calibrate a quantised network with, and others to compare it on.
 
-    A third is for the former, and none of a group is in both: a network would otherwise be judged on what it was
-    fitted to.  Too few to divide serve for both.
+    A third is for calibration, and no group is in both parts: a network would otherwise be judged on what it was fitted
+    to.  Too few to divide serve for both.
     """
-    keys = [sample.group for sample in samples] if any(sample.group for sample in samples) else range(len(samples))
-    chosen = [key % 3 == 1 for key in keys]
-    if min(sum(chosen), len(chosen) - sum(chosen)) < LEAST_SAMPLES:
+    grouped = any(sample.group for sample in samples)
+    fitted: list[TextSample] = []
+    compared: list[TextSample] = []
+    for index, sample in enumerate(samples):
+        (fitted if (sample.group if grouped else index) % 3 == 1 else compared).append(sample)
+    if min(len(fitted), len(compared)) < MIN_SAMPLES:
         return list(samples), list(samples)
-    parts = [[one for one, is_first in zip(samples, chosen, strict=True) if is_first is part] for part in (True, False)]
-    return parts[0], parts[1]
+    return fitted, compared
 
 
 def _built_in(task: str) -> list[TextSample]:
@@ -93,10 +95,10 @@ def _built_in(task: str) -> list[TextSample]:
             for group, document in enumerate(documents)
             for question in document["questions"]
         ]
-    asked = [(question, place) for place, document in enumerate(documents) for question in document["questions"]]
+    questions = [(question, place) for place, document in enumerate(documents) for question in document["questions"]]
     return [
         TextSample(question, documents[(place + step) % len(documents)]["context"], group)
-        for group, (question, place) in enumerate(asked)
+        for group, (question, place) in enumerate(questions)
         for step in range(_PASSAGES)
     ]
 
@@ -112,11 +114,12 @@ def label_indices(samples: Sequence[TextSample], names: Sequence[str] | None) ->
     """
     if not all(sample.label for sample in samples):
         return None
-    known = {name: index for index, name in enumerate(names or ())} | {str(i): i for i in range(len(names or ()))}
+    names = names or ()
+    indices = {name: index for index, name in enumerate(names)} | {str(index): index for index in range(len(names))}
     for sample in samples:
-        if sample.label not in known:
-            raise invalid(f"--data has the label '{sample.label}'; the model has {', '.join(names or ()) or 'none'}")
-    return [known[sample.label] for sample in samples]
+        if sample.label not in indices:
+            raise invalid(f"--data has the label '{sample.label}'; the model has {', '.join(names) or 'none'}")
+    return [indices[sample.label] for sample in samples]
 
 
 def _from_file(task: str, file: Path) -> list[TextSample]:
@@ -167,11 +170,11 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _column(file: Path, task: str, row: Mapping[str, Any], names: Sequence[str]) -> str:
-    found = next((name for name in names if name in row), None)
-    if found is None:
-        wanted = f"'{names[0]}'" if len(names) == 1 else f"one of {', '.join(names)}"
-        raise invalid(f"--data {file}: {task} needs a column {wanted}; it has {', '.join(map(str, row))}")
-    return found
+    for name in names:
+        if name in row:
+            return name
+    choice = f"'{names[0]}'" if len(names) == 1 else f"one of {', '.join(names)}"
+    raise invalid(f"--data {file}: {task} needs a column {choice}; it has {', '.join(map(str, row))}")
 
 
 def _cell(row: Mapping[str, Any], column: str) -> str:
@@ -180,14 +183,14 @@ def _cell(row: Mapping[str, Any], column: str) -> str:
 
 
 def _spread(samples: list[TextSample]) -> list[TextSample]:
-    if len(samples) <= MOST_SAMPLES:
+    if len(samples) <= MAX_SAMPLES:
         return samples
-    step = len(samples) / MOST_SAMPLES
-    return [samples[int(index * step)] for index in range(MOST_SAMPLES)]
+    step = len(samples) / MAX_SAMPLES
+    return [samples[int(index * step)] for index in range(MAX_SAMPLES)]
 
 
 def _masked(samples: Sequence[TextSample], mask: str) -> Iterator[TextSample]:
-    """Each text with one word masked, another place in each; texts that name the mask themselves stay."""
+    """Each text with one word masked, at another place in each; texts that have the mask already stay as they are."""
     for index, sample in enumerate(samples):
         words = sample.text.split()
         if mask in sample.text:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.convert.sentences import MOST_SAMPLES, TextSample, label_indices, load, split
+from conch.convert.sentences import MAX_SAMPLES, TextSample, label_indices, load, split
 from conch.errors import ConchError
 
 
@@ -105,7 +105,7 @@ def test_large_file_is_thinned_evenly(tmp_path: Path) -> None:
 
     texts = [sample.text for sample in load("feature-extraction", tmp_path / "a.txt")]
 
-    assert len(texts) == MOST_SAMPLES
+    assert len(texts) == MAX_SAMPLES
     assert texts[0] == "text 0" and int(texts[-1].split()[1]) > 4900
 
 

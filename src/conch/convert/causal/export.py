@@ -19,7 +19,7 @@ from conch.convert.libraries import describe_error, openvino_package, silence_li
 from conch.errors import internal
 
 TEXT_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")
-#: Rows, tokens of the past and new tokens of what is traced: no size is 1, so that no step is left out for it.
+#: Rows, past tokens and new tokens of what is traced: no size is 1, so that tracing leaves no step out.
 TRACED: Final = (2, 5, 3)
 #: How far logits may be from torch's, as a share of the largest.
 TOLERANCE: Final = 2e-3
@@ -27,7 +27,7 @@ _UNKNOWN: Final = re.compile(r"No conversion rule found for operations: (.*)")
 
 
 def export(network: CausalNetwork) -> Any:
-    """The stateful ``openvino.Model`` in fp32, verified against torch; UNSUPPORTED when there is none to be had."""
+    """The stateful ``openvino.Model`` in fp32, verified against torch; UNSUPPORTED where the export fails."""
     openvino_package()
     shapes = [shape for layer in network.cache_shapes() for shape in layer]
     try:
@@ -63,7 +63,7 @@ def _traced(network: CausalNetwork, shapes: Sequence[tuple[int, int]]) -> Any:
         decoder = TorchScriptPythonDecoder(_flat(network), example_input=(ids, mask, positions, *cache))
         frontend: Any = FrontEndManager().load_by_framework("pytorch")
         model: Any = frontend.convert(frontend.load(decoder))
-    # What pages the cache knows graphs by the form that these give them.
+    # OpenVINO pages the cache of graphs that have the form which these give them.
     apply_moc_transformations(model, cf=False, smart_reshape=True)
     return model
 
@@ -74,7 +74,7 @@ def _flat(network: CausalNetwork) -> Any:
     from transformers.cache_utils import Cache, DynamicLayer
 
     class Layer(DynamicLayer):
-        """A layer's past, there before the first update."""
+        """A layer's cache that holds its past from the beginning."""
 
         def __init__(self, keys: Any, values: Any) -> None:
             super().__init__()

@@ -1,6 +1,6 @@
 """An exported language model as the server runs it: OpenVINO GenAI's pipeline with a paged KV cache.
 
-Used by ``conch convert`` in its process.  The pipeline is the one of the server's engine, made with its settings.
+The pipeline is that of the server's engine, made with its settings.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from conch.backends.native.arrays import Array
 from conch.convert.libraries import silence_libraries
 from conch.errors import unsupported
 
-#: What an engine is told to compute in; for others than these it chooses.
+#: The arithmetic that an engine is told to use, by precision; for all others it chooses.
 DTYPES: Final[Mapping[str, str]] = {"fp32": "float32"}
 
 
 def spec_of(graph: Path, precision: str, config: Mapping[str, Any], threads: int) -> EngineSpec:
-    """What the server's engine is told of a variant, but for its cache."""
+    """The server engine's specification of a variant, apart from the size of its cache."""
     dtype = DTYPES.get(precision, "auto")
     return EngineSpec(graph.parent, config, (), threads=threads, dtype=dtype, prefix_caching=False)
 
@@ -57,10 +57,12 @@ class ServedGraph:
 
         spec = spec_of(graph, precision, config, threads)
         with silence_libraries(), tempfile.TemporaryDirectory() as empty:
-            chosen = Precision.of(spec, load.capabilities())
-            # Token ids go in and out.
-            nothing: Any = openvino_genai.Tokenizer(empty)
-            self.pipeline = load.pipeline(spec, nothing, chosen, cache_tokens // BLOCK + 64, max(256, max_text_tokens))
+            precision_of_cpu = Precision.of(spec, load.capabilities())
+            # Token ids go in and out, so that no tokenizer is needed.
+            no_tokenizer: Any = openvino_genai.Tokenizer(empty)
+            self.pipeline = load.pipeline(
+                spec, no_tokenizer, precision_of_cpu, cache_tokens // BLOCK + 64, max(256, max_text_tokens)
+            )
         self.number = 0
 
     def logprobs(self, ids: Sequence[int]) -> Array:
@@ -68,7 +70,7 @@ class ServedGraph:
         handle = self._add(ids, 1, echo=True)
         self._run()
         [answer] = handle.read_all()
-        # The first has nothing before it, and the last is the token that was written.
+        # The first token has nothing before it, and the last is the one that was generated.
         return np.array(answer.generated_log_probs[1 : len(ids)], np.float64)
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
@@ -105,12 +107,12 @@ class ServedGraph:
         from conch.backends.engines.openvino.config import generation_config
 
         logprobs = 0 if echo else None
-        wanted = generation_config(
+        config = generation_config(
             Sampling(max_tokens=count, temperature=0, ignore_eos=True, logprobs=logprobs), eos_ids=()
         )
-        wanted.echo = echo
+        config.echo = echo
         self.number += 1
-        return self.pipeline.add_request(self.number, openvino.Tensor(np.array([ids], np.int64)), wanted)
+        return self.pipeline.add_request(self.number, openvino.Tensor(np.array([ids], np.int64)), config)
 
     def _run(self) -> None:
         while self.pipeline.has_non_finished_requests():

@@ -24,10 +24,10 @@ COMPARED: Final = 8
 def write(
     checkpoint: Checkpoint, tokenizer: TextTokenizer, texts: Sequence[Sequence[int]], logits: int, folder: Path
 ) -> str:
-    """Write it into ``folder``, or nothing; returns why there is nothing.
+    """Write the tokenizer into ``folder``; if that is impossible, leave it empty and return why.
 
-    ``texts`` are token ids, which must mean the same text to ``tokenizer``; ``logits`` is how many of them the network
-    tells apart.
+    ``texts`` are token ids, which must mean the same text to ``tokenizer``; ``logits`` is the size of the network's
+    vocabulary.
     """
     folder.mkdir()
     try:
@@ -46,7 +46,7 @@ def write(
 
 
 def verify(folder: Path, tokenizer: TextTokenizer, texts: Sequence[Sequence[int]]) -> None:
-    """Raise INTERNAL unless tokens mean the same text to both, apart from spaces, which libraries clean up."""
+    """Raise INTERNAL unless both decode tokens to the same text, apart from spaces, which libraries clean up."""
     import openvino_genai
 
     made: Any = openvino_genai.Tokenizer(folder)

@@ -11,14 +11,14 @@ import numpy as np
 from conch.convert.libraries import nncf_package, openvino_package, silence_libraries
 from conch.errors import invalid
 
-#: What a language model is converted to besides fp32.  ``fp16`` stores the weights in 16 bits.
+#: The precisions of a language model besides fp32.  ``fp16`` stores the weights in 16 bits.
 PRECISIONS: Final = ("fp16", "int8", "int4", "int4-awq")
 USUAL: Final = ("int8", "int4")
 #: Weights that share a scale and a zero point, in a row of a matrix; where a row does not divide, the largest power of
 #: two that divides it, down to ``MIN_GROUP``, and int8 below that.
 GROUP: Final = 128
 MIN_GROUP: Final = 32
-#: Tokens of each calibrating text, and texts: a run of the fp32 graph each.
+#: The length of a calibration text in tokens, and the number of texts: each costs a run of the fp32 graph.
 CALIBRATION_TOKENS: Final = 256
 CALIBRATION_TEXTS: Final = 64
 GRAPH: Final = "openvino_model.xml"
@@ -27,7 +27,7 @@ GRAPH: Final = "openvino_model.xml"
 def write(model: Any, folder: Path, precision: str, texts: Sequence[Sequence[int]]) -> Path:
     """Write ``model`` (fp32; it is changed) with weights of ``precision`` into ``folder``; returns the file.
 
-    ``texts`` are token ids, of which only ``int4-awq`` makes use.
+    ``texts`` are token ids to calibrate with, which only ``int4-awq`` needs.
     """
     folder.mkdir()
     file = folder / GRAPH
@@ -62,13 +62,13 @@ def _compressed(model: Any, precision: str, texts: Sequence[Sequence[int]]) -> A
 
 def calibration(texts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """The graph's inputs for each text, from the beginning of an empty cache."""
-    found = []
+    inputs = []
     for text in texts[:CALIBRATION_TEXTS]:
         ids = np.array([text[:CALIBRATION_TOKENS]], np.int64)
-        found.append({
+        inputs.append({
             "input_ids": ids,
             "attention_mask": np.ones_like(ids),
             "position_ids": np.arange(ids.shape[1])[None],
             "beam_idx": np.zeros(1, np.int32),
         })  # fmt: skip
-    return found
+    return inputs

@@ -22,8 +22,7 @@ FAMILIES: Final[dict[str, str]] = {"bart": "bart", "clip": "clip"}
 def optimise(plain: Path, network: ReferenceNetwork, target: Path) -> str:
     """Write ``target``, the fastest form of ``plain`` that agrees with the network; returns "" or why it is a copy."""
     problem = ""
-    forms = (False,) if on_gpu() else (True, False)
-    for unfuse in forms:
+    for unfuse in (False,) if on_gpu() else (True, False):
         try:
             with silence_libraries():
                 model = fused(plain, network)
@@ -55,15 +54,15 @@ def fused(plain: Path, network: ReferenceNetwork) -> Any:
     return optimize_model(
         str(plain),
         model_type=family,
-        num_heads=single(getattr(config, "num_attention_heads", None)),
-        hidden_size=single(getattr(config, "hidden_size", None)),
+        num_heads=size_or_zero(getattr(config, "num_attention_heads", None)),
+        hidden_size=size_or_zero(getattr(config, "hidden_size", None)),
         optimization_options=FusionOptions(family),
         opt_level=0,
     )
 
 
-def single(size: object) -> int:
-    """A size of the network; 0, which lets the optimiser count in the graph, where stages differ or nothing says."""
+def size_or_zero(size: object) -> int:
+    """A size of the network; 0, with which the optimiser looks at the graph, where stages differ or none is known."""
     return size if isinstance(size, int) else 0
 
 
@@ -81,7 +80,7 @@ def half(optimised: Path, target: Path) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """The graph under another name, with its weights."""
+    """Copy a graph with its weights."""
     import onnx
 
     if onnx_graph.is_large(source):

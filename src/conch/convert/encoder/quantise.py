@@ -11,7 +11,7 @@ from conch.backends.native.arrays import Array
 from conch.convert.encoder import onnx_graph
 from conch.convert.libraries import silence_libraries
 
-#: What is worth INT8: products.  Embeddings are looked up and not multiplied.
+#: The operators that gain by INT8: products.  Embeddings are looked up and not multiplied.
 OPERATORS: Final = ("MatMul", "Gemm", "Attention")
 #: Instructions that add four products of bytes without overflow.
 DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"})
@@ -48,14 +48,14 @@ def static(optimised: Path, samples: Sequence[Mapping[str, Array]], target: Path
 
     with silence_libraries(), tempfile.TemporaryDirectory(dir=target.parent, prefix="static-") as folder:
         large = onnx_graph.is_large(optimised)
-        typed, partly = Path(folder) / "typed.onnx", Path(folder) / "partly.onnx"
+        typed, without_attention = Path(folder) / "typed.onnx", Path(folder) / "without_attention.onnx"
         model = onnx.load(optimised)
         declare_types(model)
         onnx_graph.write(model, typed)
         quantize_static(
             typed,
-            partly,
-            feeder(samples, [one.name for one in model.graph.input]),
+            without_attention,
+            _reader(samples, [tensor.name for tensor in model.graph.input]),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
@@ -73,7 +73,7 @@ def static(optimised: Path, samples: Sequence[Mapping[str, Array]], target: Path
                 "OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"],
             },
         )
-        dynamic(partly, target, operators=["Attention"])
+        dynamic(without_attention, target, operators=["Attention"])
 
 
 def declare_types(model: Any) -> None:
@@ -82,8 +82,7 @@ def declare_types(model: Any) -> None:
     from onnx import TensorProto, helper
 
     graph = model.graph
-    known = {one.name for one in (*graph.value_info, *graph.input, *graph.output)}
-    known |= {one.name for one in graph.initializer}
+    known = {tensor.name for tensor in (*graph.value_info, *graph.input, *graph.output, *graph.initializer)}
     for node in graph.node:
         if node.op_type in ("MatMul", "Gemm"):
             for name in (node.input[0], node.output[0]):
@@ -92,33 +91,33 @@ def declare_types(model: Any) -> None:
                     graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
 
 
-def feeder(samples: Sequence[Mapping[str, Array]], names: Sequence[str]) -> Any:
+def _reader(samples: Sequence[Mapping[str, Array]], names: Sequence[str]) -> Any:
     """The samples as ONNX Runtime's calibration reads them."""
     from onnxruntime.quantization import CalibrationDataReader
 
-    class Feeder(CalibrationDataReader):
+    class Reader(CalibrationDataReader):
         def __init__(self) -> None:
             self.rest = iter(samples)
 
         def get_next(self) -> dict[str, Array] | None:
-            one = next(self.rest, None)
-            return None if one is None else {name: one[name] for name in names}
+            sample = next(self.rest, None)
+            return None if sample is None else {name: sample[name] for name in names}
 
-    return Feeder()
+    return Reader()
 
 
 def saturates(flags: frozenset[str] | None = None) -> bool:
     """Whether products of INT8 overflow on this CPU, so that weights must keep to seven bits."""
-    known = cpu_flags() if flags is None else flags
+    flags = cpu_flags() if flags is None else flags
     # AVX2 and AVX-512 without VNNI add pairs of products in 16 bits.
-    return "avx2" in known and not known & DOT_PRODUCTS
+    return "avx2" in flags and not flags & DOT_PRODUCTS
 
 
 def cpu_flags() -> frozenset[str]:
-    """The instruction sets of this CPU, in Linux's names; empty where it does not tell."""
+    """The instruction sets of this CPU by Linux's names; empty where they are not known."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    found = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
-    return frozenset(next(found, "").split())
+    flags = (line.partition(":")[2] for line in lines if line.lower().startswith(("flags", "features")))
+    return frozenset(next(flags, "").split())

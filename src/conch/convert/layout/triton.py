@@ -83,16 +83,16 @@ class Trio:
         ids, outputs = signature(version / "model.onnx")
         # A single output is called "output", whatever the graph calls it; several keep their names.
         names = {tensor.name: "output" if len(outputs) == 1 else tensor.name for tensor in outputs}
-        results = [_TensorDeclaration(names[tensor.name], tensor.datatype, tensor.dims) for tensor in outputs]
+        answers = [_TensorDeclaration(names[tensor.name], tensor.datatype, tensor.dims) for tensor in outputs]
         same_ids = {tensor.name: tensor.name for tensor in ids}
         steps = _step(self.tokenize, {tensor.name: tensor.name for tensor in self.texts}, same_ids)
         steps += _step(self.model, same_ids, names)
-        for model, first_line, inputs, given, last_lines in (
+        for model, first_line, inputs, results, last_lines in (
             (self.model, 'backend: "onnxruntime"', ids, outputs, _instances(INSTANCE_KIND)),
             (self.tokenize, 'backend: "python"', self.texts, ids, _instances("KIND_CPU") + parameter_lines(parameters)),
-            (self.inference, 'platform: "ensemble"', self.texts, results, f"ensemble_scheduling {{\n{steps}}}\n"),
+            (self.inference, 'platform: "ensemble"', self.texts, answers, f"ensemble_scheduling {{\n{steps}}}\n"),
         ):
-            tensors = _declarations("input", inputs) + _declarations("output", given)
+            tensors = _declarations("input", inputs) + _declarations("output", results)
             config = f"{first_line}\nmax_batch_size: 0\n{tensors}{last_lines}"
             (folder / model / "config.pbtxt").write_text(config, encoding="utf-8")
         return version / "model.onnx"
