@@ -1,4 +1,4 @@
-"""For tests of ``conch.convert``: tiny encoders with random weights and no tokenizer, and tiny language models."""
+"""For tests of ``conch.convert``: tiny encoders with random weights, tiny language models, and quick plans."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers.models.auto import modeling_auto
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.convert.encoder.network import HEADS
+from conch.convert.plan import Plan
 from conch.convert.sentences import load
 
 SIZES: Final[dict[str, Any]] = {
@@ -40,6 +41,16 @@ def encoder(folder: Path, architecture: type[PreTrainedConfig], task: str, **set
                 parameter.normal_(0, 0.1)
     model.save_pretrained(folder)
     return Checkpoint(folder, str(folder), "", config.to_dict(), Options(), task=task, max_length=64)
+
+
+def quick_plan(model: Path, repository: Path, **given: Any) -> Plan:
+    """A conversion of ``model`` to ``m`` on one core, with the time for measuring set to nothing."""
+    usual: dict[str, Any] = {"name": "m", "seconds": 0, "threads": 1}
+    return Plan(str(model), repository, **{**usual, **given})
+
+
+def no_progress(step: str) -> None:
+    pass
 
 
 def causal(folder: Path, architecture: type[PreTrainedConfig], **settings: Any) -> Path:

@@ -24,6 +24,7 @@ from conch.convert.encoder import conversion
 from conch.convert.plan import Plan
 from conch.convert.run import ConvertedModel, convert
 from conch.errors import Code, ConchError
+from tests.convert_checkpoints import no_progress, quick_plan
 from tests.text_checkpoints import write
 
 
@@ -39,25 +40,13 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(model: Path, repository: Path, **given: Any) -> Plan:
-    usual: dict[str, Any] = {
-        "name": "m",
-        "backends": ("torch", "onnx"),
-        "quantize": (),
-        "batch_sizes": (1,),
-        "sequence_lengths": (4, 8),
-        "seconds": 0,
-        "threads": 1,
-    }
-    return Plan(str(model), repository, **{**usual, **given})
-
-
-def quietly(step: str) -> None:
-    pass
+    usual = {"backends": ("torch", "onnx"), "quantize": (), "batch_sizes": (1,), "sequence_lengths": (4, 8)}
+    return quick_plan(model, repository, **{**usual, **given})
 
 
 @pytest.fixture(scope="module")
 def converted(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> ConvertedModel:
-    return convert(plan(encoder, tmp_path_factory.mktemp("models"), quantize=("int8",), force=True), quietly)
+    return convert(plan(encoder, tmp_path_factory.mktemp("models"), quantize=("int8",), force=True), no_progress)
 
 
 def test_manifest_tells_what_was_done_and_found(converted: ConvertedModel, encoder: Path) -> None:
@@ -113,7 +102,7 @@ def test_existing_model_is_refused_before_anything_else(encoder: Path, tmp_path:
     (tmp_path / "m").mkdir()
 
     with pytest.raises(ConchError, match="--overwrite") as raised:
-        convert(plan(tmp_path / "there is no such checkpoint", tmp_path), quietly)
+        convert(plan(tmp_path / "there is no such checkpoint", tmp_path), no_progress)
 
     assert raised.value.code is Code.ALREADY_EXISTS
 
@@ -122,7 +111,7 @@ def test_model_is_converted_again(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "old").touch()
 
-    convert(plan(encoder, tmp_path, backends=("torch",), overwrite=True), quietly)
+    convert(plan(encoder, tmp_path, backends=("torch",), overwrite=True), no_progress)
 
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
     assert not (tmp_path / "m" / "old").exists()
@@ -130,13 +119,13 @@ def test_model_is_converted_again(encoder: Path, tmp_path: Path) -> None:
 
 def test_failure_leaves_nothing_behind(encoder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConchError, match="--seq-len 9999 is more than the model takes: at most 64 tokens"):
-        convert(plan(encoder, tmp_path, sequence_lengths=(9999,)), quietly)
+        convert(plan(encoder, tmp_path, sequence_lengths=(9999,)), no_progress)
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_torch_that_nobody_asked_for_is_measured_and_not_written(encoder: Path, tmp_path: Path) -> None:
-    made = convert(plan(encoder, tmp_path, backends=("onnx",)), quietly)
+    made = convert(plan(encoder, tmp_path, backends=("onnx",)), no_progress)
 
     reference = made.manifest.variants[0]
     assert (reference.name, reference.passed, reference.reasons) == ("torch-fp32", False, (verdict.NOT_ASKED_FOR,))
@@ -191,7 +180,7 @@ def test_variant_that_answers_otherwise_is_refused_by_name_and_number(
 def test_force_is_recorded(encoder: Path, tmp_path: Path, spoil: Callable[[str], None]) -> None:
     spoil("onnxruntime")
 
-    made = convert(plan(encoder, tmp_path, backends=("onnx",), force=True), quietly)
+    made = convert(plan(encoder, tmp_path, backends=("onnx",), force=True), no_progress)
 
     forced = made.manifest.variants[1]
     assert (forced.passed, forced.forced, bool(forced.reasons)) == (False, True, True)
@@ -203,13 +192,13 @@ def test_no_variant_that_may_serve_is_an_error(encoder: Path, tmp_path: Path, sp
     spoil("onnxruntime")
 
     with pytest.raises(ConchError, match=r"no variant may serve .*onnxruntime-fp32: cosine_min .* --force"):
-        convert(plan(encoder, tmp_path, backends=("onnx",)), quietly)
+        convert(plan(encoder, tmp_path, backends=("onnx",)), no_progress)
 
     assert list(tmp_path.iterdir()) == []
 
 
 def test_variant_that_cannot_be_built_is_a_line_of_the_table(encoder: Path, tmp_path: Path) -> None:
-    made = convert(plan(encoder, tmp_path, backends=("torch", "tensorrt")), quietly)
+    made = convert(plan(encoder, tmp_path, backends=("torch", "tensorrt")), no_progress)
 
     failed = made.manifest.variants[-1]
     assert (failed.engine, failed.usable, failed.latency) == ("tensorrt", False, ())
@@ -220,7 +209,7 @@ def test_labels_of_a_file_give_accuracy(classifier: Path, tmp_path: Path) -> Non
     rows = [{"text": f"I walk to the market {n}", "label": ("good", "bad", "0")[n % 3]} for n in range(40)]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
-    made = convert(plan(classifier, tmp_path / "models", data=tmp_path / "data.jsonl"), quietly)
+    made = convert(plan(classifier, tmp_path / "models", data=tmp_path / "data.jsonl"), no_progress)
 
     assert made.manifest.task == "text-classification"
     assert made.manifest.variants[1].agreement["task"]["name"] == "accuracy"
@@ -228,7 +217,7 @@ def test_labels_of_a_file_give_accuracy(classifier: Path, tmp_path: Path) -> Non
 
 
 def test_trio_is_written_with_its_manifest(encoder: Path, tmp_path: Path) -> None:
-    made = convert(plan(encoder, tmp_path, layout="triton", batch_sizes=(1,)), quietly)
+    made = convert(plan(encoder, tmp_path, layout="triton", batch_sizes=(1,)), no_progress)
 
     assert [folder.name for folder in made.folders] == [
         "m_onnx_tokenize",
@@ -243,14 +232,14 @@ def test_trio_is_written_with_its_manifest(encoder: Path, tmp_path: Path) -> Non
 
 def test_made_is_not_converted_again(converted: ConvertedModel, tmp_path: Path) -> None:
     with pytest.raises(ConchError, match=r"is a converted model: convert .* instead"):
-        convert(plan(converted.folders[0] / "1", tmp_path), quietly)
+        convert(plan(converted.folders[0] / "1", tmp_path), no_progress)
 
 
 def test_images_are_refused(encoder: Path, tmp_path: Path) -> None:
     images = Path(shutil.copytree(encoder, tmp_path / "images"))
     (images / "preprocessor_config.json").write_text("{}")
     with pytest.raises(ConchError, match="a network of images is not converted"):
-        convert(replace(plan(images, tmp_path), task="image-classification"), quietly)
+        convert(replace(plan(images, tmp_path), task="image-classification"), no_progress)
 
 
 def test_command_prints_steps_and_the_table(encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

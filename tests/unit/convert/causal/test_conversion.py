@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("openvino_genai")
 
 import torch
-from transformers import LlamaConfig, MistralConfig, Qwen2Config
+from transformers import MistralConfig, Qwen2Config
 
 from conch.backends.engines.openvino.precision import Precision
 from conch.backends.generation.engine_choice import choose_engine, engine_spec
@@ -28,12 +28,7 @@ from conch.convert.plan import Plan
 from conch.convert.report import document
 from conch.convert.run import ConvertedModel, convert
 from conch.errors import Code, ConchError
-from tests.convert_checkpoints import causal
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return causal(tmp_path_factory.mktemp("llama"), LlamaConfig, num_key_value_heads=2)
+from tests.convert_checkpoints import causal, no_progress, quick_plan
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +37,12 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(model: Path, repository: Path, **given: Any) -> Plan:
-    usual: dict[str, Any] = {"name": "m", "batch_sizes": (1, 2), "sequence_lengths": (16,), "seconds": 0, "threads": 1}
-    return Plan(str(model), repository, **{**usual, **given})
-
-
-def quietly(step: str) -> None:
-    pass
+    return quick_plan(model, repository, **{"batch_sizes": (1, 2), "sequence_lengths": (16,), **given})
 
 
 @pytest.fixture(scope="module")
 def converted(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> ConvertedModel:
-    return convert(plan(llama, tmp_path_factory.mktemp("models")), quietly)
+    return convert(plan(llama, tmp_path_factory.mktemp("models")), no_progress)
 
 
 def test_usual_variants_pass_and_are_measured(converted: ConvertedModel) -> None:
@@ -117,10 +107,10 @@ def test_the_report_is_in_tokens_a_second(converted: ConvertedModel) -> None:
 
 
 def test_torch_serves_where_it_is_asked_for(qwen2: Path, tmp_path: Path) -> None:
-    outcome = convert(plan(qwen2, tmp_path, backends=("pytorch", "openvino"), quantize=("int8",)), quietly)
+    made = convert(plan(qwen2, tmp_path, backends=("pytorch", "openvino"), quantize=("int8",)), no_progress)
 
-    assert [one.passed for one in outcome.manifest.variants] == [True, True, True], outcome.manifest.variants
-    assert (outcome.folders[0] / "1" / "model.safetensors").is_file()
+    assert [one.passed for one in made.manifest.variants] == [True, True, True], made.manifest.variants
+    assert (made.folders[0] / "1" / "model.safetensors").is_file()
 
 
 @pytest.fixture(scope="module")
@@ -151,12 +141,12 @@ def test_a_variant_whose_weights_are_wrong_is_refused(
     spoil(monkeypatch, spoilt, "int8")
     steps: list[str] = []
 
-    outcome = convert(plan(llama, tmp_path, quantize=("int8",)), steps.append)
+    made = convert(plan(llama, tmp_path, quantize=("int8",)), steps.append)
 
-    found = {one.name: one for one in outcome.manifest.variants}
-    assert not found["openvino-int8"].passed and outcome.manifest.auto == "openvino-fp32"
+    found = {one.name: one for one in made.manifest.variants}
+    assert not found["openvino-int8"].passed and made.manifest.auto == "openvino-fp32"
     assert any(step.startswith("openvino-int8 refused: perplexity") for step in steps), steps
-    assert not (outcome.folders[0] / "1" / "openvino-int8").exists()
+    assert not (made.folders[0] / "1" / "openvino-int8").exists()
 
 
 def test_nothing_is_written_when_the_export_is_wrong(
@@ -165,7 +155,7 @@ def test_nothing_is_written_when_the_export_is_wrong(
     spoil(monkeypatch, spoilt, "fp32")
 
     with pytest.raises(ConchError, match=r"serve the checkpoint as it is \(engine transformers\)") as caught:
-        convert(plan(llama, tmp_path, quantize=("int8",)), quietly)
+        convert(plan(llama, tmp_path, quantize=("int8",)), no_progress)
 
     assert caught.value.code is Code.INVALID_ARG
     assert "openvino-int8: openvino-fp32, which it was made from, was refused" in caught.value.message
@@ -176,7 +166,7 @@ def test_a_model_that_no_export_fits_is_refused_in_a_sentence(tmp_path: Path) ->
     folder = causal(tmp_path / "mistral", MistralConfig, num_key_value_heads=2, sliding_window=8)
 
     with pytest.raises(ConchError, match=r"sees the last 8 tokens only.*: serve the checkpoint as it is"):
-        convert(plan(folder, tmp_path / "models"), quietly)
+        convert(plan(folder, tmp_path / "models"), no_progress)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +183,7 @@ def test_what_is_not_for_language_models_is_refused(
     given: dict[str, Any], said: str, llama: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConchError, match=said):
-        convert(plan(llama, tmp_path, **given), quietly)
+        convert(plan(llama, tmp_path, **given), no_progress)
 
 
 class Counting:

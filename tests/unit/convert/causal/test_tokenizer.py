@@ -14,7 +14,7 @@ pytest.importorskip("openvino_genai")
 
 import openvino
 from openvino import opset13
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from conch.backends.engines.openvino import load
 from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit
@@ -30,19 +30,13 @@ from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.convert.causal import export, weights
 from conch.convert.causal import network as causal_network
 from conch.convert.causal import tokenizer as causal_tokenizer
-from conch.convert.plan import Plan
 from conch.convert.report import document
 from conch.convert.run import convert
-from tests.convert_checkpoints import causal
+from tests.convert_checkpoints import quick_plan
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.tokenizers_made import metaspace
 
 VOCABULARY = 384
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return causal(tmp_path_factory.mktemp("llama"), LlamaConfig, num_key_value_heads=2)
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +149,7 @@ def test_a_tokenizer_that_means_other_texts_is_not_written(
 
 @pytest.mark.usefixtures("unconverted")
 def test_the_report_says_that_there_is_no_structured_output(llama: Path, tmp_path: Path) -> None:
-    plan = Plan(
-        str(llama), tmp_path, name="m", quantize=(), batch_sizes=(1,), sequence_lengths=(16,), seconds=0, threads=1
-    )
+    plan = quick_plan(llama, tmp_path, quantize=(), batch_sizes=(1,), sequence_lengths=(16,))
     steps: list[str] = []
 
     converted = convert(plan, steps.append)

@@ -1,4 +1,4 @@
-"""The model directories that are written, and the edited graph in one of them."""
+"""The three models for NVIDIA's server."""
 
 from __future__ import annotations
 
@@ -14,123 +14,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
-from conch.checkpoints.pooling import Pooling, PoolingPlan
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.cli.check import check
 from conch.config import pbtxt
 from conch.config.schema import ModelConfig
 from conch.convert.encoder.evaluate import padded
-from conch.convert.layout.huggingface import checkpoint_files, huggingface_config, quoted
-from conch.convert.layout.standalone import standalone
 from conch.convert.layout.triton import TEMPLATE, Trio
 from conch.errors import ConchError
-from tests.text_checkpoints import TEXTS, wordpiece
-
-IDS = np.array([[3, 4, 5], [6, 7, 0]])
-MASK = np.array([[1, 1, 1], [1, 1, 0]])
-
-
-def graph(path: Path, output: str = "last_hidden_state", opset: int = 18) -> Path:
-    """Hidden vectors ``[id, -mask, type]`` of each token."""
-    inputs = ("input_ids", "attention_mask", "token_type_ids")
-    nodes = []
-    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [2])
-    minus = helper.make_tensor("minus", TensorProto.FLOAT, [], [-1.0])
-    for name in inputs:
-        nodes.append(helper.make_node("Cast", [name], [f"{name}_float"], to=TensorProto.FLOAT))
-        nodes.append(helper.make_node("Unsqueeze", [f"{name}_float", "axes"], [f"{name}_column"]))
-    nodes.append(helper.make_node("Mul", ["attention_mask_column", "minus"], ["mask_column"]))
-    columns = ["input_ids_column", "mask_column", "token_type_ids_column"]
-    nodes.append(helper.make_node("Concat", columns, [output], axis=2))
-    made = helper.make_graph(
-        nodes,
-        "tiny",
-        [helper.make_tensor_value_info(name, TensorProto.INT64, ["n", "t"]) for name in inputs],
-        [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", "t", 3])],
-        [axes, minus],
-    )
-    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
-    return path
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Checkpoint:
-    folder = tmp_path / "checkpoint"
-    wordpiece(folder)
-    for name in ("config.json", "model.safetensors", "pytorch_model.bin", "model.onnx", "conch.json", "code.py"):
-        (folder / name).write_text("{}")
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text("{}")
-    return Checkpoint(folder, "tiny", "", {"hidden_size": 3}, Options(), task="feature-extraction", max_length=8)
-
-
-@pytest.mark.parametrize("opset", [13, 18])
-@pytest.mark.parametrize("mode", ["mean", "cls", "max"])
-@pytest.mark.parametrize("normalize", [False, True])
-def test_pooling_in_the_graph_is_the_backends(
-    checkpoint: Checkpoint, tmp_path: Path, mode: str, normalize: bool, opset: int
-) -> None:
-    plan = PoolingPlan.read(checkpoint, Options(pooling=mode, normalize=normalize))
-    source = graph(tmp_path / "source.onnx", opset=opset)
-    standalone(source, tmp_path / "made.onnx", plan=plan, pairs=True)
-    arrays = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": MASK}
-
-    engine = OnnxRuntimeEngine(tmp_path / "made.onnx", threads=1)
-    hidden = OnnxRuntimeEngine(source, threads=1).run(arrays)["last_hidden_state"]
-
-    assert engine.outputs == ("embedding",)
-    expected = Pooling(plan, checkpoint)(hidden, MASK)
-    np.testing.assert_allclose(engine.run(arrays)["embedding"], expected, rtol=1e-6)
-
-
-def test_zeros_alone_can_be_pooled(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """``perf_analyzer --input-data zero`` sends no real token at all."""
-    plan = PoolingPlan.read(checkpoint, Options(normalize=True))
-    standalone(graph(tmp_path / "source.onnx"), tmp_path / "made.onnx", plan=plan, pairs=False)
-    zeros = np.zeros((2, 3), np.int64)
-
-    found = OnnxRuntimeEngine(tmp_path / "made.onnx", threads=1).run({"input_ids": zeros, "attention_mask": zeros})
-
-    assert np.isfinite(found["embedding"]).all()
-
-
-def test_single_texts_need_no_types(tmp_path: Path) -> None:
-    standalone(graph(tmp_path / "source.onnx", "logits"), tmp_path / "made.onnx", plan=None, pairs=False)
-
-    engine = OnnxRuntimeEngine(tmp_path / "made.onnx", threads=1)
-
-    assert engine.inputs == {"input_ids", "attention_mask"}
-    found = engine.run({"input_ids": IDS, "attention_mask": MASK})["logits"]
-    assert (found[..., 2] == 0).all() and (found[..., 0] == IDS).all()
-
-
-def test_pooling_that_takes_weights_is_refused(tmp_path: Path) -> None:
-    source = graph(tmp_path / "source.onnx")
-
-    for plan in (PoolingPlan(steps=[("Dense", "2_Dense")]), PoolingPlan(modes=("mean", "max"))):
-        with pytest.raises(ConchError, match="--layout triton cannot put"):
-            standalone(source, tmp_path / "made.onnx", plan=plan, pairs=False)
-
-
-def test_files_of_a_checkpoint_are_tokenizer_configuration_modules_and_one_kind_of_weights(
-    checkpoint: Checkpoint,
-) -> None:
-    names = {path.as_posix() for path in checkpoint_files(checkpoint, weights=True)}
-
-    assert {"config.json", "tokenizer.json", "1_Pooling/config.json", "model.safetensors"} <= names
-    assert not names & {"pytorch_model.bin", "model.onnx", "conch.json", "code.py"}
-    assert "model.safetensors" not in map(str, checkpoint_files(checkpoint, weights=False))
-    assert Path("code.py") in checkpoint_files(checkpoint, weights=False, code=True)
-
-
-def test_texts_in_a_configuration_are_quoted() -> None:
-    config = pbtxt.parse(huggingface_config({"task": 'a "b" \\ \n c'}), "x")
-
-    assert config.parameters["task"].string_value == 'a "b" \\ \n c'
-    assert quoted("x") == '"x"'
+from tests.text_checkpoints import TEXTS
+from tests.unit.convert.layout.onnx_encoders import graph
 
 
 def configs(folder: Path) -> dict[str, ModelConfig]:
