@@ -114,8 +114,13 @@ def budgets(shapes: Sequence[Shape], seconds: float) -> dict[Shape, float]:
     return {shape: seconds * weight / total for shape, weight in weights.items()}
 
 
+def by_shape(latencies: Sequence[Latency]) -> dict[Shape, Latency]:
+    """Latencies by what was measured."""
+    return {Shape(latency.batch, latency.tokens): latency for latency in latencies}
+
+
 def speed_up(latency: Sequence[Latency], reference: Sequence[Latency]) -> float:
     """How many times faster than ``reference`` at the same shapes: the geometric mean of the medians' ratios."""
-    medians = {(one.batch, one.tokens): one.median_ms for one in reference}
-    ratios = [medians[one.batch, one.tokens] / one.median_ms for one in latency if (one.batch, one.tokens) in medians]
+    variant, torch = by_shape(latency), by_shape(reference)
+    ratios = [torch[shape].median_ms / variant[shape].median_ms for shape in variant if shape in torch]
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else float("nan")

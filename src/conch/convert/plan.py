@@ -110,8 +110,8 @@ class Plan:
         name = self.served_name
         if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name, re.ASCII):
             raise invalid(f"--name '{name}' must be letters, digits, '_', '-' and '.', and not begin with a dot")
-        for value, flag in ((self.batch_sizes, "--batch-size"), (self.sequence_lengths, "--seq-len")):
-            if any(one < 1 for one in value):
+        for numbers, flag in ((self.batch_sizes, "--batch-size"), (self.sequence_lengths, "--seq-len")):
+            if any(number < 1 for number in numbers):
                 raise invalid(f"{flag} must be at least 1")
         if any(length < 2 for length in self.sequence_lengths):
             raise invalid("--seq-len must be at least 2: a text has a first and a last token")

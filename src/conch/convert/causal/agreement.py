@@ -17,11 +17,8 @@ from conch.convert.statistics import Z
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What one network said.
-
-    By text: the natural log-probability of each token after the first, and the likeliest token at each of these places;
-    and by prompt its greedy continuation.
-    """
+    """What one network said: by text, the natural log-probability of each token after the first and the likeliest token
+    at each of these places; by prompt, its greedy continuation."""
 
     logprobs: Sequence[Array]
     next_tokens: Sequence[Array]

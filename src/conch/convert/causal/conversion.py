@@ -131,7 +131,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         count = texts.continuation_tokens(self.context)
         if variant.path is None:
             scores = [score(self.network.logits(np.array([text]))[0], text) for text in self.texts.compared]
-            logprobs, next_tokens = [one for one, _ in scores], [one for _, one in scores]
+            logprobs, next_tokens = map(list, zip(*scores, strict=True))
             return self.network, Predictions(logprobs, next_tokens, self.network.greedy(self.texts.prompts, count))
         next_tokens = self._next_tokens(variant.path)
         with silence_libraries():

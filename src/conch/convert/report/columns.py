@@ -5,46 +5,110 @@ Pure; everything is taken from the manifest, so that it can be shown again.  All
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from conch.checkpoints.manifest import Latency, Manifest, Variant
-from conch.convert.measure import Shape, speed_up
+from conch.convert.measure import Shape, by_shape, speed_up
 from conch.convert.variant import REFERENCE
 from conch.convert.verdict import NOT_ASKED_FOR
 
-_ENGINES: Final = {
-    "torch": "PyTorch",
-    "onnxruntime": "ONNX Runtime",
-    "openvino": "OpenVINO",
-    "tensorrt": "TensorRT",
-}
+_ENGINES: Final = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT"}
 #: Stands where there is no figure.
 _NONE: Final = "–"
 
 
-@dataclass(frozen=True, slots=True)
-class Notation:
-    """How figures of one kind of model are written.
+class EncoderNotation:
+    """How figures of encoders are written: latencies, cosines, and the task's metric."""
 
-    ``unit`` is that of the speeds; ``speeds_heading`` is above a cell with all of a variant's speeds, which ``speeds``
-    writes in several lines, and ``heading`` above those of one shape, which ``speed`` writes.  ``agreement`` takes the
-    manifest's figures of a variant, and its size in MB if that is known.
-    """
+    unit: str = "median ms by batch x tokens"
+    #: Above a cell with all of a variant's speeds.
+    speeds_heading: str = "batch x tokens"
+    legend: str = (
+        "Latency is the median of one run at batch x tokens. Speed-up is the geometric mean over the shapes, against "
+        "PyTorch in fp32. Agreement is the smallest cosine of each output with PyTorch's, and the task's metric with "
+        "its 95 % interval."
+    )
 
-    unit: str
-    speeds_heading: str
-    legend: str
-    heading: Callable[[Shape], str]
-    speed: Callable[[Latency], str]
-    speeds: Callable[[Variant], str]
-    agreement: Callable[[Mapping[str, Mapping[str, Any]], float | None], str]
+    def heading(self, shape: Shape) -> str:
+        """Above the speeds at one shape."""
+        return f"{shape} ms"
+
+    def speed(self, latency: Latency) -> str:
+        """The speed at one shape."""
+        return f"{latency.median_ms:.2f}"
+
+    def speeds(self, variant: Variant) -> str:
+        """All speeds: a line for each batch size and a column for each length."""
+        latencies = by_shape(variant.latency)
+        lengths = sorted({shape.tokens for shape in latencies})
+        lines = ["  x" + "".join(f"{length:>8}" for length in lengths)] if lengths else []
+        for batch in sorted({shape.batch for shape in latencies}):
+            cells = (latencies.get(Shape(batch, length)) for length in lengths)
+            lines.append(f"{batch:>3}" + "".join(f"{self.speed(cell) if cell else _NONE:>8}" for cell in cells))
+        return "\n".join(lines)
+
+    def agreement(self, figures: Mapping[str, Mapping[str, Any]], megabytes: float | None) -> str:
+        """The smallest cosine of each output, and the metric: ``logits ≥ 0.9912; same label 0.993 (0.96 … 1)``."""
+        parts = []
+        for name, output in figures.items():
+            if name == "task":
+                low, high = (output["value"] - output["delta"] + output[bound] for bound in ("low", "high"))
+                parts.append(f"{output['name']} {output['value']:.4f} ({low:.4f} … {high:.4f})")
+            elif output.get("cosine_min") is not None:
+                parts.append(f"{name} ≥ {output['cosine_min']:.4f}")
+        return "; ".join(parts)
 
 
-def notation_of(manifest: Manifest) -> Notation:
+class LanguageModelNotation(EncoderNotation):
+    """How figures of language models are written: tokens a second, perplexity, next tokens and continuations."""
+
+    unit = "tokens a second"
+    speeds_heading = "speed"
+    legend = (
+        "Writing is decoding with so many sequences in one batch, reading is a prompt of so many tokens; both in "
+        "tokens a second, by the median of single runs. Speed-up is the geometric mean over all of these, against "
+        "PyTorch in fp32. Perplexity is on the compared texts, with its difference from PyTorch's and the 95 % "
+        "interval of that; next token is the share of places in them at which both find the same one likeliest; greedy "
+        "is how much of continuations without sampling is the same before the first difference."
+    )
+
+    def heading(self, shape: Shape) -> str:
+        return f"{self._step(shape)} tok/s"
+
+    def speed(self, latency: Latency) -> str:
+        value = latency.batch * latency.tokens / latency.median_ms * 1000
+        return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+    def speeds(self, variant: Variant) -> str:
+        """All speeds, a line for each."""
+        order = sorted(by_shape(variant.latency).items(), key=lambda item: (item[0].tokens, item[0].batch))
+        return "\n".join(f"  {self._step(shape):<10}{self.speed(latency):>8}" for shape, latency in order)
+
+    def agreement(self, figures: Mapping[str, Mapping[str, Any]], megabytes: float | None) -> str:
+        """``perplexity 30.51 (+0.87 %: +0.39 … +1.35); next token 0.9461; greedy 0.45; 135 MB``."""
+        parts = []
+        if figures:
+            perplexity = figures["perplexity"]
+            delta, low, high = (100 * perplexity[name] for name in ("delta", "low", "high"))
+            interval = f" ({delta:+.2f} %: {low:+.2f} … {high:+.2f})" if delta or low or high else ""
+            parts = [
+                f"perplexity {perplexity['value']:.2f}{interval}",
+                f"next token {figures['top_1']['value']:.4f}",
+                f"greedy {figures['greedy']['prefix']:.2f}",
+            ]
+        if megabytes is not None:
+            parts.append(f"{megabytes:.0f} MB" if megabytes >= 10 else f"{megabytes:.1f} MB")
+        return "; ".join(parts)
+
+    @staticmethod
+    def _step(shape: Shape) -> str:
+        return f"write x{shape.batch}" if shape.tokens == 1 else f"read {shape.tokens}"
+
+
+def notation_of(manifest: Manifest) -> EncoderNotation:
     """The notation of language models, or that of all other models."""
-    return _LANGUAGE_MODELS if manifest.task == "text-generation" else _ENCODERS
+    return LanguageModelNotation() if manifest.task == "text-generation" else EncoderNotation()
 
 
 def headings(manifest: Manifest) -> list[str]:
@@ -56,17 +120,16 @@ def headings(manifest: Manifest) -> list[str]:
 def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
     """Each variant, measured or not, with its cells below the headings, in the manifest's order."""
     notation = notation_of(manifest)
-    reference = next((variant for variant in manifest.variants if variant.name == REFERENCE), None)
+    reference = next((variant.latency for variant in manifest.variants if variant.name == REFERENCE), ())
     megabytes = manifest.settings.get("megabytes", {})
     for variant in manifest.variants:
-        latencies = [latency_at(variant, shape) for shape in shapes(manifest)]
-        factor = speed_up(variant.latency, reference.latency) if reference and variant.latency else None
+        latencies = by_shape(variant.latency)
         yield (
             variant,
             [
                 title(variant),
-                *(_NONE if latency is None else notation.speed(latency) for latency in latencies),
-                _NONE if factor is None else f"{factor:.2f}x",
+                *(notation.speed(latencies[shape]) if shape in latencies else _NONE for shape in shapes(manifest)),
+                f"{speed_up(variant.latency, reference):.2f}x" if reference and latencies else _NONE,
                 notation.agreement(variant.agreement, megabytes.get(variant.name)) or _NONE,
                 verdict(variant, manifest.auto),
             ],
@@ -75,12 +138,7 @@ def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
 
 def shapes(manifest: Manifest) -> list[Shape]:
     """Every shape that was measured, in order."""
-    return sorted({Shape(one.batch, one.tokens) for variant in manifest.variants for one in variant.latency})
-
-
-def latency_at(variant: Variant, shape: Shape) -> Latency | None:
-    """The variant's latency at ``shape``; None where it was not measured."""
-    return next((one for one in variant.latency if (one.batch, one.tokens) == (shape.batch, shape.tokens)), None)
+    return sorted({shape for variant in manifest.variants for shape in by_shape(variant.latency)})
 
 
 def title(variant: Variant) -> str:
@@ -99,89 +157,3 @@ def verdict(variant: Variant, auto: str) -> str:
         return "reference"
     reason = variant.reasons[0] if variant.reasons else ""
     return f"forced: {reason}" if variant.forced else f"refused: {reason}" if variant.agreement else reason
-
-
-def _grid(variant: Variant) -> str:
-    """Medians with a line for each batch size and a column for each length."""
-    batches = sorted({one.batch for one in variant.latency})
-    lengths = sorted({one.tokens for one in variant.latency})
-    lines = ["  x" + "".join(f"{length:>8}" for length in lengths)] if batches else []
-    for batch in batches:
-        cells = (latency_at(variant, Shape(batch, length)) for length in lengths)
-        lines.append(f"{batch:>3}" + "".join(f"{_NONE if one is None else _milliseconds(one):>8}" for one in cells))
-    return "\n".join(lines)
-
-
-def _milliseconds(latency: Latency) -> str:
-    return f"{latency.median_ms:.2f}"
-
-
-def _outputs(figures: Mapping[str, Mapping[str, Any]], megabytes: float | None) -> str:
-    """The smallest cosine of each output, and the task's metric: ``logits ≥ 0.9912; same label 0.993 (0.96 … 1)``."""
-    parts = []
-    for name, one in figures.items():
-        if name == "task":
-            low, high = (one["value"] - one["delta"] + one[bound] for bound in ("low", "high"))
-            parts.append(f"{one['name']} {one['value']:.4f} ({low:.4f} … {high:.4f})")
-        elif one.get("cosine_min") is not None:
-            parts.append(f"{name} ≥ {one['cosine_min']:.4f}")
-    return "; ".join(parts)
-
-
-_ENCODERS: Final = Notation(
-    unit="median ms by batch x tokens",
-    speeds_heading="batch x tokens",
-    legend="Latency is the median of one run at batch x tokens. Speed-up is the geometric mean over the shapes, "
-    "against PyTorch in fp32. Agreement is the smallest cosine of each output with PyTorch's, and the task's metric "
-    "with its 95 % interval.",
-    heading=lambda shape: f"{shape} ms",
-    speed=_milliseconds,
-    speeds=_grid,
-    agreement=_outputs,
-)
-
-
-def _step(shape: Shape | Latency) -> str:
-    return f"write x{shape.batch}" if shape.tokens == 1 else f"read {shape.tokens}"
-
-
-def _tokens_a_second(latency: Latency) -> str:
-    value = latency.batch * latency.tokens / latency.median_ms * 1000
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _lines(variant: Variant) -> str:
-    """Tokens a second, a line for each measurement."""
-    order = sorted(variant.latency, key=lambda one: (one.tokens, one.batch))
-    return "\n".join(f"  {_step(one):<10}{_tokens_a_second(one):>8}" for one in order)
-
-
-def _predictions(figures: Mapping[str, Mapping[str, Any]], megabytes: float | None) -> str:
-    """``perplexity 30.51 (+0.87 %: +0.39 … +1.35); next token 0.9461; greedy 0.45; 135 MB``."""
-    parts = []
-    if (one := figures.get("perplexity")) is not None:
-        delta, low, high = (100 * one[name] for name in ("delta", "low", "high"))
-        interval = f" ({delta:+.2f} %: {low:+.2f} … {high:+.2f})" if delta or low or high else ""
-        parts.append(f"perplexity {one['value']:.2f}{interval}")
-    if (one := figures.get("top_1")) is not None:
-        parts.append(f"next token {one['value']:.4f}")
-    if (one := figures.get("greedy")) is not None:
-        parts.append(f"greedy {one['prefix']:.2f}")
-    if megabytes is not None:
-        parts.append(f"{megabytes:.0f} MB" if megabytes >= 10 else f"{megabytes:.1f} MB")
-    return "; ".join(parts)
-
-
-_LANGUAGE_MODELS: Final = Notation(
-    unit="tokens a second",
-    speeds_heading="speed",
-    legend="Writing is decoding with so many sequences in one batch, reading is a prompt of so many tokens; both in "
-    "tokens a second, by the median of single runs. Speed-up is the geometric mean over all of these, against PyTorch "
-    "in fp32. Perplexity is on the compared texts, with its difference from PyTorch's and the 95 % interval of that; "
-    "next token is the share of places in them at which both find the same one likeliest; greedy is how much of "
-    "continuations without sampling is the same before the first difference.",
-    heading=lambda shape: f"{_step(shape)} tok/s",
-    speed=_tokens_a_second,
-    speeds=_lines,
-    agreement=_predictions,
-)

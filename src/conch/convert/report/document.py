@@ -7,7 +7,8 @@ from html import escape
 from typing import Final
 
 from conch.checkpoints.manifest import Manifest
-from conch.convert.report.columns import headings, latency_at, notation_of, rows, shapes, title
+from conch.convert.measure import by_shape
+from conch.convert.report.columns import headings, notation_of, rows, shapes, title
 from conch.convert.report.plot import plot
 from conch.convert.verdict import NOT_ASKED_FOR
 
@@ -23,11 +24,11 @@ def log_lines(manifest: Manifest) -> Iterator[str]:
     """One line a variant and shape: mean, sd, min, max, median, 95p, 99p, in milliseconds."""
     for shape in shapes(manifest):
         for variant in manifest.variants:
-            if (one := latency_at(variant, shape)) is not None:
+            if (run := by_shape(variant.latency).get(shape)) is not None:
                 yield (
-                    f"[{title(variant)}] {shape}: mean={one.mean_ms:.2f}ms, sd={one.sd_ms:.2f}ms, "
-                    f"min={one.min_ms:.2f}ms, max={one.max_ms:.2f}ms, median={one.median_ms:.2f}ms, "
-                    f"95p={one.p95_ms:.2f}ms, 99p={one.p99_ms:.2f}ms"
+                    f"[{title(variant)}] {shape}: mean={run.mean_ms:.2f}ms, sd={run.sd_ms:.2f}ms, "
+                    f"min={run.min_ms:.2f}ms, max={run.max_ms:.2f}ms, median={run.median_ms:.2f}ms, "
+                    f"95p={run.p95_ms:.2f}ms, 99p={run.p99_ms:.2f}ms"
                 )
 
 
@@ -68,9 +69,7 @@ def html(manifest: Manifest) -> str:
 
 def _plot(manifest: Manifest) -> str:
     series = {
-        title(variant): {
-            str(shape): one.median_ms for shape in shapes(manifest) if (one := latency_at(variant, shape)) is not None
-        }
+        title(variant): {str(shape): latency.median_ms for shape, latency in sorted(by_shape(variant.latency).items())}
         for variant in manifest.variants
         if variant.latency
     }

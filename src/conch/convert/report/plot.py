@@ -22,7 +22,7 @@ def plot(series: Mapping[str, Mapping[str, float]], caption: str) -> str:
     Groups come in the order of the first series that has them; a value that is missing leaves its place free.
     """
     groups = list(dict.fromkeys(group for values in series.values() for group in values))
-    values = [value for one in series.values() for value in one.values() if value > 0]
+    values = [value for by_group in series.values() for value in by_group.values() if value > 0]
     if not values:
         return ""
     low, high = floor(log10(min(values))), ceil(log10(max(values)))
