@@ -146,14 +146,14 @@ class Wrong(NetworkEngine):
 
 
 @pytest.fixture
-def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes an engine wrong."""
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes an engine wrong, or replaces it."""
     real = conversion.open_engine
 
-    def spoil(engine: str) -> None:
+    def spoil(engine: str, kind: Callable[..., NetworkEngine] = Wrong) -> None:
         def opened(checkpoint: Checkpoint, *arguments: Any, **options: Any) -> NetworkEngine:
             made = real(checkpoint, *arguments, **options)
-            return Wrong(made) if checkpoint.engine == engine else made
+            return kind(made) if checkpoint.engine == engine else made
 
         monkeypatch.setattr(conversion, "open_engine", opened)
 
@@ -161,7 +161,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def test_variant_that_answers_otherwise_is_refused_by_name_and_number(
-    encoder: Path, tmp_path: Path, spoil: Callable[[str], None]
+    encoder: Path, tmp_path: Path, spoil: Callable[..., None]
 ) -> None:
     spoil("onnxruntime")
     said: list[str] = []
@@ -177,7 +177,37 @@ def test_variant_that_answers_otherwise_is_refused_by_name_and_number(
         Checkpoint.open(made.folders[0] / "1", Options(variant="onnxruntime-fp32"))
 
 
-def test_force_is_recorded(encoder: Path, tmp_path: Path, spoil: Callable[[str], None]) -> None:
+class Broken(Wrong):
+    """Runs nothing."""
+
+    def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        raise RuntimeError("no such operator")
+
+
+def test_variant_that_does_not_run_is_refused_and_the_others_go_on(
+    encoder: Path, tmp_path: Path, spoil: Callable[..., None]
+) -> None:
+    spoil("onnxruntime", Broken)
+    said: list[str] = []
+
+    made = convert(plan(encoder, tmp_path), said.append)
+
+    assert "onnxruntime-fp32: it does not run: RuntimeError: no such operator" in said
+    refused = made.manifest.variants[1]
+    assert (refused.usable, refused.latency, dict(refused.agreement)) == (False, (), {})
+    assert made.manifest.auto == "torch-fp32"
+
+
+def test_nothing_is_converted_without_a_reference(encoder: Path, tmp_path: Path, spoil: Callable[..., None]) -> None:
+    spoil("torch", Broken)
+
+    with pytest.raises(ConchError, match="there is no reference to compare with: torch-fp32: RuntimeError: no such"):
+        convert(plan(encoder, tmp_path), no_progress)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_force_is_recorded(encoder: Path, tmp_path: Path, spoil: Callable[..., None]) -> None:
     spoil("onnxruntime")
 
     made = convert(plan(encoder, tmp_path, backends=("onnx",), force=True), no_progress)
@@ -188,7 +218,7 @@ def test_force_is_recorded(encoder: Path, tmp_path: Path, spoil: Callable[[str],
     Checkpoint.open(made.folders[0] / "1", Options(variant=forced.name))
 
 
-def test_no_variant_that_may_serve_is_an_error(encoder: Path, tmp_path: Path, spoil: Callable[[str], None]) -> None:
+def test_no_variant_that_may_serve_is_an_error(encoder: Path, tmp_path: Path, spoil: Callable[..., None]) -> None:
     spoil("onnxruntime")
 
     with pytest.raises(ConchError, match=r"no variant may serve .*onnxruntime-fp32: cosine_min .* --force"):

@@ -21,7 +21,7 @@ from conch.checkpoints.options import Options
 from conch.convert.causal import export, weights
 from conch.convert.causal import network as causal_network
 from conch.convert.causal.conversion import run_of, shapes
-from conch.convert.causal.served import spec_of
+from conch.convert.causal.served import ServedGraph, spec_of
 from conch.convert.causal.texts import Texts
 from conch.convert.measure import Shape, measure
 from conch.convert.plan import Plan
@@ -147,6 +147,28 @@ def test_a_variant_whose_weights_are_wrong_is_refused(
     assert not found["openvino-int8"].passed and made.manifest.auto == "openvino-fp32"
     assert any(step.startswith("openvino-int8 refused: perplexity") for step in steps), steps
     assert not (made.folders[0] / "1" / "openvino-int8").exists()
+
+
+def test_a_variant_that_cannot_be_measured_is_refused(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ServedGraph.__init__
+
+    def decode(prompts: Any, count: int) -> list[float]:
+        raise RuntimeError("the cache is full")
+
+    def init(served: ServedGraph, graph: Path, precision: str, *arguments: Any, **options: Any) -> None:
+        real(served, graph, precision, *arguments, **options)
+        if precision == "int8":
+            monkeypatch.setattr(served, "decode", decode)
+
+    monkeypatch.setattr(ServedGraph, "__init__", init)
+    steps: list[str] = []
+
+    made = convert(plan(llama, tmp_path, quantize=("int8",)), steps.append)
+
+    assert "openvino-int8: it does not run: RuntimeError: the cache is full" in steps
+    assert [one.passed for one in made.manifest.variants] == [False, True, False]
 
 
 def test_nothing_is_written_when_the_export_is_wrong(
