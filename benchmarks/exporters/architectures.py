@@ -22,6 +22,8 @@ SIZES: Final[Settings] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+#: Families of RoBERTa, whose tokens are of one type and whose positions begin after that of padding.
+ROBERTA: Final[Settings] = {"pad_token_id": 1, "type_vocab_size": 1}
 NARROW: Final[Settings] = {"embedding_size": 16}
 GROUPED: Final[Settings] = {"num_key_value_heads": 2, "head_dim": 8}
 #: As many keys as a token of a windowed layer sees here; the compared texts are longer.
@@ -64,21 +66,21 @@ STAGES: Final[Settings] = {
 IMAGE: Final[Settings] = {"image_size": 32, "patch_size": 4, "num_labels": 5}
 
 ENCODERS: Final[dict[str, Settings]] = {
-    "bert": {}, "roberta": {"pad_token_id": 1}, "distilbert": {"hidden_dim": 64}, "albert": NARROW,
+    "bert": {}, "roberta": ROBERTA, "distilbert": {"hidden_dim": 64}, "albert": NARROW,
     "electra": NARROW, "mpnet": {"pad_token_id": 1}, "deberta": DISENTANGLED,
     "deberta-v2": {**DISENTANGLED, "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True},
-    "xlm-roberta": {"pad_token_id": 1}, "camembert": {"pad_token_id": 1}, "xlm-roberta-xl": {"pad_token_id": 1},
+    "xlm-roberta": ROBERTA, "camembert": ROBERTA, "xlm-roberta-xl": ROBERTA,
     "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2, "num_hidden_layers": 3},
     "nomic_bert": {}, "eurobert": GROUPED, "neobert": {}, "jina_embeddings_v3": {},
-    "roberta-prelayernorm": {"pad_token_id": 1}, "data2vec-text": {"pad_token_id": 1}, "ernie": {},
+    "roberta-prelayernorm": ROBERTA, "data2vec-text": ROBERTA, "ernie": {},
     "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
     "squeezebert": {"embedding_size": 32}, "roformer": NARROW, "convbert": {"embedding_size": 32, "head_ratio": 2},
     "megatron-bert": {}, "rembert": {"input_embedding_size": 16, "output_embedding_size": 16},
-    "ibert": {"pad_token_id": 1}, "esm": {"pad_token_id": 1, "position_embedding_type": "rotary", "mask_token_id": 3},
+    "ibert": ROBERTA, "esm": {"pad_token_id": 1, "position_embedding_type": "rotary", "mask_token_id": 3},
     "flaubert": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": 99, "pad_index": 0},
     "xlm": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_words": 99, "pad_index": 0},
     "nystromformer": {"num_landmarks": 8, "segment_means_seq_len": 64}, "fnet": {}, "splinter": {},
-    "big_bird": {"attention_type": "original_full"}, "layoutlm": {}, "lilt": {"pad_token_id": 1},
+    "big_bird": {"attention_type": "original_full"}, "layoutlm": {}, "lilt": ROBERTA,
     "xmod": {"pad_token_id": 1, "default_language": "en_XX"}, "longformer": {"attention_window": 8, "pad_token_id": 1},
     "funnel": {"block_sizes": [1, 1], "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64},
     "luke": {"entity_vocab_size": 9, "pad_token_id": 1}, "canine": {"num_hash_buckets": 32}, "yoso": {},
