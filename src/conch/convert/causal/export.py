@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array
+from conch.convert.causal.masks import additive_masks, verify_windows
 from conch.convert.causal.network import CausalNetwork, not_convertible
 from conch.convert.libraries import describe_error, openvino_package, silence_libraries
 from conch.errors import internal
@@ -37,6 +38,7 @@ def export(network: CausalNetwork) -> Any:
             _reorder(model)
             _make_stateful(model)
             verify(model, network)
+            verify_windows(model, network.module.config.get_text_config())
     except Exception as error:  # of torch's tracing, of OpenVINO's frontend, or disagreement
         unknown = _UNKNOWN.search(str(error))
         why = f"OpenVINO has no operator for {unknown[1].strip()}" if unknown else describe_error(error)
@@ -59,7 +61,7 @@ def _traced(network: CausalNetwork, shapes: Sequence[tuple[int, int]]) -> Any:
     mask = torch.ones((rows, past + new), dtype=torch.int64)
     positions = torch.arange(past, past + new).repeat(rows, 1)
     cache = [torch.zeros((rows, heads, past, width)) for heads, width in shapes]
-    with torch.no_grad():
+    with torch.no_grad(), additive_masks():
         decoder = TorchScriptPythonDecoder(_flat(network), example_input=(ids, mask, positions, *cache))
         frontend: Any = FrontEndManager().load_by_framework("pytorch")
         model: Any = frontend.convert(frontend.load(decoder))

@@ -47,12 +47,7 @@ def paged_cache_problem(config: Any) -> str:
 
     The exported graph has all that is checked here, and a server that pages its cache drops it without a word.
     """
-    window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ())
-    slides = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
-    positions = getattr(config, "max_position_embeddings", None) or 0
-    if slides and window and (not positions or window < positions):
-        return f"its attention sees the last {window} tokens only, which OpenVINO's KV cache does not keep to"
     others = kinds - {"sliding_attention", "full_attention"}
     if others:
         return f"it has layers of kind {', '.join(sorted(others))}, which OpenVINO's KV cache does not hold"

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("openvino_genai")
 
 import torch
-from transformers import MistralConfig, Qwen2Config
+from transformers import LlamaConfig, Qwen2Config
 
 from conch.backends.engines.openvino.precision import Precision
 from conch.backends.generation.engine_choice import choose_engine, engine_spec
@@ -185,9 +185,10 @@ def test_nothing_is_written_when_the_export_is_wrong(
 
 
 def test_a_model_that_no_export_fits_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    folder = causal(tmp_path / "mistral", MistralConfig, num_key_value_heads=2, sliding_window=8)
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    folder = causal(tmp_path / "llama", LlamaConfig, num_key_value_heads=2, rope_parameters=rope)
 
-    with pytest.raises(ConchError, match=r"sees the last 8 tokens only.*: serve the checkpoint as it is"):
+    with pytest.raises(ConchError, match=r"its positions \('dynamic'\).*: serve the checkpoint as it is"):
         convert(plan(folder, tmp_path / "models"), no_progress)
 
 

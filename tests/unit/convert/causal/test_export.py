@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     FalconConfig,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MambaConfig,
@@ -25,6 +27,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
 )
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -44,7 +47,18 @@ FAMILIES = [
     GPT2,
     FALCON,
     PersimmonConfig(**SIZES, **ENDS),
+    MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=8, **ENDS),
+    Gemma3TextConfig(
+        **SIZES,
+        num_key_value_heads=2,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        **ENDS,
+    ),
 ]
+WINDOWED = FAMILIES[-2]
 
 
 def network(config: PreTrainedConfig) -> CausalNetwork:
@@ -93,6 +107,25 @@ def test_verification_notices_another_network() -> None:
     assert caught.value.code is Code.INTERNAL
 
 
+def test_a_window_that_paging_would_lose_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conch.convert.causal.export.additive_masks", nullcontext)
+
+    with pytest.raises(ConchError, match=r"keeps windows 0 \(2 layers\) and not 8 \(2 layers\)") as caught:
+        export(network(WINDOWED))
+    assert caught.value.code is Code.UNSUPPORTED
+
+
+def test_masks_are_as_before_after_an_export() -> None:
+    made = network(WINDOWED)
+    ids = np.random.default_rng(7).integers(2, 99, (2, 20))
+    before = made.logits(ids)
+
+    export(made)
+
+    np.testing.assert_array_equal(made.logits(ids), before)
+    assert "_additive" not in repr(ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
 @pytest.mark.parametrize(("precision", "kinds"), [("fp16", {"f16"}), ("int8", {"u8"}), ("int4", {"u4", "u8"})])
 def test_weights_are_stored_in_fewer_bits(precision: str, kinds: set[str], tmp_path: Path) -> None:
     file = write(export(network(FAMILIES[0])), tmp_path / "m", precision, [])
@@ -116,7 +149,6 @@ def test_calibrated_weights_need_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=8, **ENDS), "sees the last 8 tokens only"),
         (FalconConfig(**{**FALCON.to_dict(), "alibi": True}), "tells positions by ALiBi"),
         (BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_head=4, **ENDS), "the attention of a 'bloom'"),
         (MambaConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, **ENDS), "a 'mamba'|kind mamba"),
@@ -125,7 +157,7 @@ def test_calibrated_weights_need_texts(tmp_path: Path) -> None:
             r"its positions \('dynamic'\)",
         ),
     ],
-    ids=["sliding", "alibi", "no-sdpa", "no-keys", "dynamic-rope"],
+    ids=["alibi", "no-sdpa", "no-keys", "dynamic-rope"],
 )
 def test_what_cannot_be_paged_is_to_be_served_as_it_is(config: PreTrainedConfig, said: str, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

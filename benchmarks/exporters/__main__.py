@@ -1,0 +1,82 @@
+"""conch's exporters beside those of optimum: what they export, whether it answers like transformers, and how fast.
+
+    python -m benchmarks.exporters encoders [--architectures bert mpnet ...] [--task text-classification]
+    python -m benchmarks.exporters causal [--architectures llama gemma2 ...]
+    python -m benchmarks.exporters speed MODEL [--causal] [--rounds 15]
+
+``encoders`` and ``causal`` make a tiny random checkpoint of each architecture, give it to each exporter that is
+installed, and print a row each: the largest difference, or what is wrong.  ``speed`` exports the checkpoint in the
+folder MODEL (``llama-135m``: a random one) and runs the graphs in turns.  An encoder's answer is compared on padded
+batches; a language model's as a graph with a cache (a prompt, single steps, several tokens), with one row of two
+padded, and in OpenVINO GenAI's paged pipeline, which is what conch serves it with.
+
+Exporters: ``conch`` (needs ``pip install "conch[convert]"``), ``optimum-intel`` and ``optimum-onnx``.  Those two do not
+agree on a transformers, so make an environment for each, and run this in both:
+
+    pip install torch "transformers>=5.5,<5.6" onnx onnxscript onnxruntime openvino-genai nncf accelerate
+    pip install --no-deps optimum-intel optimum   # it declares torchvision, and works without
+    pip install torch optimum-onnx onnxruntime onnxscript   # the other environment; transformers 4.57
+    pip install --no-deps -e .   # in both, with the packages that conch itself needs
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+from benchmarks.exporters import architectures
+from benchmarks.exporters.compare import cell, compare
+from benchmarks.exporters.run import apart
+from benchmarks.exporters.speed import speed
+from conch.convert.libraries import silence_libraries
+
+NEEDED = {
+    "conch": "onnxscript",
+    "optimum-intel": "optimum.exporters.openvino",
+    "optimum-onnx": "optimum.exporters.onnx.convert",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("question", choices=("encoders", "causal", "speed"))
+    parser.add_argument("model", nargs="?", default="llama-135m", help="of speed: a checkpoint's folder")
+    parser.add_argument("--architectures", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--task", default="feature-extraction", choices=("feature-extraction", "text-classification"))
+    parser.add_argument("--exporters", nargs="+", choices=[*NEEDED], default=[*NEEDED], help="default: those installed")
+    parser.add_argument("--causal", action="store_true", help="of speed: the model is a language model")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--exports", type=int, default=3)
+    options = parser.parse_args()
+    exporters = [name for name in installed() if name in options.exporters]
+    if options.question == "speed":
+        return speed(options, exporters)
+    causal = options.question == "causal"
+    task = "text-generation" if causal else options.task
+    known = architectures.CAUSAL if causal else architectures.ENCODERS
+    print(f"| architecture | {' | '.join(exporters)} |\n|{'---|' * (len(exporters) + 1)}")
+    for name in options.architectures or known:
+        if name not in known:
+            parser.error(f"no architecture '{name}': choose from {', '.join(known)}")
+        print(f"| {name} | {' | '.join(cell(apart(compare, one, name, task)) for one in exporters)} |", flush=True)
+
+
+def installed() -> list[str]:
+    """The exporters that are there, imported, so that no process apart has to; says which are not, and why."""
+    found = []
+    for name, module in NEEDED.items():
+        try:
+            with silence_libraries():
+                importlib.import_module(module)
+            found.append(name)
+        except ImportError as error:
+            print(f"without {name}: {error}", file=sys.stderr)
+    return found
+
+
+if __name__ == "__main__":
+    main()

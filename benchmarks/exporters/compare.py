@@ -1,0 +1,124 @@
+"""What exported graphs answer, beside what transformers does."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.exporters import architectures
+from benchmarks.exporters.run import THREADS, Outcome, export, inputs, runner
+from conch.convert.libraries import describe_error, silence_libraries
+
+#: How far an answer may be from transformers', as a share of its largest value (or of 1).
+SAME = 1e-3
+HEADS = {
+    "feature-extraction": "AutoModel",
+    "text-classification": "AutoModelForSequenceClassification",
+    "image-classification": "AutoModelForImageClassification",
+    "text-generation": "AutoModelForCausalLM",
+}
+#: Tokens of a text, and where it is cut into a prompt, two steps and more tokens at a time.
+TEXT, ENDS = 28, (12, 13, 14, 25, 28)
+
+
+def compare(exporter: str, name: str, task: str) -> Outcome:
+    """Export one tiny checkpoint and compare what came of it."""
+    settings = (architectures.CAUSAL if task == "text-generation" else architectures.ENCODERS)[name]
+    if task != "text-generation" and "image_size" in settings:
+        task = "image-classification"
+    with tempfile.TemporaryDirectory() as folder, silence_libraries():
+        target = Path(folder) / "out"
+        target.mkdir()
+        try:
+            module = architectures.write(Path(folder) / "in", name, HEADS[task], {**architectures.SIZES, **settings})
+        except Exception as error:  # of transformers: mostly an architecture that it does not have
+            return {"absent": describe_error(error)}
+        graphs = export(exporter, Path(folder) / "in", task, target)
+        return {"differences": (compare_causal if task == "text-generation" else compare_encoder)(module, graphs)}
+
+
+def compare_encoder(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
+    """The largest difference of each graph, as a share; what stands at padding does not count."""
+    import torch
+
+    takes = inspect.signature(module.forward).parameters
+    worst = {graph.name: 0.0 for graph in graphs}
+    for graph in graphs:
+        run = runner(graph)
+        for sequences, tokens in ((2, 9), (1, 1), (1, 16), (3, 40), (5, 33)):
+            arrays = inputs(module.config, sequences, tokens)
+            with torch.inference_mode():
+                given = {name: torch.from_numpy(array) for name, array in arrays.items() if name in takes}
+                wanted = module(**given, return_dict=True)[0].numpy()
+            got, mask = run(arrays)[0], arrays["attention_mask"]
+            if "input_ids" in takes and wanted.shape[:2] == mask.shape:
+                got, wanted = got[mask == 1], wanted[mask == 1]
+            worst[graph.name] = max(worst[graph.name], share(got, wanted))
+    return worst
+
+
+def share(got: Any, wanted: Any) -> float:
+    """The largest difference as a share; infinite where there is a NaN or another shape."""
+    if got.shape != wanted.shape:
+        return float("inf")
+    difference = float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
+    return difference if difference == difference else float("inf")
+
+
+def compare_causal(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
+    """Differences of logits over a cache, of those with padding, and of the pipeline's log-probabilities."""
+    import openvino
+    import torch
+    from transformers import DynamicCache
+
+    from conch.convert.causal.served import Served
+
+    ids = np.random.default_rng(7).integers(4, module.config.vocab_size, (2, TEXT))
+    mask = np.ones_like(ids)
+    padded = mask.copy()
+    padded[1, :5] = 0
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": THREADS}
+    compiled: Any = openvino.Core().compile_model(graphs[0], "CPU", settings)
+    found, parameters = {}, inspect.signature(module.forward).parameters
+    for name, kept in (("cache", mask), ("padding", padded)):
+        positions = np.maximum(0, kept.cumsum(1) - 1)
+        request, cache, got, wanted, start = (
+            compiled.create_infer_request(),
+            DynamicCache(config=module.config),
+            [],
+            [],
+            0,
+        )
+        for end in ENDS:
+            now = {
+                "input_ids": ids[:, start:end],
+                "attention_mask": kept[:, :end],
+                "position_ids": positions[:, start:end],
+                "beam_idx": np.arange(2, dtype=np.int32),
+            }
+            with torch.inference_mode():
+                given = {key: torch.from_numpy(array) for key, array in now.items() if key in parameters}
+                wanted.append(module(**given, past_key_values=cache, use_cache=True).logits.float().numpy())
+            answer = request.infer({port.get_any_name(): now[port.get_any_name()] for port in compiled.inputs})
+            got.append(np.array(answer["logits"]))
+            start = end
+        found[name] = share(np.concatenate(got, axis=1)[kept == 1], np.concatenate(wanted, axis=1)[kept == 1])
+    with torch.inference_mode():
+        said = module(input_ids=torch.from_numpy(ids[:1]), use_cache=False).logits[0].double().log_softmax(-1).numpy()
+    served = Served(graphs[0], "fp32", module.config.to_dict(), longest=64, room=512, threads=THREADS)
+    found["paged"] = share(served.logprobs(ids[0].tolist()), said[np.arange(TEXT - 1), ids[0, 1:]])
+    return found
+
+
+def cell(outcome: Outcome) -> str:
+    if "differences" not in outcome:
+        return outcome.get("refused") or outcome.get("absent", "")
+    wrong = {name: value for name, value in outcome["differences"].items() if not value <= SAME}
+    if wrong:
+        return "**wrong**: " + ", ".join(f"{name} {value:.1g}" for name, value in wrong.items())
+    return f"{max(outcome['differences'].values()):.0e}"
