@@ -15,9 +15,12 @@ settings.load_profile("any machine")
 #: Folders and files here that import torch, transformers, tokenizers or an engine.  Single tests that do are marked
 #: ``extras``.
 NEED_EXTRAS: Final = (
+    "backends/contracts",
     "backends/engines",
+    "backends/generation/test_service.py",
     "backends/graphs",
     "backends/tasks",
+    "benchmarks/test_client.py",
     "checkpoints/gguf",
     "checkpoints/test_hub.py",
     "checkpoints/tokenizers",

@@ -172,7 +172,6 @@ def test_samples_and_beams_are_elements(worker: Worker) -> None:
     assert worker.answers[2][0]["outputs"]["finish_reason"] == ["length"] * 2
 
 
-@pytest.mark.extras
 def test_a_conversation_goes_through_the_template(worker: Worker) -> None:
     messages = json.dumps([{"role": "user", "content": "a"}])
     worker.ask(None, messages=messages, max_tokens=2, return_num_input_tokens=True)  # type: ignore[arg-type]
@@ -248,7 +247,6 @@ def test_what_the_engine_cannot_take_fails_alone(worker: Worker) -> None:
     assert worker.text(2) == "abc"
 
 
-@pytest.mark.extras
 def test_a_conversation_without_text_is_refused(worker: Worker) -> None:
     worker.interface.tokenizer.template = ChatTemplate({"default": ""}, {}, "a test")
     with pytest.raises(ConchError, match="the chat template makes an empty text of 'messages'"):
