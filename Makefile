@@ -1,20 +1,33 @@
 # make demo | make demo ONCE=1    serve two real models and ask them something
-# make test | make check          the tests; format, lint, types and import layers
-# make bench                      measurements
+# make test-fast                  unit tests that need no model library
+# make test-lowest                the same with the lowest versions that pyproject.toml declares
+# make test                       all tests
+# make check                      format, lint, types and import layers
+# make bench                      measurements: make bench ARGS="serving --rounds 1"
+# make wheel                      dist/conch-*.whl
 #
-# Each installs what it needs into .venv, once.  Another interpreter: make demo PYTHON=python3.12
+# Each installs what it needs into .venv, once.  Another interpreter or place:
+#     make demo PYTHON=python3.12 VENV=/tmp/conch
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
-PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c constraints.txt
+CONSTRAINTS := constraints.txt
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRAINTS)
 
-.PHONY: demo test check bench
+.PHONY: demo test test-fast test-lowest announce check bench wheel
 demo: $(STAMPS)/models
 	$(BIN)/conch demo $(if $(ONCE),--once)
 
-test: $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
+test: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 	$(BIN)/pytest $(ARGS)
+
+test-fast: $(STAMPS)/dev
+	$(BIN)/pytest tests/unit --core $(ARGS)
+
+# A constraint on what is installed already would be ignored: an environment of its own.
+test-lowest:
+	$(MAKE) test-fast VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
 
 check: $(STAMPS)/dev
 	$(BIN)/ruff format --check
@@ -24,6 +37,14 @@ check: $(STAMPS)/dev
 
 bench: $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 	$(BIN)/python -m benchmarks $(ARGS)
+
+wheel: $(STAMPS)/venv
+	$(BIN)/python -m pip -q --disable-pip-version-check wheel --no-deps --wheel-dir dist .
+
+announce:
+	@echo "All tests take about 15 minutes on two cores (make test-fast: two), and 3 GB of disk."
+	@test -e $(STAMPS)/engines || echo "First, about 1 GB of packages and models is downloaded into $(VENV)."
+	@test -e .oracle/ready || echo "The tests that compare with the real Triton download it: 100 MB, into .oracle."
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit("conch needs Python 3.11 or newer: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
@@ -36,12 +57,12 @@ $(STAMPS)/engines: $(STAMPS)/models
 	@$(PIP) -e ".[audio,convert,image,lora,structured]"
 	@touch $@
 
-$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml constraints.txt
+$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 	@echo "Installing conch with the tools for tests and checks into $(VENV) ..."
 	@$(PIP) -e ".[dev]"
 	@touch $@
 
-$(STAMPS)/models: $(STAMPS)/venv pyproject.toml constraints.txt
+$(STAMPS)/models: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 	@echo "Installing PyTorch (200 MB, more with CUDA) into $(VENV) ..."
 	@$(PIP) torch
 	@echo "Installing conch and transformers ..."

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.texts import checkpoint
 from tests.servers import CONCH
 
 
-def convert(home: Path) -> tuple[Path, float]:
-    """The folder with ``conch.json`` and every variant, and the seconds that making it took."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of every benchmark of a converted checkpoint."""
+    parser.add_argument("--converted", type=Path, metavar="FOLDER", help="with conch.json; converted anew without")
+    parser.add_argument("--variants", nargs="*", metavar="NAME", help="of conch.json; the verdict's and int8 if none")
+
+
+@contextlib.contextmanager
+def folder(given: Path | None) -> Iterator[Path]:
+    """The converted model: the given one, or one that is made now, in about a minute, and timed."""
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory() as home:
+        begun = time.monotonic()
+        made = convert(Path(home))
+        print(f"conch convert, int8, end to end: {time.monotonic() - begun:.0f} s.\n", file=sys.stderr)
+        yield made
+
+
+def convert(home: Path, *options: str) -> Path:
+    """The folder with ``conch.json`` and every variant, below ``home``; ``options`` are passed to ``conch convert``."""
     command = [
         str(CONCH),
         "convert",
@@ -26,18 +49,20 @@ def convert(home: Path) -> tuple[Path, float]:
         "--name",
         "minilm",
     ]
-    begun = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"conch convert: {done.stdout[-1500:]}{done.stderr[-1500:]}")
-    return home / "minilm" / "1", time.monotonic() - begun
+    return home / "minilm" / "1"
 
 
-def variants(folder: Path) -> list[str]:
-    """The names of the variants that may serve, the one that ``auto`` means first."""
+def chosen(folder: Path, names: Sequence[str] | None) -> Sequence[str]:
+    """The variants to measure: those that are named, or the one that ``auto`` means and all of int8 that may serve."""
+    if names:
+        return names
     manifest = json.loads((folder / "conch.json").read_text("utf-8"))
     usable = [one["name"] for one in manifest["variants"] if one["passed"] or one.get("forced")]
-    return sorted(usable, key=lambda name: name != manifest["auto"])
+    usable.sort(key=lambda name: name != manifest["auto"])
+    return [name for name in usable if name == usable[0] or name.endswith("int8")]
 
 
 def serve(

@@ -1,33 +1,33 @@
 """Where each microsecond goes: one client, one text of 16 tokens, client, server and worker stage by stage.
 
-    python -m benchmarks.direct FOLDER VARIANT [--seconds 5]
+    python -m benchmarks.direct [--converted FOLDER] [--variants NAME ...] [--seconds 5]
 
 Client, server and worker run as always, with their stages wrapped by one clock that they share
-(``CLOCK_MONOTONIC``); each writes down its moments, which are put together by time.  The clock costs about
-half a microsecond a stage.
+(``CLOCK_MONOTONIC``, :mod:`benchmarks.clock`); each writes down its moments, which are put together by time.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import statistics
 import sys
 import tempfile
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any, Final
 
 from benchmarks import converted, load
-from benchmarks.peers.servers import ROOT
+from benchmarks.clock import Moments, Recorder, record_server
+from benchmarks.peers.servers import python_path
 from benchmarks.texts import SENTENCE
 from conch.backends.tasks.backend import HuggingFaceBackend
-from conch.workers.child.channel import Header
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.workers.child.channel import Channel, Header
 from tests.servers import ConchServer
 
 _FOLDER: Final = "CONCH_BENCHMARK_MOMENTS"
@@ -51,41 +51,6 @@ STAGES: Final = (
     ("client", "received", "HTTP, kernel", "encode the response, write; the client wakes up and reads"),
 )
 
-Moments = dict[str, int]
-
-
-class Recorder:
-    """The moments of the request that is under way, and those of all before it."""
-
-    def __init__(self) -> None:
-        self.moments: Moments = {}
-        self.all: list[Moments] = []
-
-    def mark(self, stage: str) -> None:
-        self.moments[stage] = perf_counter_ns()
-
-    def around(self, owner: Any, name: str, before: str = "", after: str = "", end: bool = False) -> None:
-        """Mark a stage when a function is entered or left; ``end`` closes the request."""
-        function: Callable[..., Any] = getattr(owner, name)
-
-        @functools.wraps(function)
-        def measured(*arguments: Any, **options: Any) -> Any:
-            if before:
-                self.mark(before)
-            result = function(*arguments, **options)
-            if after:
-                self.mark(after)
-            if end:
-                self.all.append(self.moments)
-                self.moments = {}
-            return result
-
-        setattr(owner, name, measured)
-
-    def write(self, who: str) -> None:
-        """Leave what was recorded for the parent."""
-        (Path(os.environ[_FOLDER]) / f"{who}.json").write_text(json.dumps(self.all))
-
 
 class MeasuredBackend(HuggingFaceBackend):
     """The backend with its stages measured; runs in the worker."""
@@ -102,36 +67,36 @@ class MeasuredBackend(HuggingFaceBackend):
     def execute(self, header: Header, payload: bytearray) -> None:
         self.recorder.mark("received")
         super().execute(header, payload)
-        self.recorder.all.append(self.recorder.moments)
-        self.recorder.moments = {}
+        self.recorder.end()
 
-    def close(self) -> None:
-        self.recorder.write("worker")
-        super().close()
+    def stop(self) -> None:
+        super().stop()
+        write(self.recorder, "worker")
+
+
+def open_measured(channel: Channel, init: Header) -> MeasuredBackend:
+    """What the worker calls to make its backend."""
+    options = Options.from_config(json.loads(init["config"]))
+    return MeasuredBackend(channel, init, Checkpoint.open(Path(init["model"]["version_directory"]), options))
+
+
+def write(recorder: Recorder, who: str) -> None:
+    """Leave what was recorded for the process that started the server."""
+    (Path(os.environ[_FOLDER]) / f"{who}.json").write_text(json.dumps(recorder.all))
 
 
 def serve(arguments: list[str]) -> None:
-    """The server with its stages measured."""
+    """Run the server with its stages measured."""
     from conch.backends.table import BACKENDS, Backend
     from conch.cli import main
-    from conch.frontends.http.connection import HttpConnection
-    from conch.server.dispatch import Dispatcher
-    from conch.server.model import Model
-    from conch.workers.host.link import Link
 
-    BACKENDS["measured"] = Backend("benchmarks.direct:MeasuredBackend", shared=True, prepares=True)
-    recorder = Recorder()
-    recorder.around(HttpConnection, "data_received", before="read")
-    recorder.around(Model, "infer", after="submitted")
-    recorder.around(Dispatcher, "_ask", before="batched")
-    recorder.around(Link, "send", before="encoded")
-    recorder.around(Link, "_readable", before="answered", end=True)
-    recorder.around(Model, "_ended", after="decoded")
+    BACKENDS["measured"] = Backend("benchmarks.direct:open_measured", shared=True, prepares=True)
+    recorder = record_server()
     try:
         main(arguments)
     except SystemExit:
         pass
-    recorder.write("server")
+    write(recorder, "server")
 
 
 def measure(folder: Path, variant: str, seconds: float) -> tuple[list[tuple[str, str, float]], float]:
@@ -139,7 +104,7 @@ def measure(folder: Path, variant: str, seconds: float) -> tuple[list[tuple[str,
     with tempfile.TemporaryDirectory() as home:
         repository = Path(home) / "models"
         converted.serve(repository, folder, [variant], backend="measured")
-        server = ConchServer(repository, "--log-info=false", env={"PYTHONPATH": str(ROOT), _FOLDER: home})
+        server = ConchServer(repository, "--log-info=false", env={"PYTHONPATH": python_path(), _FOLDER: home})
         server.command = [sys.executable, "-m", "benchmarks.direct", "--serve", *server.command[1:]]
         with server:
             target = load.Target(server.http, variant, "text_input", "embedding")
@@ -179,15 +144,17 @@ def table(stages: Sequence[tuple[str, str, float]], seen: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("variant", nargs="?")
-    parser.add_argument("--seconds", type=float, default=5.0)
+    converted.add_arguments(parser)
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a measurement")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
         serve(options.serve)
         return
-    print(table(*measure(options.folder, options.variant, options.seconds)))
+    with converted.folder(options.converted) as folder:
+        for name in converted.chosen(folder, options.variants):
+            print(f"One client, one text of 16 tokens, {name}:\n")
+            print(table(*measure(folder, name, options.seconds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,8 @@ rounds, and the smallest and largest ratio within a round.  Quote ratios, on a m
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from benchmarks import converted, direct, offline
 from benchmarks.columns import PEERS, Column, deviations, start
@@ -23,18 +20,6 @@ from benchmarks.questions import Question, mixed_questions, uniform_questions
 from benchmarks.tables import absolute, ratios, share_of_offline
 
 PARTS = ("uniform", "mixed", "offline", "direct")
-
-
-@contextlib.contextmanager
-def folder_of(given: Path | None) -> Iterator[Path]:
-    """The converted model: the given one, or one that is made now and timed."""
-    if given is not None:
-        yield given
-        return
-    with tempfile.TemporaryDirectory() as home:
-        folder, seconds = converted.convert(Path(home))
-        print(f"conch convert, int8, end to end: {seconds:.0f} s.\n")
-        yield folder
 
 
 def ask(questions: Sequence[Question], columns: Sequence[Column], rounds: int, seconds: float) -> None:
@@ -54,18 +39,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement")
     parser.add_argument("--only", choices=PARTS, help="one part of it")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), metavar="NAME", help=", ".join(PEERS))
-    parser.add_argument(
-        "--variants", nargs="*", metavar="NAME", help="of conch.json; the verdict's and int8 by default"
-    )
-    parser.add_argument("--converted", type=Path, metavar="FOLDER", help="with conch.json; converted anew without")
+    converted.add_arguments(parser)
     parser.add_argument("--max-batch", type=int, default=32, help="rows of a batch of the peers and of 'padding'")
     parser.add_argument("--texts", type=int, default=1024, help="of mixed lengths")
     options = parser.parse_args()
     parts = [options.only] if options.only else list(PARTS)
 
-    with folder_of(options.converted) as folder:
-        usable = converted.variants(folder)
-        variants = options.variants or [name for name in usable if name == usable[0] or name.endswith("int8")]
+    with converted.folder(options.converted) as folder:
+        variants = converted.chosen(folder, options.variants)
         peers = options.peers if {"uniform", "mixed"} & set(parts) else []
         questions: list[Question] = []
         if {"uniform", "offline"} & set(parts):

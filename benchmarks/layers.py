@@ -1,33 +1,32 @@
 """Where the time of one request goes: one client, identity on BYTES, stage by stage.
 
-    python -m benchmarks.layers [--protocol http|grpc]
+    python -m benchmarks.layers [--protocol http|grpc] [--seconds 2]
 
-Starts a server whose stages are wrapped with a clock, lets perf_analyzer ask it at concurrency 1 and
-prints the median time between one stage and the next.  The clock itself costs about half a
-microsecond a stage.
+Starts a server whose stages are wrapped with a clock (:mod:`benchmarks.clock`), lets perf_analyzer ask it at
+concurrency 1 and prints the median time between one stage and the next.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import re
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Final
 
+from benchmarks.clock import Moments, record_server
 from benchmarks.serving import TEXT, TEXT_CONFIG, write_model
 from tests.oracle import perf_analyzer
 from tests.oracle.run import free_ports, wait_until_ready
 
-#: What is measured: from the stage before to this one.
-STAGES = {
+#: What happens between the stage before and this one.
+STAGES: Final = {
     "read": "(the request's bytes are in the server)",
     "submitted": "server: parse HTTP or HTTP/2, decode, validate, enqueue",
     "batched": "server: one turn of the event loop, so that others can join the batch",
@@ -39,74 +38,39 @@ STAGES = {
 }
 
 
-class Probe:
-    """The moments of the request that is under way."""
-
-    def __init__(self) -> None:
-        self.moments: dict[str, float] = {}
-        self.spans: dict[str, list[float]] = {stage: [] for stage in STAGES}
-
-    def mark(self, stage: str) -> None:
-        self.moments[stage] = time.perf_counter()
-
-    def around(self, owner: Any, name: str, before: str = "", after: str = "", end: bool = False) -> None:
-        """Mark a stage when a method is entered or left; ``end`` closes the request."""
-        method: Callable[..., Any] = getattr(owner, name)
-
-        @functools.wraps(method)
-        def measured(*arguments: Any, **options: Any) -> Any:
-            if before:
-                self.mark(before)
-            result = method(*arguments, **options)
-            if after:
-                self.mark(after)
-            if end:
-                self.close()
-            return result
-
-        setattr(owner, name, measured)
-
-    def close(self) -> None:
-        moments = [self.moments.get(stage) for stage in STAGES]
-        if None not in moments and moments == sorted(moments):
-            for stage, earlier, later in zip(list(STAGES)[1:], moments, moments[1:], strict=False):
-                self.spans[stage].append((later - earlier) * 1e6)
-        self.moments.clear()
+def spans(requests: Sequence[Moments]) -> dict[str, list[float]]:
+    """The µs from the stage before to each stage, of all requests that went through every stage in order."""
+    found: dict[str, list[float]] = {stage: [] for stage in list(STAGES)[1:]}
+    for request in requests:
+        moments = [request[stage] for stage in STAGES if stage in request]
+        if len(moments) == len(STAGES) and moments == sorted(moments):
+            for stage, (earlier, later) in zip(found, pairwise(moments), strict=True):
+                found[stage].append((later - earlier) / 1000)
+    return found
 
 
 def serve(protocol: str, arguments: list[str]) -> None:
-    """The server with its stages measured; prints the table when it ends."""
+    """Run the server with its stages measured; print the table when it ends."""
     from conch.cli import main
-    from conch.frontends.grpc.http2.connection import Http2Connection
-    from conch.frontends.http.connection import HttpConnection
-    from conch.server.dispatch import Dispatcher
-    from conch.server.model import Model
-    from conch.workers.host.link import Link
 
-    probe = Probe()
-    front = HttpConnection if protocol == "http" else Http2Connection
-    probe.around(front, "data_received", before="read")
-    probe.around(Model, "infer", after="submitted")
-    probe.around(Dispatcher, "_ask", before="batched")
-    probe.around(Link, "send", before="encoded", after="sent")
-    probe.around(Link, "_readable", before="answered", after="written", end=True)
-    probe.around(Model, "_ended", after="decoded")
+    recorder = record_server(protocol)
     try:
         main(arguments)
     except SystemExit:
         pass
     total = 0.0
     print("| stage | median µs |\n|---|---|")
-    for stage, what in list(STAGES.items())[1:]:
-        median = statistics.median(probe.spans[stage])
+    for stage, measured in spans(recorder.all).items():
+        median = statistics.median(measured)
         total += median
-        print(f"| {what} | {median:.0f} |")
+        print(f"| {STAGES[stage]} | {median:.0f} |")
     print(f"| sum | {total:.0f} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--protocol", choices=["http", "grpc"], default="http")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of perf_analyzer's windows")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
@@ -120,13 +84,16 @@ def main() -> None:
         command += [f"--metrics-port={metrics}", "--log-info=false"]
         server = subprocess.Popen(command)
         try:
-            wait_until_ready(f"127.0.0.1:{http}", server)  # type: ignore[arg-type]
+            wait_until_ready(f"127.0.0.1:{http}", server)
             port = http if options.protocol == "http" else grpc
+            window = str(int(options.seconds * 1000))
             done = perf_analyzer(
-                "-m", "text", "-i", options.protocol, "-u", f"127.0.0.1:{port}", *TEXT, "-p", "2000", "-s", "900"
+                "-m", "text", "-i", options.protocol, "-u", f"127.0.0.1:{port}", *TEXT, "-p", window, "-s", "900"
             )
             found = re.search(r"latency (\d+) usec", done.stdout)
-            print(f"{options.protocol}: the client sees {found[1] if found else '?'} µs on average", flush=True)
+            if found is None:
+                raise SystemExit(f"perf_analyzer: {done.stdout[-500:]}{done.stderr[-500:]}")
+            print(f"{options.protocol}: the client sees {found[1]} µs on average", flush=True)
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(10)

@@ -1,9 +1,9 @@
 """What an engine does alone, without a server: the most that serving it could reach.
 
-    python -m benchmarks.offline FOLDER VARIANT [--texts 1024] [--seconds 3]
+    python -m benchmarks.offline [--converted FOLDER] [--variants NAME ...] [--texts 1024] [--seconds 3]
 
-``FOLDER`` is what ``conch convert`` wrote.  The texts are known beforehand and go through the engine in ideal
-batches: equal lengths together, nothing padded, as many tokens at once as is fastest here.
+Prints a line of JSON for each variant, whose keys are those of ``Offline``.  The texts are known beforehand and go
+through the engine in ideal batches: equal lengths together, nothing padded, as many tokens at once as is fastest here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import converted
 from benchmarks.texts import SENTENCE, mixed
 
 #: Tokens of a batch that are tried.
@@ -134,7 +135,7 @@ def ideal(ready: Sequence[Any], budget: int) -> Iterator[list[Any]]:
 
 def measure(folder: Path, variant: str, texts: int, seconds: float) -> Offline:
     """Measure in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.offline", str(folder), variant]
+    command = [sys.executable, "-m", "benchmarks.offline", "--converted", str(folder), "--variants", variant]
     command += ["--texts", str(texts), "--seconds", str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -142,20 +143,28 @@ def measure(folder: Path, variant: str, texts: int, seconds: float) -> Offline:
     return Offline(**json.loads(done.stdout.splitlines()[-1]))
 
 
+def figures(folder: Path, variant: str, count: int, seconds: float) -> Offline:
+    """Measure in this process."""
+    alone = Alone(folder, variant, seconds)
+    texts = {"uniform": [SENTENCE] * min(256, count), "mixed": mixed(count)}
+    throughput = {name: alone.throughput(some) for name, some in texts.items()}
+    return Offline(
+        {name: engine for name, (engine, _) in throughput.items()},
+        {name: everything for name, (_, everything) in throughput.items()},
+        alone.steps(),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("variant")
+    converted.add_arguments(parser)
     parser.add_argument("--texts", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each measurement")
     options = parser.parse_args()
 
-    alone = Alone(options.folder, options.variant, options.seconds)
-    found = {"uniform": [SENTENCE] * min(256, options.texts), "mixed": mixed(options.texts)}
-    figures = {name: alone.throughput(texts) for name, texts in found.items()}
-    engine = {name: figure[0] for name, figure in figures.items()}
-    everything = {name: figure[1] for name, figure in figures.items()}
-    print(json.dumps({"engine": engine, "everything": everything, "steps": alone.steps()}))
+    with converted.folder(options.converted) as folder:
+        for name in converted.chosen(folder, options.variants):
+            print(json.dumps(asdict(figures(folder, name, options.texts, options.seconds))), flush=True)
 
 
 if __name__ == "__main__":

@@ -138,10 +138,12 @@ def main() -> None:
 
     asked = [question for question in questions() if options.only.lower() in question.title.lower()]
     with servers() as (conch, triton):
+        assert conch.process is not None
         idle = psutil.Process(conch.process.pid).memory_info().rss / 2**20
         for number in range(options.rounds):
             for question in asked:
                 # In turn, and each first in every other round: whatever drifts meets both.
+                order: list[tuple[list[float], ConchServer | TritonServer]]
                 order = [(question.conch, conch), (question.triton, triton)]
                 for figures, server in order if number % 2 == 0 else reversed(order):
                     figures.append(question.ask(server, options.seconds))

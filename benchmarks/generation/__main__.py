@@ -25,6 +25,9 @@ from benchmarks.generation.columns import CHECKPOINTS, PEERS, USUAL, Column, sta
 from benchmarks.generation.others import MOST, Others
 from benchmarks.generation.questions import PARTS, Question, Scale, questions, seed
 from benchmarks.generation.trace import SEED, Ask, Load, Prompts, words
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.checkpoints.tokenizers.open import open_tokenizer
 
 Words = Sequence[tuple[str, int]]
 
@@ -112,7 +115,8 @@ def main() -> None:
 
     scale = Scale.quick() if options.quick else Scale()
     scale = replace(scale, seconds=options.seconds or scale.seconds, rate=options.rate or scale.rate)
-    known = words(weights.folder() / "tokenizer.json")
+    gguf = Options.from_values({"model": str(weights.gguf()), "task": "text-generation"})
+    known = words(open_tokenizer(Checkpoint.open(Path.cwd(), gguf)).encode)
     asked = questions(scale)
     with contextlib.ExitStack() as stack:
         home = options.logs or Path(stack.enter_context(tempfile.TemporaryDirectory()))

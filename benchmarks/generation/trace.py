@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
+
+from conch.convert.sentences import load
 
 SEED: Final = 20261121
 
@@ -93,14 +94,8 @@ class Prompts:
             at += self.random.expovariate(rate)
 
 
-def words(tokenizer: Path) -> list[tuple[str, int]]:
+def words(encode: Callable[[str], Sequence[int]]) -> list[tuple[str, int]]:
     """The words of the sentences that ``conch convert`` compares on, and what each adds to a prompt in tokens."""
-    from tokenizers import Tokenizer
-
-    from conch.convert.sentences import load
-
-    known = Tokenizer.from_file(str(tokenizer))
-    found = sorted({word for sample in load("feature-extraction") for word in sample.text.split()})
-    encoded = known.encode_batch([f" {word}" for word in found], add_special_tokens=False)
+    known = sorted({word for sample in load("feature-extraction") for word in sample.text.split() if word.isalpha()})
     # A single token always fits what is left of a prompt.
-    return [(word, len(encoding)) for word, encoding in zip(found, encoded, strict=True) if word.isalpha()]
+    return [(word, len(encode(f" {word}"))) for word in known]

@@ -19,6 +19,7 @@ from typing import Final
 from tests.oracle.install import ROOT, OracleUnavailable
 
 HOME: Final = ROOT / "peers"
+_STAMP: Final = HOME / "stamp"
 CONSTRAINTS: Final = ROOT.parent / "constraints.txt"
 SHARED: Final = ("transformers", "tokenizers", "onnxruntime")
 PACKAGES: Final = ("numpy<2", "torch", "fastapi", "uvicorn", "uvloop", "httptools", "accelerate", "openai", "rich")
@@ -26,22 +27,33 @@ PACKAGES: Final = ("numpy<2", "torch", "fastapi", "uvicorn", "uvloop", "httptool
 
 def python() -> Path:
     """The interpreter, made and filled on first use (200 MB to fetch, some minutes)."""
-    wanted = [*PACKAGES, *map(_as_here, SHARED)]
-    stamp = hashlib.sha256("\n".join([sys.version, *wanted, CONSTRAINTS.read_text()]).encode()).hexdigest()
     interpreter = HOME / "bin" / "python"
     ROOT.mkdir(exist_ok=True)
     with locked(ROOT / "peers.lock"):
-        done = HOME / "stamp"
-        if not done.exists() or done.read_text() != stamp:
+        if not installed():
             print(f"Installing the peers' environment into {HOME} ...", file=sys.stderr)
             shutil.rmtree(HOME, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", str(HOME)], check=True)
             pip = [str(interpreter), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-            filled = subprocess.run([*pip, "-c", str(CONSTRAINTS), *wanted], capture_output=True, text=True)
+            filled = subprocess.run([*pip, "-c", str(CONSTRAINTS), *_wanted()], capture_output=True, text=True)
             if filled.returncode:
                 raise OracleUnavailable(f"the peers' environment: {filled.stderr.strip()}")
-            done.write_text(stamp)
+            _STAMP.write_text(_contents())
     return interpreter
+
+
+def installed() -> bool:
+    """Whether the environment is there already, with what conch runs with now."""
+    return _STAMP.exists() and _STAMP.read_text() == _contents()
+
+
+def _wanted() -> list[str]:
+    return [*PACKAGES, *map(_as_here, SHARED)]
+
+
+def _contents() -> str:
+    """What identifies an environment: changes when another one must be made."""
+    return hashlib.sha256("\n".join([sys.version, *_wanted(), CONSTRAINTS.read_text()]).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ def write(target: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from transformers import AutoModel, AutoTokenizer
 
-    class Hidden(torch.nn.Module):  # type: ignore[misc]
+    class Hidden(torch.nn.Module):
         def __init__(self, model: Any) -> None:
             super().__init__()
             self.model = model

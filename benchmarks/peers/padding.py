@@ -8,16 +8,18 @@ comparison shows what grouping by length is worth.  Models must say ``backend: "
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from conch.backends.huggingface import open_huggingface
+from conch.backends.native.backend import NativeBackend
 from conch.backends.table import BACKENDS, Backend
-from conch.backends.tasks.backend import HuggingFaceBackend
 from conch.backends.tasks.encoders import base
 from conch.schedulers.batching import Taken
 from conch.schedulers.queue import RequestQueue
 from conch.server import scheduling
+from conch.workers.child.channel import Channel, Header
 
 
 class ArrivalOrder:
@@ -50,18 +52,16 @@ def replace(module: ModuleType, name: str, value: Any) -> None:
     setattr(module, name, value)
 
 
-class PaddingBackend(HuggingFaceBackend):
-    """The backend whose tasks compute a batch in one run."""
-
-    def load(self, instance: Mapping[str, Any]) -> None:
-        replace(base, "runs", one_run)
-        super().load(instance)
+def open_padding(channel: Channel, init: Header) -> NativeBackend:
+    """conch's backend, whose tasks compute a batch in one run; what the worker calls to make it."""
+    replace(base, "runs", one_run)
+    return open_huggingface(channel, init)
 
 
 def main() -> None:
     from conch.cli import main
 
-    BACKENDS["padding"] = Backend("benchmarks.peers.padding:PaddingBackend", shared=True, prepares=True)
+    BACKENDS["padding"] = Backend("benchmarks.peers.padding:open_padding", shared=True, prepares=True)
     replace(scheduling, "TokenBatcher", ArrivalOrder)
     main()
 

@@ -22,12 +22,16 @@ _HERE: Final = Path(__file__).parent
 _CACHE: Final = ("--cb-num-blocks", "160", "--cb-max-batch-tokens", "2048")
 
 
+def python_path() -> str:
+    """A ``PYTHONPATH`` with which a server and its workers find ``benchmarks``, too."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+
+
 class PaddingServer(ConchServer):
     """conch with every batch in arrival order and padded to its longest text (:mod:`benchmarks.peers.padding`)."""
 
     def __init__(self, repository: Path, *flags: str, log: Path | None = None) -> None:
-        # Workers find ``benchmarks`` by it.
-        super().__init__(repository, *flags, log=log, env={"PYTHONPATH": str(ROOT)})
+        super().__init__(repository, *flags, log=log, env={"PYTHONPATH": python_path()})
         self.command = [sys.executable, "-m", "benchmarks.peers.padding", *self.command[1:]]
 
 

@@ -27,6 +27,7 @@ from conch.convert.encoder import tolerances as encoder
 from conch.telemetry.families import GENERATION, WORK
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md", "benchmarks/README.md")
 DOCUMENTS = ("huggingface.md", "generation.md", "inflight_batcher.md", "openai.md", "convert.md", "backends.md")
 #: Other names for what is documented under vLLM's.
 OTHER_NAMES = {
@@ -122,11 +123,33 @@ def test_what_generation_takes_and_gives_is_documented() -> None:
     assert all(re.search("queue|prefill|decode|_tokens|_params_|per_output_token", name) for name in metrics), metrics
 
 
+def project() -> dict[str, Any]:
+    loaded: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return loaded
+
+
 def test_extras_are_documented() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    extras = project()["optional-dependencies"].keys()
     offered = "".join(map(document, DOCUMENTS))
     written = {name for extra in re.findall(r"conch\[([\w,]+)\]", offered) for name in extra.split(",")}
     assert extras - written == {"demo", "dev"}
+    assert extras - named(document("README.md")) == set()
+
+
+def test_errors_name_extras_that_there_are() -> None:
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
+    offered = set(re.findall(r"pip install \\?['\"]conch\[(\w+)\]", sources))
+    assert len(offered) > 5
+    assert offered <= project()["optional-dependencies"].keys()
+
+
+def test_the_lowest_versions_are_those_that_are_declared() -> None:
+    lines = [line for line in (ROOT / "constraints-lowest.txt").read_text().splitlines() if not line.startswith("#")]
+    lowest = dict(line.split("==") for line in lines)
+    declared = dict(re.match(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", one).groups() for one in project()["dependencies"])  # type: ignore[union-attr]
+    assert lowest.keys() == declared.keys()
+    for name, version in declared.items():
+        assert f"{lowest[name]}.".startswith(f"{version}."), name
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -137,3 +160,10 @@ def test_links_lead_somewhere(name: str) -> None:
         headings = {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
                     for line in text.splitlines() if line.startswith("#")}  # fmt: skip
         assert not place or place in headings, target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_link_to_files_that_there_are(page: str) -> None:
+    source = ROOT / page
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", source.read_text("utf-8"))
+    assert [target for target in targets if not (source.parent / target).exists()] == []

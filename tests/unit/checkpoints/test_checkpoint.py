@@ -256,6 +256,7 @@ def test_code_that_comes_with_the_model_must_be_trusted(tmp_path: Path) -> None:
     assert Checkpoint.open(tmp_path, Options(trust_remote_code=True)).task == "feature-extraction"
 
 
+@pytest.mark.extras
 def test_code_that_is_not_needed_is_not_asked_about(tmp_path: Path) -> None:
     known = checkpoint(tmp_path / "known", {"auto_map": {"AutoModel": "modeling.Bert"}})
     graph = checkpoint(

@@ -6,6 +6,7 @@ Part of ``triton_python_backend_utils``; runs in the worker of a Python model.
 from __future__ import annotations
 
 from enum import IntEnum
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from types import FrameType
 from typing import List, Optional
 
@@ -87,5 +88,7 @@ def _places(error: BaseException) -> str:
             break
         if not module.startswith(_OWN):
             lines.append(f"  {frame.f_code.co_filename}({frame.f_lineno}): {frame.f_code.co_name}\n")
+        if frame.f_code.co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR):
+            break  # from Python 3.12 on the event loop's frames follow
         frame = frame.f_back
     return "\n\nAt:\n" + "".join(lines) if lines else ""

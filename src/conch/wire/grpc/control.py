@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from google.protobuf import json_format
 from tritonclient.grpc import service_pb2
 
 from conch.config.schema import ModelConfig
@@ -54,7 +55,8 @@ _STATISTICS: Final = frozenset(service_pb2.ModelStatistics.DESCRIPTOR.fields_by_
 
 def statistics(entries: Iterable[Mapping[str, Any]]) -> service_pb2.ModelStatisticsResponse:
     shared = [{name: value for name, value in entry.items() if name in _STATISTICS} for entry in entries]
-    return service_pb2.ModelStatisticsResponse(model_stats=shared)
+    # Constructors of protobuf 5 take no mappings as values of a map.
+    return json_format.ParseDict({"model_stats": shared}, service_pb2.ModelStatisticsResponse())
 
 
 def index(entries: Iterable[Mapping[str, Any]]) -> service_pb2.RepositoryIndexResponse:

@@ -28,8 +28,6 @@ _LITERALS: Final = (b"true", b"false", b"null", b"NaN", b"Infinity", b"-Infinity
 #: How the standard library's messages begin, and RapidJSON's reason.
 _REASONS: Final = {
     "Expecting property name": "Missing a name for object member.",
-    "Illegal trailing comma before the end of object": "Missing a name for object member.",
-    "Illegal trailing comma before the end of array": "Invalid value.",
     "Expecting ':'": "Missing a colon after a name of object member.",
     "Invalid \\escape": "Invalid escape character in string.",
     "Invalid control character": "Invalid escape character in string.",
@@ -77,6 +75,10 @@ def reason(data: bytes, text: str, error: json.JSONDecodeError) -> tuple[str, in
         return "Missing a closing quotation mark in string.", len(data)
     if message.startswith("Expecting value"):
         return "Invalid value.", at + _literal_prefix(data[at : at + 9])
+    if message.startswith("Illegal trailing comma"):  # Python 3.13 and later point at the comma, RapidJSON behind it
+        behind = text[error.pos + 1 :]
+        at += 1 + len(behind) - len(behind.lstrip(" \t\n\r"))
+        return _REASONS["Expecting property name"] if "object" in message else "Invalid value.", at
     cut = data[at : at + 1]
     if cut in (b".", b"e", b"E") and data[at - 1 : at].isdigit():
         if cut == b".":

@@ -1,0 +1,131 @@
+"""Every benchmark starts, asks every server that can be had here, and writes its tables; the figures mean nothing.
+
+Peers whose environment or program takes minutes to make (``benchmarks/peers/environment.py``, ``llama.py``) are asked
+where that has been done before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import columns as text_columns
+from benchmarks import converted
+from benchmarks.generation.columns import USUAL
+from benchmarks.layers import STAGES
+from benchmarks.peers import environment, llama
+from tests.oracle import OracleUnavailable, install
+
+ROOT = Path(__file__).parents[2]
+VARIANT = "onnxruntime-int8"
+#: Programs that the tests below start, and those that these start in turn.
+STARTED = {"__main__", "serving", "layers", "huggingface", "direct", "offline", "generation.__main__"}
+STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
+#: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
+PREPARING = {"peers.graph", "peers.llama", "peers.web", "generation.unpack"}
+
+pytestmark = pytest.mark.timeout(900 if environment.installed() else 180)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def oracle() -> None:
+    """perf_analyzer drives most benchmarks, and the real Triton is their peer."""
+    try:
+        install()
+    except OracleUnavailable as error:
+        pytest.skip(f"the real Triton is not available here: {error}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MiniLM as ``conch convert`` makes it, with as little measuring as there can be."""
+    least = ("--backend", "onnxruntime", "--seconds", "0", "--batch-size", "1", "--seq-len", "16")
+    return converted.convert(tmp_path_factory.mktemp("converted"), *least)
+
+
+def run(module: str, *arguments: object) -> str:
+    """What a benchmark prints."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def tables(output: str) -> list[list[list[str]]]:
+    """The cells of every Markdown table, heads first and without the line below them."""
+    blocks = re.findall(r"(?:^\|.*\n)+", output, re.MULTILINE)
+    rows = [[line.strip("|").split("|") for line in block.splitlines()] for block in blocks]
+    return [[[cell.strip() for cell in row] for row in [block[0], *block[2:]]] for block in rows]
+
+
+def number(cell: str) -> float:
+    return float(cell.strip("*"))
+
+
+def test_every_program_is_known_here() -> None:
+    files = {path.relative_to(ROOT / "benchmarks"): path.read_text("utf-8") for path in ROOT.glob("benchmarks/**/*.py")}
+    programs = {
+        ".".join(path.with_suffix("").parts)
+        for path, source in files.items()
+        if '__name__ == "__main__"' in source or path.name == "__main__.py"
+    }
+    assert programs == STARTED | STARTED_BY_THEM | PREPARING
+
+
+def test_serving_measures_both_servers() -> None:
+    (table,) = tables(run("benchmarks", "serving", "--rounds", 1, "--seconds", 0.1))
+    assert len(table) == 1 + 8
+    for _, _, conch, triton, ratio, _ in table[1:]:
+        assert number(conch) > 0 and number(triton) > 0 and number(ratio) > 0
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_layers_follow_requests_through_all_stages(protocol: str) -> None:
+    output = run("benchmarks.layers", "--protocol", protocol, "--seconds", 0.2)
+    assert re.search(rf"{protocol}: the client sees \d+ µs", output)
+    (table,) = tables(output)
+    assert [row[0] for row in table[1:]] == [*list(STAGES.values())[1:], "sum"]
+    assert number(table[-1][1]) > 0
+
+
+def test_huggingface_asks_all_servers(folder: Path) -> None:
+    peers = list(text_columns.PEERS) if environment.installed() else ["padding"]
+    options = ["--rounds", 1, "--seconds", 0.2, "--texts", 16, "--variants", VARIANT]
+    output = run("benchmarks.huggingface", "--converted", folder, *options, "--peers", *peers)
+    absolute, ratios, offline, layers = tables(output)
+    names = absolute[0][2:]
+    assert len(names) == 1 + len(peers)
+    for title, _, *cells in absolute[1:]:
+        answered = {name for name, cell in zip(names, cells, strict=True) if cell}
+        silent = {name for name in names if name.startswith("padding") and "mixed" not in title}
+        silent |= {"FastAPI"} & set(names) if "perf_analyzer" in title else set()
+        assert answered == set(names) - silent, title
+    assert len(ratios) == len(absolute)
+    assert {row[0] for row in offline[1:]} == {"16 tokens", "mixed"}
+    assert number(layers[-1][2]) > 0
+
+
+def test_direct_and_offline_are_programs_too(folder: Path) -> None:
+    options = ["--converted", folder, "--variants", VARIANT, "--seconds", 0.1]
+    (layers,) = tables(run("benchmarks.direct", *options))
+    assert number(layers[-1][2]) > 0
+    figures = json.loads(run("benchmarks.offline", *options, "--texts", 4))
+    assert min(*figures["engine"].values(), *figures["everything"].values(), *figures["steps"].values()) > 0
+
+
+def test_generation_asks_all_servers() -> None:
+    peers = [name for name in USUAL if (llama.PROGRAM.exists() if name == "llama.cpp" else environment.installed())]
+    output = run("benchmarks.generation", "--quick", "--seconds", 0.5, "--conch", "gguf", "--peers", *peers)
+    servers, absolute, *rest = tables(output)
+    names = ["conch gguf", *peers]
+    assert [row[0] for row in servers[1:]] == names == absolute[0][2:]
+    for title, _, *cells in absolute[1:]:
+        answered = {name for name, cell in zip(names, cells, strict=True) if cell}
+        assert answered == set(names) - ({"triton"} if "streams" in title else set()), title
+    alone = rest[-1]
+    assert number(alone[1][3]) > 0
