@@ -22,10 +22,10 @@ from conch.backends.generation.engine import EngineRequest as Continued
 from conch.backends.generation.engine import GenerationEngine
 from conch.backends.generation.engine_choice import choose_engine, engine_spec
 from conch.backends.generation.engine_table import open_engine
-from conch.backends.generation.sampling import Sampling
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.sampling.parameters import SamplingParams
 
 Prompt = tuple[list[int], int]
 
@@ -63,7 +63,7 @@ class Loop:
         ids, count = next(self.prompts, ([], 0))
         if not ids:
             return
-        sampling = Sampling(max_tokens=count, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
         self.engine.add(Continued(self.next, ids, sampling))
         self.places[self.next] = place
         self.next += 1

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress, TokenLogprobs
 from conch.backends.generation.engine_table import EngineSpec
-from conch.backends.generation.sampling import Feature, Sampling
 from conch.errors import internal, invalid, one_line, unsupported
+from conch.sampling.parameters import Feature, SamplingParams
 
 _FEATURES: Final = frozenset(Feature) - {Feature.BEAMS, Feature.LORA}
 #: The values that vLLM knows for ``max_lora_rank``.
@@ -76,7 +76,7 @@ class VllmEngine(GenerationEngine):
                 str(sequence.id),
                 {"prompt_token_ids": sequence.prompt},
                 _parameters(self._vllm, asked, self._eos_ids),
-                lora_request=self._adapters[asked.adapter] if asked.adapter else None,
+                lora_request=self._adapters[asked.lora_name] if asked.lora_name else None,
                 priority=sequence.priority,
             )
         except ValueError as error:
@@ -230,13 +230,13 @@ def _lora_request(name: str, number: int, path: Path) -> Any:
     return request
 
 
-def _parameters(vllm: Any, asked: Sampling, eos_ids: tuple[int, ...]) -> Any:
+def _parameters(vllm: Any, asked: SamplingParams, eos_ids: tuple[int, ...]) -> Any:
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     ends = list(asked.stop_token_ids)
     if not asked.ignore_eos:
         ends += eos_ids if asked.end_id is None else [asked.end_id]
-    structure = asked.structure
+    structure = asked.structured_outputs
     parameters: Any = vllm.SamplingParams(
         max_tokens=asked.max_tokens,
         min_tokens=asked.min_tokens,
@@ -261,9 +261,9 @@ def _parameters(vllm: Any, asked: Sampling, eos_ids: tuple[int, ...]) -> Any:
             **{structure.kind: json.loads(structure.text) if structure.kind == "choice" else structure.text}
         ),
     )
-    if asked.bad_words:
+    if asked.bad_words_token_ids:
         # vLLM would make these ids of texts itself; there is no public way to give it ids.
-        parameters._bad_words_token_ids = [list(word) for word in asked.bad_words]
+        parameters._bad_words_token_ids = [list(word) for word in asked.bad_words_token_ids]
     return parameters
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from conch.backends.generation.sampling import Feature, Sampling
 from conch.errors import ConchError
+from conch.sampling.parameters import Feature, SamplingParams
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class EngineRequest:
 
     id: int
     prompt: list[int]
-    sampling: Sampling
+    sampling: SamplingParams
     #: Lower goes first where not all fit; sequences of the same priority go in the order in which they came.
     priority: int = 0
 
@@ -87,7 +87,7 @@ class GenerationEngine(ABC):
     vocabulary: int
     cache_tokens: int = 0
     block_tokens: int = 1
-    #: Names of LoRA adapters that ``Sampling.adapter`` may give.
+    #: Names of LoRA adapters that ``SamplingParams.lora_name`` may give.
     adapters: tuple[str, ...] = ()
 
     @abstractmethod

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 
 from conch.backends.generation.engine import Progress
-from conch.backends.generation.sampling import Sampling
 from conch.backends.native.arrays import Request, Result
+from conch.sampling.parameters import SamplingParams
 
 
 class ResponseBuilder(ABC):
     """Turns the tokens of one request into its responses.
 
     ``prompts`` are the sequences that the request wants continued, token ids and how; a sequence has as many
-    continuations as its ``Sampling.returned``, which are numbered through.  Used by the thread that runs the engine.
+    continuations as its ``SamplingParams.n``, which are numbered through.  Used by the thread that runs the engine.
     """
 
-    prompts: Sequence[tuple[list[int], Sampling]]
+    prompts: Sequence[tuple[list[int], SamplingParams]]
     #: The id of requests that this one ends with what they have.
     stops: str = ""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conch.backends.generation.engine import GenerationEngine
-from conch.backends.generation.sampling import Sampling
 from conch.errors import Code, ConchError, invalid, unsupported
+from conch.sampling.parameters import SamplingParams
 
 
 class UnknownAdapter(ConchError):
@@ -32,7 +32,7 @@ class Limits:
         """How many tokens the context has besides so many."""
         return self.engine.context - tokens
 
-    def check(self, prompt: list[int], sampling: Sampling) -> None:
+    def check(self, prompt: list[int], sampling: SamplingParams) -> None:
         """Raises INVALID_ARG for what does not fit, UNSUPPORTED for what the engine does not have."""
         engine, length = self.engine, len(prompt)
         needed = (length + sampling.max_tokens) * sampling.beam_width
@@ -60,15 +60,15 @@ class Limits:
         self.check_ids(prompt, "input", sampling)
         self.check_features(sampling)
 
-    def check_features(self, sampling: Sampling) -> None:
+    def check_features(self, sampling: SamplingParams) -> None:
         """Raises UNSUPPORTED for what the engine does not have, INVALID_ARG for an unknown adapter."""
-        if sampling.adapter and sampling.adapter not in self.engine.adapters:
-            raise UnknownAdapter(sampling.adapter, self.engine.adapters)
-        for feature in sampling.needs():
+        if sampling.lora_name and sampling.lora_name not in self.engine.adapters:
+            raise UnknownAdapter(sampling.lora_name, self.engine.adapters)
+        for feature in sampling.features():
             if feature not in self.engine.features:
                 raise unsupported(f"engine '{self.engine.name}' does not have {feature.value}")
 
-    def check_ids(self, prompt: list[int], name: str, sampling: Sampling) -> None:
+    def check_ids(self, prompt: list[int], name: str, sampling: SamplingParams) -> None:
         """Raises INVALID_ARG for token ids that the network does not know."""
         vocabulary = self.engine.vocabulary
         beyond = max(prompt)

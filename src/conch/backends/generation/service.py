@@ -177,8 +177,8 @@ class GenerationService:
                 number = next(self._numbers)
                 self._engine.add(Prompt(number, prompt, sampling, job.priority))
                 self._owners[number] = job, first
-                job.running[number] = set(range(first, first + sampling.returned))
-                first += sampling.returned
+                job.running[number] = set(range(first, first + sampling.n))
+                first += sampling.n
         except Exception as error:  # what an engine cannot take is the request's own
             self._end(job, failure(error), "error")
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.generation.engine_table import EngineSpec
-from conch.backends.generation.sampling import Sampling
 from conch.backends.native.arrays import Array
 from conch.convert.libraries import silence_libraries
 from conch.errors import unsupported
+from conch.sampling.parameters import SamplingParams
 
 #: The arithmetic that an engine is told to use, by precision; for all others it chooses.
 DTYPES: Final[Mapping[str, str]] = {"fp32": "float32"}
@@ -108,7 +108,7 @@ class ServedGraph:
 
         logprobs = 0 if echo else None
         config = generation_config(
-            Sampling(max_tokens=count, temperature=0, ignore_eos=True, logprobs=logprobs), eos_ids=()
+            SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, logprobs=logprobs), eos_ids=()
         )
         config.echo = echo
         self.number += 1

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from conch.inference import ModelSignature
+from conch.sampling.parameters import MAX_LOGPROBS
 from conch.tensors import WireTensor
 from conch.wire.openai.answering import Answer
 from conch.wire.openai.errors import ApiError
@@ -17,7 +18,7 @@ from conch.wire.openai.messages import read_messages
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import Fields, wrong
 from conch.wire.openai.replies import ChoiceDelta, Token
-from conch.wire.openai.sampling import MAX_LOGPROBS, PASSED_OVER, Decoding, read_sampling, read_stream
+from conch.wire.openai.sampling import PASSED_OVER, Decoding, read_sampling, read_stream
 from conch.wire.openai.tool_calls import Delta, Parser, parser_for
 from conch.wire.openai.tools import Tools, read_tools
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from conch.inference import ModelSignature
+from conch.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES
 from conch.tensors import WireTensor
 from conch.wire.openai.answering import Answer
 from conch.wire.openai.errors import ApiError
@@ -14,7 +15,7 @@ from conch.wire.openai.logprobs import completion_logprobs
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import Fields, wrong
 from conch.wire.openai.replies import ChoiceDelta, Token
-from conch.wire.openai.sampling import MAX_CHOICES, MAX_LOGPROBS, PASSED_OVER, Decoding, read_sampling, read_stream
+from conch.wire.openai.sampling import PASSED_OVER, Decoding, read_sampling, read_stream
 
 #: Prompts of one request; each becomes a request to the model.
 MAX_PROMPTS: Final = 2048
@@ -48,7 +49,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
     n = sampling.get("n", 1)
     if len(prompts) * n > MAX_PROMPTS:
         raise ApiError(f"{len(prompts)} prompts with n={n} are more than {MAX_PROMPTS} choices", "n")
-    if fields.integer("best_of", 1, MAX_CHOICES) not in (None, n):
+    if fields.integer("best_of", 1, MAX_SAMPLES) not in (None, n):
         raise ApiError(f"'best_of' must be n ({n}): the best of more choices are not selected", "best_of")
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = fields.flag("echo")

@@ -13,6 +13,8 @@ import orjson
 
 from conch.errors import ConchError
 from conch.inference import ModelSignature
+from conch.sampling.parameters import PARAMETERS
+from conch.sampling.structures import GUIDE_TYPES
 from conch.tensors import WireTensor
 from conch.wire.json.tensor import from_json
 from conch.wire.openai.errors import ApiError
@@ -21,21 +23,12 @@ SAMPLING: Final = "sampling_parameters"
 #: OpenAI's number of tokens where nobody says one, for models that must be told.
 DEFAULT_MAX_TOKENS: Final = 16
 
-#: Inputs that may take a value, the first that is declared; each also with ``sampling_param_`` before its name.
-_NAMES: Final = {
-    "max_tokens": ("max_tokens", "request_output_len"),
-    "min_tokens": ("min_tokens", "min_length"),
-    "n": ("n", "num_return_sequences"),
-    "seed": ("seed", "random_seed"),
-    "stop": ("stop_words", "stop"),
+#: Inputs that may take a parameter, the first that is declared; each also with ``sampling_param_`` before its name.
+_INPUTS: Final = {
+    one.name: tuple(dict.fromkeys(filter(None, (one.text_input, one.name, *one.inflight_inputs)))) for one in PARAMETERS
 }
 #: Values that change nothing, which a model need not know.
-_NEUTRAL: Final = {
-    "n": 1, "temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1,
-    "min_p": 0, "ignore_eos": False, "skip_special_tokens": True,
-}  # fmt: skip
-#: Kinds of structured output, as ``guided_decoding_guide_type`` calls them.
-_GUIDES: Final = {"json": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}
+_NEUTRAL: Final = {one.name: one.neutral for one in PARAMETERS if one.neutral is not None}
 _COUNTS: Final = ("return_num_input_tokens", "return_num_output_tokens", "return_finish_reason")
 
 
@@ -87,8 +80,7 @@ def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dic
         if key == "structured_outputs":
             _guide(signature, value, values)
             continue
-        candidates = _NAMES.get(key, (key,))
-        name = next((one for one in (*candidates, f"sampling_param_{key}") if one in declared), None)
+        name = next((name for name in (*_INPUTS[key], f"sampling_param_{key}") if name in declared), None)
         if name is not None:
             values[name] = value if type(value) is list else [value]
         elif key not in _NEUTRAL or value != _NEUTRAL[key]:
@@ -101,9 +93,9 @@ def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dic
 
 def _guide(signature: ModelSignature, structure: Any, values: dict[str, list[Any]]) -> None:
     kind, content = next(iter(structure.items())) if type(structure) is dict and len(structure) == 1 else ("", None)
-    if kind not in _GUIDES or "guided_decoding_guide" not in signature.inputs:
+    if kind not in GUIDE_TYPES or "guided_decoding_guide" not in signature.inputs:
         raise _cannot(signature, "response_format")
-    values["guided_decoding_guide_type"] = [_GUIDES[kind]]
+    values["guided_decoding_guide_type"] = [GUIDE_TYPES[kind]]
     values["guided_decoding_guide"] = [content if type(content) is str else orjson.dumps(content).decode()]
 
 

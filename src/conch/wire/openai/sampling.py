@@ -1,4 +1,4 @@
-"""How tokens are to be chosen: the members of chats and completions that say it, as vLLM's ``SamplingParams`` names.
+"""The sampling parameters of chats and completions, under the names of vLLM's ``SamplingParams``.
 
 What OpenAI defines is checked here, so that errors name the member; what other servers added is passed on as it is,
 and the model checks it.
@@ -9,17 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from conch.sampling.parameters import MAX_SAMPLES, PARAMETERS
+from conch.sampling.structures import KINDS
+from conch.sampling.values import INT32
 from conch.wire.openai.errors import ApiError
 from conch.wire.openai.reading import Fields, wrong
-
-MAX_CHOICES: Final = 64
-MAX_LOGPROBS: Final = 20
-_INT32: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """What chats and completions ask alike; ``logprobs`` is the number of alternatives, or None."""
+    """What chats and completions have in common.
+
+    ``sampling`` has the parameters that the request gives, ``logprobs`` the number of alternatives to each token (None:
+    no log-probabilities).
+    """
 
     sampling: dict[str, Any]
     logprobs: int | None
@@ -28,28 +31,20 @@ class Decoding:
 
     @property
     def choices(self) -> int:
-        """Of each prompt."""
+        """The number of choices for each prompt."""
         count: int = self.sampling.get("n", 1)
         return count
 
     @property
     def top(self) -> int:
+        """The number of alternatives to each token."""
         return self.logprobs or 0
 
 
-#: Members of other servers' that models understand under the same name.
-EXTENSIONS: Final = (
-    "bad_words", "beam_width", "early_stopping", "ignore_eos", "include_stop_str_in_output", "length_penalty",
-    "lora_name", "min_p", "min_tokens", "repetition_penalty", "skip_special_tokens", "spaces_between_special_tokens",
-    "stop_token_ids", "structured_outputs", "top_k", "truncate_prompt_tokens", "use_beam_search",
-)  # fmt: skip
+#: Members of other servers' APIs that models understand under the same name.
+EXTENSIONS: Final = tuple(sorted(one.name for one in PARAMETERS if one.openai == "extension"))
 #: vLLM's older names of kinds of structured output.
-_GUIDED: Final = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_grammar": "grammar",
-    "guided_choice": "choice",
-}
+_GUIDED: Final = {f"guided_{kind}": kind for kind in KINDS}
 #: Members about accounts and bookkeeping, which change no answer.
 PASSED_OVER: Final = (
     "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
@@ -57,9 +52,9 @@ PASSED_OVER: Final = (
 
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
-    """What a request says; nothing for what it leaves open.  Log-probabilities are read elsewhere."""
+    """The parameters that a request gives, but for log-probabilities, which chats and completions spell differently."""
     given: dict[str, Any] = {
-        "n": fields.integer("n", 1, MAX_CHOICES),
+        "n": fields.integer("n", 1, MAX_SAMPLES),
         "max_tokens": _max_tokens(fields),
         "temperature": fields.number("temperature", 0, 2),
         "top_p": _top_p(fields),
@@ -73,7 +68,7 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         given[name] = fields.take(name)
     structures = [_response_format(fields), given["structured_outputs"]]
     structures += [_guided(fields, name, kind) for name, kind in _GUIDED.items()]
-    structures = [one for one in structures if one is not None]
+    structures = [structure for structure in structures if structure is not None]
     if len(structures) > 1:
         raise ApiError("only one of response_format and the members for structured output may be given")
     given["structured_outputs"] = structures[0] if structures else None
@@ -81,7 +76,7 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
 
 
 def read_stream(fields: Fields) -> tuple[bool, bool]:
-    """Whether the answer is to come in pieces, and whether with the usage at its end."""
+    """Whether the answer is to be streamed, and whether the stream ends with the usage."""
     stream = fields.flag("stream")
     options = fields.object("stream_options")
     if options is None:
@@ -95,8 +90,8 @@ def read_stream(fields: Fields) -> tuple[bool, bool]:
 
 
 def _max_tokens(fields: Fields) -> int | None:
-    newer = fields.integer("max_completion_tokens", 1, _INT32)
-    older = fields.integer("max_tokens", 1, _INT32)
+    newer = fields.integer("max_completion_tokens", 1, INT32)
+    older = fields.integer("max_tokens", 1, INT32)
     return newer if newer is not None else older
 
 

@@ -11,7 +11,7 @@ import transformers
 
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
 from conch.backends.generation.engine_table import EngineSpec, open_engine
-from conch.backends.generation.sampling import Sampling
+from conch.sampling.parameters import SamplingParams
 
 VOCABULARY: Final = 160
 EOS: Final = 2
@@ -60,7 +60,7 @@ def finished(engine: GenerationEngine) -> list[Progress]:
     return progress
 
 
-def continued(engine: GenerationEngine, prompt: list[int], sampling: Sampling) -> list[int]:
+def continued(engine: GenerationEngine, prompt: list[int], sampling: SamplingParams) -> list[int]:
     engine.add(EngineRequest(0, prompt, sampling))
     return [token for progress in finished(engine) for token in progress.tokens]
 

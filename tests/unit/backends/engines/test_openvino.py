@@ -13,8 +13,9 @@ pytest.importorskip("openvino_genai")
 pytest.importorskip("torch")
 
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress
-from conch.backends.generation.sampling import Feature, Sampling, Structure
 from conch.errors import ConchError
+from conch.sampling.parameters import Feature, SamplingParams
+from conch.sampling.structures import Structure
 from tests.unit.backends.engines.openvino_models import (
     EOS,
     SIZES,
@@ -52,7 +53,7 @@ def engine(directory: Path) -> GenerationEngine:
 
 def test_alone_tokens_are_those_of_transformers(engine: GenerationEngine, module: Any) -> None:
     for prompt in prompts(6):
-        assert continued(engine, prompt, Sampling(max_tokens=24, temperature=0)) == greedy(module, prompt, 24)
+        assert continued(engine, prompt, SamplingParams(max_tokens=24, temperature=0)) == greedy(module, prompt, 24)
 
 
 @pytest.mark.parametrize("cache_tokens", [2048, 320], ids=["room", "preemption"])
@@ -69,7 +70,7 @@ def test_in_a_busy_batch_they_are_too(directory: Path, module: Any, cache_tokens
         if len(tokens) < len(asked) and (not engine.busy or source.random() < 0.6):
             number = len(tokens)
             tokens[number] = []
-            sampling = Sampling(max_tokens=lengths[number], temperature=0)
+            sampling = SamplingParams(max_tokens=lengths[number], temperature=0)
             engine.add(EngineRequest(number, asked[number], sampling, priority=source.randrange(3)))
         if source.random() < 0.1:
             number = source.choice(list(tokens))
@@ -89,8 +90,8 @@ def test_in_a_busy_batch_they_are_too(directory: Path, module: Any, cache_tokens
 
 
 def test_what_is_cancelled_is_forgotten_and_its_cache_is_free(engine: GenerationEngine) -> None:
-    engine.add(EngineRequest(1, [5] * 70, Sampling(max_tokens=50, ignore_eos=True)))
-    engine.add(EngineRequest(2, [6] * 70, Sampling(max_tokens=50, ignore_eos=True)))
+    engine.add(EngineRequest(1, [5] * 70, SamplingParams(max_tokens=50, ignore_eos=True)))
+    engine.add(EngineRequest(2, [6] * 70, SamplingParams(max_tokens=50, ignore_eos=True)))
     engine.step()
     both = engine.load()
     assert (both.running, both.waiting) == (2, 0) and both.used_tokens >= 140
@@ -106,7 +107,7 @@ def test_what_is_cancelled_is_forgotten_and_its_cache_is_free(engine: Generation
 def test_what_waits_goes_by_priority_and_can_be_cancelled(directory: Path) -> None:
     engine = opened(directory, max_sequences=1)
     for number, priority in enumerate([5, 9, 0, 9]):
-        engine.add(EngineRequest(number, [7], Sampling(max_tokens=2, ignore_eos=True), priority))
+        engine.add(EngineRequest(number, [7], SamplingParams(max_tokens=2, ignore_eos=True), priority))
     assert engine.load().waiting == 4
     engine.cancel(3)
     assert [progress.id for progress in finished(engine)] == [2, 2, 0, 0, 1, 1]
@@ -117,14 +118,14 @@ def test_stop_tokens_end_a_sequence_and_are_among_its_tokens(engine: GenerationE
     tokens = greedy(module, prompt, 12)
     stop = tokens[3]
     place = tokens.index(stop)
-    engine.add(EngineRequest(1, prompt, Sampling(max_tokens=12, temperature=0, stop_token_ids=(stop,))))
+    engine.add(EngineRequest(1, prompt, SamplingParams(max_tokens=12, temperature=0, stop_token_ids=(stop,))))
     found = finished(engine)
     assert [token for progress in found for token in progress.tokens] == tokens[: place + 1]
     assert [progress.finish for progress in found] == [""] * place + ["stop"]
-    for other in (Sampling(end_id=stop), Sampling(ignore_eos=True, stop_token_ids=(stop,))):
+    for other in (SamplingParams(end_id=stop), SamplingParams(ignore_eos=True, stop_token_ids=(stop,))):
         other.max_tokens, other.temperature = 12, 0
         assert continued(engine, prompt, other) == tokens[: place + 1]
-    least = Sampling(max_tokens=12, temperature=0, stop_token_ids=(stop,), min_tokens=8)
+    least = SamplingParams(max_tokens=12, temperature=0, stop_token_ids=(stop,), min_tokens=8)
     assert len(continued(engine, prompt, least)) >= 8
 
 
@@ -132,14 +133,14 @@ def test_seeds_are_kept_whatever_else_runs(engine: GenerationEngine) -> None:
     prompt = prompts(1)[0]
 
     def drawn(seed: int | None) -> list[int]:
-        return continued(engine, prompt, Sampling(max_tokens=20, temperature=1.2, seed=seed))
+        return continued(engine, prompt, SamplingParams(max_tokens=20, temperature=1.2, seed=seed))
 
     alone = drawn(2**64 - 5)
     assert alone == drawn(2**64 - 5) != drawn(4)
     assert drawn(None) != drawn(None)
     for number in range(4):
-        engine.add(EngineRequest(number, [9, 10 + number], Sampling(max_tokens=20)))
-    engine.add(EngineRequest(9, prompt, Sampling(max_tokens=20, temperature=1.2, seed=2**64 - 5)))
+        engine.add(EngineRequest(number, [9, 10 + number], SamplingParams(max_tokens=20)))
+    engine.add(EngineRequest(9, prompt, SamplingParams(max_tokens=20, temperature=1.2, seed=2**64 - 5)))
     assert [token for progress in finished(engine) if progress.id == 9 for token in progress.tokens] == alone
 
 
@@ -147,7 +148,7 @@ def test_log_probabilities_of_chosen_tokens(engine: GenerationEngine, module: An
     import torch
 
     prompt = prompts(1)[0]
-    engine.add(EngineRequest(1, prompt, Sampling(max_tokens=5, temperature=0, logprobs=0)))
+    engine.add(EngineRequest(1, prompt, SamplingParams(max_tokens=5, temperature=0, logprobs=0)))
     found = finished(engine)
     tokens = [token for progress in found for token in progress.tokens]
     with torch.no_grad():
@@ -164,7 +165,7 @@ def test_beams_come_at_the_end_best_first(engine: GenerationEngine, module: Any)
     import torch
 
     prompt = prompts(1)[0]
-    engine.add(EngineRequest(1, prompt, Sampling(max_tokens=10, beam_width=4, returned=3)))
+    engine.add(EngineRequest(1, prompt, SamplingParams(max_tokens=10, beam_width=4, n=3)))
     found: list[Progress] = finished(engine)
     with torch.no_grad():
         expected = module.generate(
@@ -187,7 +188,7 @@ def test_repetition_penalty(engine: GenerationEngine, module: Any) -> None:
         ids = module.generate(
             torch.tensor([prompt]), max_new_tokens=16, do_sample=False, pad_token_id=0, repetition_penalty=1.4
         )
-    sampling = Sampling(max_tokens=16, temperature=0, repetition_penalty=1.4)
+    sampling = SamplingParams(max_tokens=16, temperature=0, repetition_penalty=1.4)
     assert continued(engine, prompt, sampling) == ids[0, len(prompt) :].tolist()
     assert Feature.PENALTIES not in engine.features
 
@@ -213,7 +214,7 @@ def test_an_adapter_changes_the_weights(directory: Path, module: Any, tmp_path: 
     asked = prompts(6)
     for number, prompt in enumerate(asked):
         adapter = "french" if number % 2 else ""
-        engine.add(EngineRequest(number, prompt, Sampling(max_tokens=12, temperature=0, adapter=adapter)))
+        engine.add(EngineRequest(number, prompt, SamplingParams(max_tokens=12, temperature=0, lora_name=adapter)))
     tokens: dict[int, list[int]] = {number: [] for number in range(len(asked))}
     for progress in finished(engine):
         tokens[progress.id] += progress.tokens
@@ -228,4 +229,4 @@ def test_an_adapter_changes_the_weights(directory: Path, module: Any, tmp_path: 
 
 def test_without_a_tokenizer_there_are_no_grammars(engine: GenerationEngine) -> None:
     assert not engine.features & {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE}
-    assert list(Sampling(structure=Structure("regex", "a")).needs()) == [Feature.REGEX]
+    assert list(SamplingParams(structured_outputs=Structure("regex", "a")).features()) == [Feature.REGEX]

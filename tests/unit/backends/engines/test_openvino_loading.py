@@ -13,9 +13,10 @@ from conch.backends.engines.openvino.config import stop_tokens
 from conch.backends.engines.openvino.precision import Precision, cache_blocks
 from conch.backends.generation.engine import EngineRequest
 from conch.backends.generation.engine_table import EngineSpec, open_engine
-from conch.backends.generation.sampling import Feature, Sampling, Structure
 from conch.checkpoints.gguf.reader import read_gguf
 from conch.errors import Code, ConchError
+from conch.sampling.parameters import Feature, SamplingParams
+from conch.sampling.structures import Structure
 
 SMALL = {
     "num_hidden_layers": 30,
@@ -77,10 +78,10 @@ def test_the_cache_is_what_is_wanted_or_what_the_sequences_need(tmp_path: Path) 
 
 
 def test_what_ends_a_sequence() -> None:
-    assert stop_tokens(Sampling(stop_token_ids=(7,)), (2, 3)) == {2, 3, 7}
-    assert stop_tokens(Sampling(end_id=9), (2, 3)) == {9}
-    assert stop_tokens(Sampling(ignore_eos=True, stop_token_ids=(7,)), (2, 3)) == {7}
-    assert stop_tokens(Sampling(ignore_eos=True, structure=Structure("regex", "a")), (2, 3)) == {2, 3}
+    assert stop_tokens(SamplingParams(stop_token_ids=(7,)), (2, 3)) == {2, 3, 7}
+    assert stop_tokens(SamplingParams(end_id=9), (2, 3)) == {9}
+    assert stop_tokens(SamplingParams(ignore_eos=True, stop_token_ids=(7,)), (2, 3)) == {7}
+    assert stop_tokens(SamplingParams(ignore_eos=True, structured_outputs=Structure("regex", "a")), (2, 3)) == {2, 3}
 
 
 @pytest.mark.skipif(find_spec("openvino_genai") is None, reason="needs openvino-genai")
@@ -108,15 +109,17 @@ def test_a_gguf_file_and_grammars() -> None:
         4: Structure("regex", "[0-9]{4}"),
         5: Structure("grammar", 'root ::= "x" | "yz"'),
     }
-    engine.add(EngineRequest(0, prompt, Sampling(max_tokens=4, temperature=0)))
+    engine.add(EngineRequest(0, prompt, SamplingParams(max_tokens=4, temperature=0)))
     for number, structure in structures.items():
-        engine.add(EngineRequest(number, prompt, Sampling(max_tokens=40, temperature=0, structure=structure)))
+        engine.add(
+            EngineRequest(number, prompt, SamplingParams(max_tokens=40, temperature=0, structured_outputs=structure))
+        )
     for wrong in (Structure("regex", "("), Structure("grammar", "x"), Structure("json", "{")):
         with pytest.raises(ConchError, match=f"the {wrong.kind} that output must fit is not valid") as refused:
-            engine.add(EngineRequest(9, prompt, Sampling(structure=wrong)))
+            engine.add(EngineRequest(9, prompt, SamplingParams(structured_outputs=wrong)))
         assert refused.value.code is Code.INVALID_ARG
     with pytest.raises(ConchError, match="engine 'openvino' does not have beam search with structured output"):
-        engine.add(EngineRequest(9, prompt, Sampling(beam_width=2, structure=structures[4])))
+        engine.add(EngineRequest(9, prompt, SamplingParams(beam_width=2, structured_outputs=structures[4])))
     tokens: dict[int, list[int]] = {number: [] for number in range(6)}
     while engine.busy:
         for progress in engine.step():

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conch.backends.engines.openvino.structures import check_structure
-from conch.backends.generation.sampling import Structure
 from conch.errors import Code, ConchError
+from conch.sampling.structures import Structure
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import torch
 
 from conch.backends.generation.engine import EngineRequest
-from conch.backends.generation.sampling import Feature, Sampling
+from conch.sampling.parameters import Feature, SamplingParams
 from tests.unit.backends.engines.transformers_models import (
     MODELS,
     VOCABULARY,
@@ -66,7 +66,7 @@ def test_tokens_alone_and_in_a_busy_batch_are_those_of_generate(name: str, folde
             if coming:
                 number = coming.pop(0)
                 prompt, most = asked[number]
-                engine.add(EngineRequest(number, prompt, Sampling(max_tokens=most, temperature=0)))
+                engine.add(EngineRequest(number, prompt, SamplingParams(max_tokens=most, temperature=0)))
                 under_way.add(number)
         for number in sorted(under_way & cancelled):
             if chance.random() < 0.3:
@@ -97,11 +97,11 @@ def test_beams_are_those_of_generate(name: str, width: int, settings: dict[str, 
     model, engine = reference(folders[name]), opened(folders[name], max_batched_tokens=8)
     chance = random.Random(5)
     prompts = [[chance.randrange(3, VOCABULARY) for _ in range(length)] for length in (1, 7, 20)]
-    asked = Sampling(max_tokens=12, temperature=0, beam_width=width, returned=width, **settings)
+    asked = SamplingParams(max_tokens=12, temperature=0, beam_width=width, n=width, **settings)
     done = finish(
         engine,
         *(EngineRequest(number, prompt, asked) for number, prompt in enumerate(prompts)),
-        EngineRequest(9, prompts[1], Sampling(max_tokens=8, temperature=0)),
+        EngineRequest(9, prompts[1], SamplingParams(max_tokens=8, temperature=0)),
     )
     for number, prompt in enumerate(prompts):
         wanted = generated(model, prompt, max_new_tokens=12, num_beams=width, num_return_sequences=width, **settings)
@@ -112,7 +112,7 @@ def test_beams_are_those_of_generate(name: str, width: int, settings: dict[str, 
 
 def test_a_beam_says_how_likely_it_is(folders: dict[str, Path]) -> None:
     model, engine = reference(folders["llama"]), opened(folders["llama"])
-    asked = Sampling(max_tokens=9, temperature=0, beam_width=3, returned=2)
+    asked = SamplingParams(max_tokens=9, temperature=0, beam_width=3, n=2)
     done = finish(engine, EngineRequest(0, [3, 4, 5], asked))[0]
     assert len(done) == 2
     for progress in done:

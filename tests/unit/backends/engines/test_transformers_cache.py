@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from conch.backends.generation.engine import EngineRequest
-from conch.backends.generation.sampling import Sampling
 from conch.errors import ConchError
+from conch.sampling.parameters import SamplingParams
 from tests.unit.backends.engines.transformers_models import (
     VOCABULARY,
     finish,
@@ -40,7 +40,7 @@ def test_sequences_go_back_to_waiting_when_the_cache_is_full_and_lose_nothing(fo
     engine = opened(folder, cache_tokens=64, prefix_caching=False)
     assert engine.cache_tokens == engine.context == 64
     for number, prompt in enumerate(asked):
-        engine.add(EngineRequest(number, prompt, Sampling(max_tokens=24, temperature=0), priority=-number))
+        engine.add(EngineRequest(number, prompt, SamplingParams(max_tokens=24, temperature=0), priority=-number))
     got: dict[int, list[int]] = {number: [] for number in range(len(asked))}
     ended: list[int] = []
     while engine.busy:
@@ -60,7 +60,7 @@ def test_sequences_go_back_to_waiting_when_the_cache_is_full_and_lose_nothing(fo
 def test_sampled_and_searched_sequences_survive_being_put_back(folder: Path) -> None:
     free, tight = opened(folder), opened(folder, cache_tokens=72)
     asked = [
-        EngineRequest(number, prompt, Sampling(max_tokens=20, seed=number, beam_width=width, temperature=1.0))
+        EngineRequest(number, prompt, SamplingParams(max_tokens=20, seed=number, beam_width=width, temperature=1.0))
         for number, (prompt, width) in enumerate(zip(prompts(9, 8, 7, 9), (1, 2, 1, 1), strict=True))
     ]
     assert {number: tokens(done) for number, done in finish(tight, *asked).items()} == {
@@ -73,14 +73,14 @@ def test_sampled_and_searched_sequences_survive_being_put_back(folder: Path) -> 
 def test_what_can_never_run_is_refused(folder: Path) -> None:
     engine = opened(folder, cache_tokens=64, max_sequences=4)
     with pytest.raises(ConchError, match=r"^beam_width 4: the beams do not fit into the KV cache of 64 tokens$"):
-        engine.add(EngineRequest(0, [3] * 10, Sampling(max_tokens=20, beam_width=4)))
+        engine.add(EngineRequest(0, [3] * 10, SamplingParams(max_tokens=20, beam_width=4)))
     with pytest.raises(ConchError, match=r"^beam_width 5 is more than the 4 sequences of a batch$"):
-        engine.add(EngineRequest(0, [3] * 2, Sampling(max_tokens=2, beam_width=5)))
+        engine.add(EngineRequest(0, [3] * 2, SamplingParams(max_tokens=2, beam_width=5)))
     for prompt in ([], [3] * 64):
         with pytest.raises(ConchError, match=r"does not fit the context of 64 tokens$"):
-            engine.add(EngineRequest(0, prompt, Sampling()))
+            engine.add(EngineRequest(0, prompt, SamplingParams()))
     with pytest.raises(ConchError, match=r"^the prompt has token ids that are not among the 96 of the model$"):
-        engine.add(EngineRequest(0, [96], Sampling()))
+        engine.add(EngineRequest(0, [96], SamplingParams()))
     assert not engine.busy
 
 
@@ -88,7 +88,9 @@ def test_a_context_beyond_the_positions_is_refused_and_a_shorter_one_ends_sequen
     with pytest.raises(ConchError, match=r"^max_model_len 300 is more than the 256 positions of the model$"):
         opened(folder, context=300)
     engine = opened(folder, context=20)
-    [last] = finish(engine, EngineRequest(0, [3] * 15, Sampling(max_tokens=50, temperature=0, ignore_eos=True)))[0][-1:]
+    [last] = finish(engine, EngineRequest(0, [3] * 15, SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)))[
+        0
+    ][-1:]
     assert last.finish == "length"
     assert len(one(engine, [3] * 15, max_tokens=50, temperature=0, ignore_eos=True)) == 5
 
@@ -122,12 +124,12 @@ def test_prefixes_make_way_for_sequences(folder: Path) -> None:
 
 def test_a_long_prompt_is_read_in_chunks_while_others_go_on(folder: Path) -> None:
     engine = opened(folder, max_batched_tokens=8)
-    engine.add(EngineRequest(0, [3, 4], Sampling(max_tokens=50, temperature=0, ignore_eos=True)))
+    engine.add(EngineRequest(0, [3, 4], SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)))
     engine.step()
-    engine.add(EngineRequest(1, prompts(33)[0], Sampling(max_tokens=1, temperature=0)))
+    engine.add(EngineRequest(1, prompts(33)[0], SamplingParams(max_tokens=1, temperature=0)))
     steps = [[progress.id for progress in engine.step()] for _ in range(5)]
     assert steps == [[0], [0], [0], [0], [0, 1]]
-    engine.add(EngineRequest(2, prompts(33)[0], Sampling(max_tokens=1, temperature=0)))
+    engine.add(EngineRequest(2, prompts(33)[0], SamplingParams(max_tokens=1, temperature=0)))
     engine.step()
     engine.cancel(2)
     engine.cancel(2)
@@ -143,7 +145,8 @@ def test_lengths_far_apart_get_batches_of_their_own(tmp_path: Path) -> None:
     model, engine = reference(folder), opened(folder, prefix_caching=False, max_batched_tokens=4096)
     asked = prompts(4200, 20, 30, 10)
     done = finish(
-        engine, *(EngineRequest(n, prompt, Sampling(max_tokens=6, temperature=0)) for n, prompt in enumerate(asked))
+        engine,
+        *(EngineRequest(n, prompt, SamplingParams(max_tokens=6, temperature=0)) for n, prompt in enumerate(asked)),
     )
     for number, prompt in enumerate(asked):
         assert tokens(done[number]) == generated(model, prompt, max_new_tokens=6)[0]

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from conch.backends.engines.transformers import loading
 from conch.backends.generation.engine import EngineRequest
-from conch.backends.generation.sampling import Feature, Sampling
 from conch.errors import Code, ConchError
+from conch.sampling.parameters import Feature, SamplingParams
 from tests.unit.backends.engines.transformers_models import finish, generated, one, opened, reference, tokens, write
 
 
@@ -102,7 +102,7 @@ def test_bfloat16_is_kept_where_the_cpu_multiplies_it(
 
 def test_a_closed_engine_gives_its_model_back(folder: Path) -> None:
     engine: Any = opened(folder)
-    engine.add(EngineRequest(0, [3, 4], Sampling()))
+    engine.add(EngineRequest(0, [3, 4], SamplingParams()))
     engine.step()
     engine.close()
     assert not engine.busy
@@ -132,7 +132,7 @@ def test_adapters_share_a_model_and_not_a_batch(folder: Path, tmp_path: Path) ->
         done = finish(
             engine,
             *(
-                EngineRequest(number, prompt, Sampling(max_tokens=8, temperature=0, adapter=name))
+                EngineRequest(number, prompt, SamplingParams(max_tokens=8, temperature=0, lora_name=name))
                 for number, name in enumerate(asked)
             ),
         )

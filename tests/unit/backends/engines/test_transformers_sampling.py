@@ -17,7 +17,7 @@ import torch
 from conch.backends.engines.transformers.batch import BatchRow
 from conch.backends.engines.transformers.sampling import adjust, choose, generator, logprobs
 from conch.backends.generation.engine import EngineRequest
-from conch.backends.generation.sampling import Sampling
+from conch.sampling.parameters import SamplingParams
 from tests.unit.backends.engines.transformers_models import finish, generated, one, opened, reference, tokens, write
 
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def row(prompt: tuple[int, ...] = (0,), made: tuple[int, ...] = (), ends: Any = (), **sampling: Any) -> BatchRow:
-    asked = Sampling(**sampling)
+    asked = SamplingParams(**sampling)
     seeded = generator(asked.seed, "cpu")
     return BatchRow(0, (0, 0), asked, [*prompt, *made], len(prompt), frozenset(ends), 100, generator=seeded)
 
@@ -57,9 +57,9 @@ def test_penalties_count_as_those_of_vllm() -> None:
 def test_biases_bad_words_and_least_lengths() -> None:
     never = -math.inf
     assert adjusted([1.0, 2.0, 3.0], row(logit_bias={0: 5.0, 2: -1.0, 99: 1.0})) == [6.0, 2.0, 2.0]
-    assert adjusted([1.0, 2.0, 3.0], row(made=(1,), bad_words=((0,), (1, 2)))) == [never, 2.0, never]
+    assert adjusted([1.0, 2.0, 3.0], row(made=(1,), bad_words_token_ids=((0,), (1, 2)))) == [never, 2.0, never]
     # The prompt does not begin a bad word.
-    assert adjusted([1.0, 2.0, 3.0], row((1,), (), bad_words=((1, 2),))) == [1.0, 2.0, 3.0]
+    assert adjusted([1.0, 2.0, 3.0], row((1,), (), bad_words_token_ids=((1, 2),))) == [1.0, 2.0, 3.0]
     assert adjusted([1.0, 2.0, 3.0], row(made=(0,), ends=(2,), min_tokens=2)) == [1.0, 2.0, never]
     assert adjusted([1.0, 2.0, 3.0], row(made=(0, 0), ends=(2,), min_tokens=2)) == [1.0, 2.0, 3.0]
 
@@ -86,10 +86,12 @@ def test_a_seed_gives_the_same_tokens_whoever_is_in_the_batch(folder: Path) -> N
         alone = one(engine, [3, 4, 5], **asked)
         assert alone == one(engine, [3, 4, 5], **asked)
         others = [
-            EngineRequest(number, [number] * number, Sampling(max_tokens=9, top_k=number - 3, top_p=0.5 + number / 20))
+            EngineRequest(
+                number, [number] * number, SamplingParams(max_tokens=9, top_k=number - 3, top_p=0.5 + number / 20)
+            )
             for number in range(3, 9)
         ]
-        done = finish(engine, *others, EngineRequest(0, [3, 4, 5], Sampling(**asked)))
+        done = finish(engine, *others, EngineRequest(0, [3, 4, 5], SamplingParams(**asked)))
         assert tokens(done[0]) == alone
     assert one(engine, [3, 4, 5], seed=6, max_tokens=12) != one(engine, [3, 4, 5], seed=5, max_tokens=12)
 
@@ -113,8 +115,8 @@ def test_penalties_and_lengths_are_those_of_generate(folder: Path) -> None:
 def test_log_probabilities_are_of_the_raw_logits(folder: Path) -> None:
     model, engine = reference(folder), opened(folder)
     prompt = [3, 4, 5]
-    asked = Sampling(max_tokens=6, temperature=0, logprobs=3, logit_bias={9: 50.0}, ignore_eos=True)
-    others = EngineRequest(1, [7, 8], Sampling(max_tokens=6, temperature=0))
+    asked = SamplingParams(max_tokens=6, temperature=0, logprobs=3, logit_bias={9: 50.0}, ignore_eos=True)
+    others = EngineRequest(1, [7, 8], SamplingParams(max_tokens=6, temperature=0))
     done = finish(engine, EngineRequest(0, prompt, asked), others)
     assert all(progress.logprobs is None for progress in done[1])
     known = list(prompt)

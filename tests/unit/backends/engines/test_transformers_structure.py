@@ -17,8 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from conch.backends.generation.engine import EngineRequest, GenerationEngine
-from conch.backends.generation.sampling import Feature, Sampling, Structure
 from conch.errors import Code, ConchError
+from conch.sampling.parameters import Feature, SamplingParams
+from conch.sampling.structures import Structure
 from tests.unit.backends.engines.transformers_models import finish, opened, tokens, write
 
 SCHEMA = {
@@ -68,10 +69,12 @@ def test_samples_fit_the_structure(
 ) -> None:
     assert Feature.JSON in engine.features
     structured = [
-        EngineRequest(number, [5, 6], Sampling(max_tokens=200, seed=number, structure=Structure(kind, text)))
+        EngineRequest(
+            number, [5, 6], SamplingParams(max_tokens=200, seed=number, structured_outputs=Structure(kind, text))
+        )
         for number in range(4)
     ]
-    free = EngineRequest(9, [5, 6], Sampling(max_tokens=10, temperature=0))
+    free = EngineRequest(9, [5, 6], SamplingParams(max_tokens=10, temperature=0))
     done = finish(engine, *structured, free)
     for sequence in structured:
         made = tokens(done[sequence.id])
@@ -102,14 +105,14 @@ def test_samples_fit_the_structure(
 )
 def test_what_does_not_compile_is_refused(kind: str, text: str, engine: GenerationEngine) -> None:
     with pytest.raises(ConchError, match=f"^structured_outputs: this {kind} does not compile: ") as refused:
-        engine.add(EngineRequest(0, [5], Sampling(structure=Structure(kind, text))))
+        engine.add(EngineRequest(0, [5], SamplingParams(structured_outputs=Structure(kind, text))))
     assert refused.value.code is Code.INVALID_ARG
     assert "\n" not in refused.value.message
     assert not engine.busy
 
 
 def test_a_structure_may_end_before_the_least_length(engine: GenerationEngine) -> None:
-    asked = Sampling(max_tokens=9, min_tokens=6, temperature=0, structure=Structure("regex", "ab"))
+    asked = SamplingParams(max_tokens=9, min_tokens=6, temperature=0, structured_outputs=Structure("regex", "ab"))
     done = finish(engine, EngineRequest(0, [5], asked))[0]
     assert done[-1].finish == "stop"
     assert len(tokens(done)) == 3
@@ -117,7 +120,7 @@ def test_a_structure_may_end_before_the_least_length(engine: GenerationEngine) -
 
 def test_beams_cannot_be_structured(engine: GenerationEngine) -> None:
     with pytest.raises(ConchError, match=r"^beam search with structured output is not supported"):
-        engine.add(EngineRequest(0, [5], Sampling(beam_width=2, structure=Structure("regex", "a+"))))
+        engine.add(EngineRequest(0, [5], SamplingParams(beam_width=2, structured_outputs=Structure("regex", "a+"))))
 
 
 def test_without_a_tokenizer_structures_are_no_feature(tmp_path: Path) -> None:
@@ -127,10 +130,13 @@ def test_without_a_tokenizer_structures_are_no_feature(tmp_path: Path) -> None:
 def test_a_structure_that_comes_to_a_dead_end_says_so(engine: GenerationEngine) -> None:
     """No token is left, or the grammar is too complex to go on with: neither is the end of the text."""
     for structure, changes in (
-        (Structure("choice", '["yes"]'), {"bad_words": tuple((token,) for token in range(3, engine.vocabulary))}),
+        (
+            Structure("choice", '["yes"]'),
+            {"bad_words_token_ids": tuple((token,) for token in range(3, engine.vocabulary))},
+        ),
         (Structure("json", '{"$ref": "#"}'), {}),
     ):
-        engine.add(EngineRequest(900, [5], Sampling(temperature=0, structure=structure, **changes)))
+        engine.add(EngineRequest(900, [5], SamplingParams(temperature=0, structured_outputs=structure, **changes)))
         (progress,) = engine.step()
         assert progress.error is not None
         assert progress.error.message.startswith("the structured output cannot be continued: ")

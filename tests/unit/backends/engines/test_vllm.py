@@ -15,8 +15,10 @@ import pytest
 
 from conch.backends.generation.engine import EngineRequest
 from conch.backends.generation.engine_table import EngineSpec, open_engine
-from conch.backends.generation.sampling import Feature, Sampling, Structure
 from conch.errors import Code, ConchError
+from conch.sampling.parameters import Feature
+from conch.sampling.parameters import SamplingParams as Sampling
+from conch.sampling.structures import Structure
 
 
 @dataclass
@@ -230,9 +232,9 @@ def test_parameters_are_passed_on() -> None:
                 frequency_penalty=0.3,
                 seed=4,
                 stop_token_ids=(8,),
-                bad_words=((1, 2), (3,)),
+                bad_words_token_ids=((1, 2), (3,)),
                 logit_bias={4: 1.5},
-                structure=Structure("choice", '["a", "b"]'),
+                structured_outputs=Structure("choice", '["a", "b"]'),
             ),
         )
     )
@@ -264,7 +266,7 @@ def test_parameters_are_passed_on() -> None:
         engine.add(EngineRequest(number, [5], Sampling(**settings)))  # type: ignore[arg-type]
     found = [Module.engine.requests[str(number)][1] for number in (2, 3, 4)]
     assert [(one.stop_token_ids, one.ignore_eos) for one in found] == [([7], True), ([], True), ([8], True)]
-    engine.add(EngineRequest(5, [5], Sampling(structure=Structure("json", "{}"))))
+    engine.add(EngineRequest(5, [5], Sampling(structured_outputs=Structure("json", "{}"))))
     assert Module.engine.requests["5"][1].structured_outputs == StructuredOutputsParams(json="{}")
 
 
@@ -343,7 +345,7 @@ def test_the_configuration_becomes_engine_arguments(tmp_path: Path) -> None:
     )
     assert engine.adapters == ("a", "b")
     assert engine.features == frozenset(Feature) - {Feature.BEAMS}
-    engine.add(EngineRequest(1, [5], Sampling(adapter="b")))
+    engine.add(EngineRequest(1, [5], Sampling(lora_name="b")))
     assert Module.engine.requests["1"][2] == LoRARequest("b", 2, str(adapters["b"]))
     with pytest.raises(ConchError, match="is no LoRA adapter"):
         open_engine("vllm", spec(adapters={"c": tmp_path}))

@@ -11,7 +11,7 @@ import transformers
 
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
 from conch.backends.generation.engine_table import EngineSpec, open_engine
-from conch.backends.generation.sampling import Sampling
+from conch.sampling.parameters import SamplingParams
 
 VOCABULARY: Final = 96
 _SIZES: Final[dict[str, Any]] = {
@@ -114,7 +114,7 @@ def tokens(done: list[Progress]) -> list[int]:
 
 def one(engine: GenerationEngine, prompt: list[int], **sampling: Any) -> list[int]:
     """The tokens of a sequence alone."""
-    return tokens(finish(engine, EngineRequest(0, prompt, Sampling(**sampling)))[0])
+    return tokens(finish(engine, EngineRequest(0, prompt, SamplingParams(**sampling)))[0])
 
 
 def reference(folder: Path) -> Any:

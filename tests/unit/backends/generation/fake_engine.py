@@ -8,11 +8,11 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress, TokenLogprobs
-from conch.backends.generation.sampling import Feature
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.errors import invalid
+from conch.sampling.parameters import Feature
 
 EOS = 0
 
@@ -33,9 +33,9 @@ class FakeEngine(GenerationEngine):
         self.closed = False
 
     def add(self, sequence: EngineRequest) -> None:
-        if sequence.sampling.structure is not None and sequence.sampling.structure.text == "bad":
+        if sequence.sampling.structured_outputs is not None and sequence.sampling.structured_outputs.text == "bad":
             raise invalid("the structure does not compile")
-        if sequence.sampling.structure is not None and sequence.sampling.structure.text == "raises":
+        if sequence.sampling.structured_outputs is not None and sequence.sampling.structured_outputs.text == "raises":
             raise TypeError("incompatible arguments")
         self.running[sequence.id] = sequence, []
 
@@ -55,7 +55,7 @@ class FakeEngine(GenerationEngine):
             if sampling.beam_width > 1:
                 made += [
                     Progress(id, tokens, ended, beam=beam, cumulative_logprob=-1.0 - beam)
-                    for beam in range(sampling.returned if ended else 0)
+                    for beam in range(sampling.n if ended else 0)
                 ]
                 continue
             logprobs = None if sampling.logprobs is None else [TokenLogprobs(-0.5, 1, [(token, -0.5), (65, -2.0)])]

@@ -21,8 +21,7 @@ from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.engine import EngineRequest, GenerationEngine
 from conch.backends.generation.engine_table import EngineSpec, open_engine
-from conch.backends.generation.parameters import RequestedSampling, read_document
-from conch.backends.generation.sampling import STRUCTURES
+from conch.backends.generation.requested import RequestedSampling, read_document
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
@@ -32,6 +31,7 @@ from conch.convert.causal import network as causal_network
 from conch.convert.causal import tokenizer as causal_tokenizer
 from conch.convert.report import document
 from conch.convert.run import convert
+from conch.sampling.parameters import STRUCTURED_OUTPUTS
 from tests.convert_checkpoints import quick_plan
 from tests.unit.checkpoints.folders import bare
 from tests.unit.checkpoints.tokenizers.tokenizers_made import metaspace
@@ -94,7 +94,7 @@ def test_structured_output_needs_only_the_files_beside_the_graph(
 ) -> None:
     engine = opened(exported, llama)
 
-    assert set(STRUCTURES.values()) <= engine.features
+    assert engine.features >= STRUCTURED_OUTPUTS
     assert answered(engine, tokenizer, {"choice": ["yes", "no"]}) in ("yes", "no")
 
 
@@ -105,7 +105,7 @@ def test_a_tokenizer_with_more_tokens_than_the_network_is_not_used(
     """With it the mask would be written beyond the logits."""
     engine = opened(exported, llama, vocab_size=VOCABULARY - 1)
 
-    assert not set(STRUCTURES.values()) & engine.features
+    assert not STRUCTURED_OUTPUTS & engine.features
     assert "the tokenizer has 384 tokens and the network only 383" in caplog.text
     assert misfit(exported, VOCABULARY) == misfit(exported, VOCABULARY + 8) == ""
 

@@ -21,14 +21,14 @@ from conch.backends.contracts.tensorrtllm.responses import (
 from conch.backends.contracts.tensorrtllm.tensors import VALUES, refuse_unsupported
 from conch.backends.generation.job import ResponseBuilder
 from conch.backends.generation.limits import Limits
-from conch.backends.generation.parameters import MAX_BAD_WORDS, MAX_STOPS, RequestedSampling
-from conch.backends.generation.sampling import Sampling, Structure
-from conch.backends.generation.structures import structure_of
+from conch.backends.generation.requested import RequestedSampling
 from conch.backends.native.arrays import Request
-from conch.errors import ConchError, invalid
+from conch.errors import invalid
+from conch.sampling.parameters import MAX_BAD_WORDS, MAX_STOPS, SamplingParams
+from conch.sampling.structures import GUIDE_TYPES, Structure, structure_of
 
-#: Kinds of guides, by the name that the in-flight batcher gives them.
-_GUIDES: Final = {"json": "json", "json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+#: Kinds of structured output by the in-flight batcher's name; ``json`` is any object where there is no schema.
+_GUIDES: Final = {"json": "json", **{guide: kind for kind, guide in GUIDE_TYPES.items()}}
 
 
 class _Rows:
@@ -106,7 +106,7 @@ class TokenInterface:
     padded: frozenset[str] = frozenset()
 
     def reply(self, request: Request) -> ResponseBuilder:
-        """What a request wants.  Raises INVALID_ARG or UNSUPPORTED with one sentence for what it cannot have."""
+        """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
         if request.option("stop", False):
             if not request.id:
                 raise invalid("A request id must be provided for request cancellation")
@@ -116,7 +116,7 @@ class TokenInterface:
             raise invalid("Streaming is only supported if model is deployed using decoupled mode.")
         refuse_unsupported(request)
         rows = _Rows(request)
-        wishes = TokenOutputOptions(
+        options = TokenOutputOptions(
             stream=stream,
             together=not self.decoupled,
             batched=self.batched or request.array("input_ids").ndim > 1,
@@ -125,40 +125,36 @@ class TokenInterface:
             normalize=self.normalize,
             padded=self.padded,
         )
-        read = [self._row(rows, row, wishes) for row in range(rows.count)]
-        if wishes.together and len({row.samples * row.sampling.returned for row in read}) > 1:
+        read = [self._row(rows, row, options) for row in range(rows.count)]
+        if options.together and len({row.samples * row.sampling.n for row in read}) > 1:
             raise invalid("the rows of a request must have as many sequences each, unless the model is decoupled")
-        return TokenResponseBuilder(read, wishes)
+        return TokenResponseBuilder(read, options)
 
-    def _row(self, rows: _Rows, number: int, wishes: TokenOutputOptions) -> RequestRow:
-        asked = RequestedSampling()
-        for name, parameter in VALUES.items():
-            _take(asked, parameter, name, rows.value(name, number))
-        if asked.max_tokens is None:
+    def _row(self, rows: _Rows, number: int, options: TokenOutputOptions) -> RequestRow:
+        requested = _requested(rows, number)
+        if "max_tokens" not in requested.values:
             raise invalid("input 'request_output_len' is missing")
-        _take(asked, "top_k", "runtime_top_k", rows.value("runtime_top_k", number) or None)
-        _take(asked, "top_p", "runtime_top_p", rows.value("runtime_top_p", number) or None)
-        beams = asked.beam_width or 1
+        beams, n = requested.get("beam_width", 1), requested.get("n")
         if beams > self.max_beam_width:
             raise invalid(f"input 'beam_width' is {beams}, but parameter 'max_beam_width' is {self.max_beam_width}")
-        if 1 < beams < (asked.n or 1):
-            raise invalid(f"input 'num_return_sequences' is {asked.n}, which is more than 'beam_width', {beams}")
+        if 1 < beams < (n or 1):
+            raise invalid(f"input 'num_return_sequences' is {n}, which is more than 'beam_width', {beams}")
         prompt = rows.prompt(number)
-        sampling = _sampling(asked, beams)
-        end, pad = rows.value("end_id", number), rows.value("pad_id", number)
-        sampling.end_id, sampling.ignore_eos = (None, True) if end is not None and end < 0 else (end, False)
-        sampling.bad_words = tuple(tuple(word) for word in rows.words("bad_words_list", number, MAX_BAD_WORDS))
+        sampling = _sampling(requested)
+        words = rows.words("bad_words_list", number, MAX_BAD_WORDS)
+        sampling.bad_words_token_ids = tuple(tuple(word) for word in words)
         sampling.logit_bias = self._bias(rows, number)
-        sampling.logprobs = 0 if wishes.log_probs else None
-        sampling.structure = _structure(rows.request)
+        sampling.logprobs = 0 if options.log_probs else None
+        sampling.structured_outputs = _structure(rows.request)
         adapter = rows.value("lora_task_id", number)
-        sampling.adapter = "" if adapter is None else str(adapter)
+        sampling.lora_name = "" if adapter is None else str(adapter)
         self.limits.check(prompt, sampling)
         stops = rows.words("stop_words_list", number, MAX_STOPS)
-        self._check_ids("bad_words_list", [token for word in sampling.bad_words for token in word])
+        self._check_ids("bad_words_list", [token for word in words for token in word])
         self._check_ids("end_id", [sampling.end_id or 0])
+        pad = rows.value("pad_id", number)
         pad = pad if pad is not None else sampling.end_id or 0
-        return RequestRow(prompt, sampling, 1 if beams > 1 else asked.n or 1, StopWords(stops), pad)
+        return RequestRow(prompt, sampling, 1 if beams > 1 else n or 1, StopWords(stops), pad)
 
     def _bias(self, rows: _Rows, row: int) -> dict[int, float]:
         request = rows.request
@@ -184,33 +180,29 @@ class TokenInterface:
             raise invalid(f"input '{name}' has token id {unknown}; the vocabulary of the model has {vocabulary} tokens")
 
 
-def _take(asked: RequestedSampling, parameter: str, name: str, value: Any) -> None:
-    """Note the value of an input, which an error names."""
-    try:
-        asked.take(parameter, value, f"input '{name}'")
-    except ConchError as error:
-        raise ConchError(error.message.replace(f"sampling parameter '{parameter}'", f"input '{name}'"), error.code)  # noqa: B904
+def _requested(rows: _Rows, number: int) -> RequestedSampling:
+    """The sampling parameters of a row.  Zero leaves top-k and top-p open, a negative ``end_id`` ends nothing."""
+    requested = RequestedSampling()
+    for name, parameter in VALUES.items():
+        key, value = parameter.name, rows.value(name, number)
+        if key in ("top_k", "top_p"):
+            value = value or None
+        elif key == "end_id" and value is not None and value < 0:
+            key, value = "ignore_eos", True
+        requested.take(key, value, f"input '{name}'", label=f"input '{name}'")
+    return requested
 
 
-def _sampling(asked: RequestedSampling, beams: int) -> Sampling:
-    """What TensorRT-LLM makes of the values: without top-k and top-p, decoding is greedy."""
-    sampled = beams == 1 and asked.temperature != 0 and asked.top_k != 1 and bool(asked.top_k or asked.top_p)
-    max_tokens = asked.max_tokens or 1
-    return Sampling(
-        max_tokens=max_tokens,
-        min_tokens=min(asked.min_tokens or 0, max_tokens),
-        temperature=(1.0 if asked.temperature is None else asked.temperature) if sampled else 0.0,
-        top_k=(asked.top_k or 0) if sampled else 0,
-        top_p=(asked.top_p or 1.0) if sampled else 1.0,
-        repetition_penalty=asked.repetition_penalty or 1.0,
-        presence_penalty=asked.presence_penalty or 0.0,
-        frequency_penalty=asked.frequency_penalty or 0.0,
-        seed=asked.seed if sampled else None,
-        beam_width=beams,
-        returned=(asked.n or beams) if beams > 1 else 1,
-        length_penalty=1.0 if asked.length_penalty is None else asked.length_penalty,
-        early_stopping=bool(asked.early_stopping),
-    )
+def _sampling(requested: RequestedSampling) -> SamplingParams:
+    """The parameters as TensorRT-LLM understands them: without top-k and top-p, decoding is greedy."""
+    sampling = SamplingParams(**requested.values)
+    sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
+    beams = sampling.beam_width
+    sampling.n = requested.get("n", beams) if beams > 1 else 1
+    top = sampling.top_k or "top_p" in requested.values
+    if beams > 1 or not top or sampling.top_k == 1 or sampling.temperature == 0:
+        sampling.make_greedy()
+    return sampling
 
 
 def _structure(request: Request) -> Structure | None:

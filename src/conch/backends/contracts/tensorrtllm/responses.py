@@ -10,8 +10,8 @@ import numpy as np
 
 from conch.backends.generation.engine import Progress
 from conch.backends.generation.job import ResponseBuilder
-from conch.backends.generation.sampling import Sampling
 from conch.backends.native.arrays import Array, Result
+from conch.sampling.parameters import SamplingParams
 
 #: Outputs that came with every response in the releases before ``batch_index`` did, as zeros unless asked for; and how
 #: many dims they have.
@@ -53,7 +53,7 @@ class RequestRow:
     """A row of a request; ``pad`` fills its shorter sequences up."""
 
     prompt: list[int]
-    sampling: Sampling
+    sampling: SamplingParams
     samples: int = 1
     stops: StopWords = field(default_factory=StopWords)
     pad: int = 0
@@ -92,15 +92,15 @@ class _Item:
 class TokenResponseBuilder(ResponseBuilder):
     """The responses of a request that wants tokens."""
 
-    def __init__(self, rows: Sequence[RequestRow], wishes: TokenOutputOptions) -> None:
+    def __init__(self, rows: Sequence[RequestRow], options: TokenOutputOptions) -> None:
         self.prompts = []
-        self._wishes = wishes
+        self._options = options
         self._items: list[_Item] = []
         for number, row in enumerate(rows):
             for index in range(row.samples):
-                sampling = row.sampling.again(index) if row.samples > 1 else row.sampling
+                sampling = row.sampling.for_sample(index) if row.samples > 1 else row.sampling
                 self.prompts.append((row.prompt, sampling))
-                self._items.append(_Item(number, index, [_Sequence(row) for _ in range(sampling.returned)]))
+                self._items.append(_Item(number, index, [_Sequence(row) for _ in range(sampling.n)]))
         self._sequences = [sequence for item in self._items for sequence in item.sequences]
 
     def take(self, index: int, progress: Progress) -> str:
@@ -123,12 +123,12 @@ class TokenResponseBuilder(ResponseBuilder):
 
     def responses(self, final: bool) -> list[Result]:
         """What goes out after this step; nothing comes after it if it is ``final``, also for what has not ended."""
-        if self._wishes.together:
+        if self._options.together:
             return [self._result(self._items)] if final else []
         results = []
         for item in self._items:
             ended = final or item.ended
-            if not item.done and (ended or (self._wishes.stream and item.fresh)):
+            if not item.done and (ended or (self._options.stream and item.fresh)):
                 item.done = ended
                 results.append(self._result([item]))
         return results
@@ -143,28 +143,28 @@ class TokenResponseBuilder(ResponseBuilder):
         outputs["sequence_index"] = np.full((len(rows), 1), items[0].index, np.int32)
         for line in grid:
             for sequence in line:
-                sequence.sent = len(sequence.tokens) if self._wishes.stream else 0
-        return Result({name: array if self._wishes.batched else array[0] for name, array in outputs.items()})
+                sequence.sent = len(sequence.tokens) if self._options.stream else 0
+        return Result({name: array if self._options.batched else array[0] for name, array in outputs.items()})
 
     def _tensors(self, grid: list[list[_Sequence]]) -> dict[str, Array]:
-        wishes = self._wishes
-        prompts = wishes.prompt and not wishes.stream
+        options = self._options
+        prompts = options.prompt and not options.stream
         tokens = [[(one.row.prompt if prompts else []) + one.tokens[one.sent :] for one in line] for line in grid]
         outputs: dict[str, Array] = {
             "output_ids": _filled(tokens, [line[0].row.pad for line in grid], np.int32),
             "sequence_length": np.array([[len(one) for one in line] for line in tokens], np.int32),
         }
-        if wishes.log_probs or wishes.padded:
+        if options.log_probs or options.padded:
             outputs["cum_log_probs"] = np.array([[self._score(one) for one in line] for line in grid], np.float32)
             outputs |= self._log_probs(grid)
-        for name in wishes.padded:
+        for name in options.padded:
             outputs.setdefault(name, np.zeros((len(grid), *[1] * ALWAYS[name]), np.float32))
         return outputs
 
     def _log_probs(self, grid: list[list[_Sequence]]) -> dict[str, Array]:
         """Those of each token that goes out, by the names that the output has had; none from an engine without."""
         fresh = [[one.tokens[one.sent :] for one in line] for line in grid]
-        if self._wishes.log_probs and any(one.tokens and not one.logprobs for line in grid for one in line):
+        if self._options.log_probs and any(one.tokens and not one.logprobs for line in grid for one in line):
             return {}
         known = [
             [one.logprobs[one.sent :] or [0.0] * len(tokens) for one, tokens in zip(line, among, strict=True)]
@@ -175,7 +175,7 @@ class TokenResponseBuilder(ResponseBuilder):
 
     def _score(self, sequence: _Sequence) -> float:
         sampling = sequence.row.sampling
-        if sampling.beam_width == 1 or not self._wishes.normalize:
+        if sampling.beam_width == 1 or not self._options.normalize:
             return sequence.score
         return float(sequence.score / max(len(sequence.tokens), 1) ** sampling.length_penalty)
 

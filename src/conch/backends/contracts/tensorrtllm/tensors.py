@@ -11,23 +11,11 @@ from typing import Any, Final
 
 from conch.backends.native.arrays import Request
 from conch.errors import unsupported
+from conch.sampling.parameters import PARAMETERS, Parameter
 from conch.tensors import CONFIG_NAME
 
-#: Single values, by the name of the input: the parameter of generation that it is.
-VALUES: Final[Mapping[str, str]] = {
-    "request_output_len": "max_tokens",
-    "min_length": "min_tokens",
-    "temperature": "temperature",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "random_seed": "seed",
-    "seed": "seed",
-    "len_penalty": "length_penalty",
-    "early_stopping": "early_stopping",
-    "beam_width": "beam_width",
-    "num_return_sequences": "n",
-}
+#: Inputs of one value that are sampling parameters, by name.
+VALUES: Final[Mapping[str, Parameter]] = {name: one for one in PARAMETERS for name in one.inflight_inputs}
 #: Inputs that say something only to TensorRT-LLM, or nothing where there is one decoder.
 _PASSED_OVER: Final = frozenset({
     "decoder_input_ids", "decoder_input_lengths", "draft_acceptance_threshold", "prompt_vocab_size",
@@ -60,23 +48,18 @@ _REFUSED_FLAGS: Final[Mapping[str, str]] = {
     "return_perf_metrics": "performance metrics by request",
 }
 _READ: Final = frozenset({
-    *VALUES, "input_ids", "input_lengths", "runtime_top_k", "runtime_top_p", "runtime_top_p_decay", "end_id", "pad_id",
-    "stop_words_list", "bad_words_list", "embedding_bias", "beam_search_diversity_rate", "return_log_probs",
+    *VALUES, "input_ids", "input_lengths", "runtime_top_p_decay", "pad_id", "stop_words_list", "bad_words_list",
+    "embedding_bias", "beam_search_diversity_rate", "return_log_probs",
     "output_log_probs", "exclude_input_in_output", "stop", "streaming", "lora_task_id", "guided_decoding_guide_type",
     "guided_decoding_guide",
 })  # fmt: skip
-#: Optional inputs of one value, where a configuration lists none.
+#: Optional inputs of one value, where a configuration lists none: sampling parameters (by one name), and the others.
 _OPTIONAL: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("end_id", "pad_id", "beam_width", "num_return_sequences", "runtime_top_k", "min_length"), "INT32"),
-    **dict.fromkeys(
-        ("temperature", "runtime_top_p", "len_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-        "FP32",
-    ),
-    **dict.fromkeys(("random_seed", "lora_task_id"), "UINT64"),
-    **dict.fromkeys(
-        ("early_stopping", "return_log_probs", "exclude_input_in_output", "stop", "streaming"), "BOOL"
-    ),
-}  # fmt: skip
+    **{one.inflight_inputs[0]: one.type.datatype for one in VALUES.values() if one.name != "max_tokens"},
+    "pad_id": "INT32",
+    "lora_task_id": "UINT64",
+    **dict.fromkeys(("return_log_probs", "exclude_input_in_output", "stop", "streaming"), "BOOL"),
+}
 
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:

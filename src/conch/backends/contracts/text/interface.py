@@ -6,7 +6,6 @@ ensemble for the single-value inputs.  Used by the thread that reads the server'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,31 +14,19 @@ from conch.backends.contracts.text.stops import StopStrings
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.job import ResponseBuilder
 from conch.backends.generation.limits import Limits
-from conch.backends.generation.parameters import RequestedSampling, read_document
-from conch.backends.generation.sampling import Sampling
-from conch.backends.generation.structures import parsed
+from conch.backends.generation.requested import RequestedSampling, read_document
 from conch.backends.native.arrays import Request
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import invalid
 from conch.inference import TensorSpec
+from conch.sampling.parameters import PARAMETERS, SamplingParams
+from conch.sampling.structures import parsed
 
-#: Single-value inputs that are parameters of generation: their datatypes.
-_VALUES: Final[Mapping[str, str]] = {
-    "max_tokens": "INT32",
-    "temperature": "FP32",
-    "top_k": "INT32",
-    "top_p": "FP32",
-    "min_length": "INT32",
-    "repetition_penalty": "FP32",
-    "presence_penalty": "FP32",
-    "frequency_penalty": "FP32",
-    "length_penalty": "FP32",
-    "random_seed": "UINT64",
-    "end_id": "INT32",
-    "beam_width": "INT32",
-}
-_WORDS: Final = ("stop_words", "bad_words")
-_WISHES: Final = (
+#: Parameters with an input of their own: single values, and lists of words.
+_VALUES: Final = tuple(one for one in PARAMETERS if one.text_input and one.type.dims == (1,))
+_WORDS: Final = tuple(one for one in PARAMETERS if one.text_input and one.type.dims != (1,))
+#: Flags that ask for outputs.
+_RETURN_FLAGS: Final = (
     "return_finish_reason",
     "return_cumulative_logprob",
     "return_logprobs",
@@ -53,10 +40,10 @@ _TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sam
 INPUTS: Final = (
     *(TensorSpec(name, "BYTES", (1,), optional=True) for name in _TEXTS),
     *(TensorSpec(name, "BOOL", (1,), optional=True) for name in ("stream", "exclude_input_in_output")),
-    *(TensorSpec(name, datatype, (1,), optional=True) for name, datatype in _VALUES.items()),
+    *(TensorSpec(one.text_input, one.type.datatype, one.type.dims, optional=True) for one in _VALUES),
     TensorSpec("pad_id", "INT32", (1,), optional=True),
-    *(TensorSpec(name, "BYTES", (-1,), optional=True) for name in _WORDS),
-    *(TensorSpec(name, "BOOL", (1,), optional=True) for name in _WISHES),
+    *(TensorSpec(one.text_input, one.type.datatype, one.type.dims, optional=True) for one in _WORDS),
+    *(TensorSpec(name, "BOOL", (1,), optional=True) for name in _RETURN_FLAGS),
 )
 OUTPUTS: Final = (
     TensorSpec("text_output", "BYTES", (-1,)),
@@ -80,8 +67,8 @@ class TextInterface:
     truncate: bool = False
 
     def reply(self, request: Request) -> ResponseBuilder:
-        """What a request wants.  Raises INVALID_ARG or UNSUPPORTED with one sentence for what it cannot have."""
-        asked = self._asked(request)
+        """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+        requested = _requested(request)
         stream = bool(request.option("stream", False))
         if stream and not self.decoupled:
             raise invalid("Streaming is only supported in decoupled mode.")
@@ -90,42 +77,26 @@ class TextInterface:
         exclude = request.option("exclude_input_in_output", stream or chat)
         if stream and not exclude:
             raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
-        prompt, sampling = self._sampling(asked, prompt, chat)
-        wishes = TextOutputOptions(
+        prompt, sampling = self._sampling(requested, prompt, chat)
+        options = TextOutputOptions(
             stream=stream,
             prefix="" if exclude else text,
-            stops=StopStrings(asked.stop) if asked.stop else None,
-            include_stop=bool(asked.include_stop_str_in_output),
-            skip_special_tokens=asked.skip_special_tokens is not False,
-            finish_reason=_wished(request, "return_finish_reason"),
-            cumulative_logprob=_wished(request, "return_cumulative_logprob", "return_log_probs"),
-            logprobs=_wished(request, "return_logprobs", "return_log_probs"),
-            num_input_tokens=_wished(request, "return_num_input_tokens"),
-            num_output_tokens=_wished(request, "return_num_output_tokens"),
-            token_ids=_wished(request, "return_token_ids"),
+            stop=StopStrings(sampling.stop) if sampling.stop else None,
+            include_stop=sampling.include_stop_str_in_output,
+            skip_special_tokens=sampling.skip_special_tokens,
+            finish_reason=_any_flag(request, "return_finish_reason"),
+            cumulative_logprob=_any_flag(request, "return_cumulative_logprob", "return_log_probs"),
+            logprobs=_any_flag(request, "return_logprobs", "return_log_probs"),
+            num_input_tokens=_any_flag(request, "return_num_input_tokens"),
+            num_output_tokens=_any_flag(request, "return_num_output_tokens"),
+            token_ids=_any_flag(request, "return_token_ids"),
         )
-        if sampling.logprobs is None and (wishes.logprobs or wishes.cumulative_logprob):
+        if sampling.logprobs is None and (options.logprobs or options.cumulative_logprob):
             sampling.logprobs = 0
             self.limits.check_features(sampling)
-        return TextResponseBuilder(self._samples(prompt, sampling, asked), wishes, self.tokenizer)
-
-    def _asked(self, request: Request) -> RequestedSampling:
-        """All parameters of generation, wherever they come from."""
-        asked = RequestedSampling()
-        document = request.option("sampling_parameters")
-        if document is not None:
-            read_document(asked, document, "sampling_parameters")
-        else:
-            for name, value in request.parameters.items():
-                asked.take(name, value, f"parameter '{name}'")
-        for name in _VALUES:
-            if name in request.inputs:
-                asked.take(name, request.option(name), f"input '{name}'")
-        for name in _WORDS:
-            if name in request.inputs:
-                asked.take(name, request.texts(name), f"input '{name}'")
-        asked.check()
-        return asked
+        # The beams of a search are one sequence for the engine, samples are one each.
+        sequences = [sampling] if sampling.beam_width > 1 else [sampling.for_sample(i) for i in range(sampling.n)]
+        return TextResponseBuilder([(prompt, sequence) for sequence in sequences], options, self.tokenizer)
 
     def _prompt(self, request: Request) -> tuple[str, list[int]]:
         text = request.option("text_input")
@@ -151,39 +122,54 @@ class TextInterface:
             raise invalid("the chat template makes an empty text of 'messages': there is nothing to continue")
         return conversation, prompt
 
-    def _sampling(self, asked: RequestedSampling, prompt: list[int], chat: bool) -> tuple[list[int], Sampling]:
+    def _sampling(
+        self, requested: RequestedSampling, prompt: list[int], chat: bool
+    ) -> tuple[list[int], SamplingParams]:
         """How the prompt is continued, and as much of its end as there is room for, if it may be cut."""
-        if asked.truncate_prompt_tokens is not None:
-            prompt = prompt[-asked.truncate_prompt_tokens :]
+        if (last := requested.get("truncate_prompt_tokens")) is not None:
+            prompt = prompt[-last:]
         if self.truncate:
-            answer = asked.max_tokens or min(self.defaults.max_tokens, self.limits.room(0) // 2)
+            answer = requested.get("max_tokens") or min(self.defaults.max_tokens, self.limits.room(0) // 2)
             prompt = prompt[-max(self.limits.room(answer), 1) :]
-        sampling = self.defaults.sampling(asked, self.limits.room(len(prompt)), chat=chat)
-        sampling.bad_words = self._bad_words(asked.bad_words or ())
+        sampling = self.defaults.sampling(requested, self.limits.room(len(prompt)), chat=chat)
+        sampling.bad_words_token_ids = self._token_ids_of_words(sampling.bad_words)
         self.limits.check(prompt, sampling)
         return prompt, sampling
 
-    def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    def _token_ids_of_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The forms in which each word may be written: as it is, and after a space."""
         forms = [
             tuple(self.tokenizer.encode(form, special_tokens=False)) for word in words for form in (word, f" {word}")
         ]
         return tuple(dict.fromkeys(form for form in forms if form))
 
-    @staticmethod
-    def _samples(prompt: list[int], sampling: Sampling, asked: RequestedSampling) -> list[tuple[list[int], Sampling]]:
-        """One sequence for each sample; those of a beam search are one."""
-        if sampling.beam_width > 1 or (asked.n or 1) == 1:
-            return [(prompt, sampling)]
-        return [(prompt, sampling.again(index)) for index in range(asked.n or 1)]
+
+def _requested(request: Request) -> RequestedSampling:
+    """The sampling parameters of a request: of its JSON document, or else its parameters, and of its inputs."""
+    requested = RequestedSampling()
+    document = request.option("sampling_parameters")
+    if document is not None:
+        read_document(requested, document, "sampling_parameters")
+    else:
+        for name, value in request.parameters.items():
+            requested.take(name, value, f"parameter '{name}'")
+    for name in (one.text_input for one in _VALUES):
+        if name in request.inputs:
+            requested.take(name, request.option(name), f"input '{name}'")
+    for name in (one.text_input for one in _WORDS):
+        if name in request.inputs:
+            requested.take(name, request.texts(name), f"input '{name}'")
+    requested.check()
+    return requested
 
 
-def _wished(request: Request, *names: str) -> bool:
+def _any_flag(request: Request, *names: str) -> bool:
+    """Whether one of the inputs is there and true."""
     return any(request.option(name, False) for name in names)
 
 
 def _document(request: Request, name: str, kind: type) -> Any:
-    """What the JSON of an input says, None without it."""
+    """The value of a JSON input, None without it.  Raises INVALID_ARG where it is not of ``kind``."""
     text = request.option(name)
     if text is None:
         return None

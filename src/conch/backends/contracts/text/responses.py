@@ -12,10 +12,10 @@ import numpy as np
 from conch.backends.contracts.text.stops import StoppingText, StopStrings
 from conch.backends.generation.engine import Progress, TokenLogprobs
 from conch.backends.generation.job import ResponseBuilder
-from conch.backends.generation.sampling import Sampling
 from conch.backends.native.arrays import Array, Result, Strings
 from conch.checkpoints.tokenizers.stream import TextStream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.sampling.parameters import SamplingParams
 
 #: Tokens of a prompt that may decide how the first tokens after it are spelt.
 _CONTEXT: Final = 8
@@ -31,7 +31,7 @@ class TextOutputOptions:
 
     stream: bool = False
     prefix: str = ""
-    stops: StopStrings | None = None
+    stop: StopStrings | None = None
     include_stop: bool = False
     skip_special_tokens: bool = True
     finish_reason: bool = False
@@ -65,38 +65,38 @@ class TextResponseBuilder(ResponseBuilder):
     """The responses of a request that wants text."""
 
     def __init__(
-        self, prompts: Sequence[tuple[list[int], Sampling]], wishes: TextOutputOptions, tokenizer: TextTokenizer
+        self, prompts: Sequence[tuple[list[int], SamplingParams]], options: TextOutputOptions, tokenizer: TextTokenizer
     ) -> None:
         self.prompts = prompts
-        self._wishes = wishes
+        self._options = options
         self._tokenizer = tokenizer
         self._samples = [
             _Sample(
-                tokenizer.stream(skip_special_tokens=wishes.skip_special_tokens, after=prompt[-_CONTEXT:]),
-                StoppingText(wishes.stops, included=wishes.include_stop),
+                tokenizer.stream(skip_special_tokens=options.skip_special_tokens, after=prompt[-_CONTEXT:]),
+                StoppingText(options.stop, included=options.include_stop),
                 sampling.min_tokens if sampling.beam_width == 1 else 0,
-                [wishes.prefix] if wishes.prefix else [],
+                [options.prefix] if options.prefix else [],
             )
             for prompt, sampling in prompts
-            for _ in range(sampling.returned)
+            for _ in range(sampling.n)
         ]
 
     def take(self, index: int, progress: Progress) -> str:
-        sample, wishes = self._samples[index], self._wishes
+        sample, options = self._samples[index], self._options
         tokens = progress.tokens
         sample.count += len(tokens)
         sample.made += len(tokens)
-        if wishes.token_ids:
+        if options.token_ids:
             sample.tokens.extend(tokens)
         if progress.logprobs is not None:
             sample.cumulative += sum(one.logprob for one in progress.logprobs)
-            if wishes.logprobs:
+            if options.logprobs:
                 sample.logprobs += [
                     self._described(token, one) for token, one in zip(tokens, progress.logprobs, strict=True)
                 ]
         elif progress.cumulative_logprob is not None:
             sample.cumulative = progress.cumulative_logprob
-        if progress.finish == "stop" and not wishes.include_stop:
+        if progress.finish == "stop" and not options.include_stop:
             tokens = tokens[:-1]  # what ends a text is not part of it
         piece = sample.stream.add(tokens)
         if progress.finish:
@@ -112,21 +112,21 @@ class TextResponseBuilder(ResponseBuilder):
         return sample.finish
 
     def responses(self, final: bool) -> Sequence[Result]:
-        wishes, samples = self._wishes, self._samples
-        if not final and (not wishes.stream or not any(sample.text for sample in samples)):
+        options, samples = self._options, self._samples
+        if not final and (not options.stream or not any(sample.text for sample in samples)):
             return ()
         outputs: dict[str, Array | Strings] = {"text_output": _strings(["".join(sample.text) for sample in samples])}
-        if wishes.finish_reason:
+        if options.finish_reason:
             outputs["finish_reason"] = _strings([sample.finish for sample in samples])
-        if wishes.cumulative_logprob:
+        if options.cumulative_logprob:
             outputs["cumulative_logprob"] = np.array([sample.cumulative for sample in samples], np.float32)
-        if wishes.logprobs:
+        if options.logprobs:
             outputs["logprobs"] = _strings([json.dumps(sample.logprobs or None) for sample in samples])
-        if wishes.num_input_tokens:
+        if options.num_input_tokens:
             outputs["num_input_tokens"] = np.array([len(self.prompts[0][0])], np.uint32)
-        if wishes.num_output_tokens:
+        if options.num_output_tokens:
             outputs["num_output_tokens"] = np.array([sample.count for sample in samples], np.uint32)
-        if wishes.token_ids:
+        if options.token_ids:
             outputs["token_ids"] = np.array([token for sample in samples for token in sample.tokens], np.int32)
         for sample in samples:
             sample.text, sample.tokens, sample.logprobs, sample.count = [], [], [], 0

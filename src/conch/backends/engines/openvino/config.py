@@ -1,4 +1,4 @@
-"""From ``Sampling`` to OpenVINO GenAI's ``GenerationConfig``."""
+"""From ``SamplingParams`` to OpenVINO GenAI's ``GenerationConfig``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from conch.backends.generation.sampling import Sampling, Structure
 from conch.errors import invalid
+from conch.sampling.parameters import SamplingParams
+from conch.sampling.structures import Structure
 
 #: A token that no model has: GenAI wants one that ends sequences, also where none is to.
 NO_TOKEN: Final = 2**31 - 1
@@ -18,14 +19,14 @@ _PLACE: Final = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
 MOST_SEEDS: Final = 2**32 - 5
 
 
-def stop_tokens(sampling: Sampling, eos_ids: Sequence[int]) -> frozenset[int]:
+def stop_tokens(sampling: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
     """The tokens that end a sequence; output that must fit a grammar ends with one in any case."""
-    if sampling.ignore_eos and sampling.structure is None:
+    if sampling.ignore_eos and sampling.structured_outputs is None:
         return frozenset(sampling.stop_token_ids)
     return frozenset(sampling.stop_token_ids) | (frozenset(eos_ids) if sampling.end_id is None else {sampling.end_id})
 
 
-def generation_config(sampling: Sampling, eos_ids: Sequence[int], tokens: int = 0) -> Any:
+def generation_config(sampling: SamplingParams, eos_ids: Sequence[int], tokens: int = 0) -> Any:
     """For a sequence that has ``tokens`` of its tokens already.  Raises INVALID_ARG."""
     import openvino_genai
 
@@ -42,7 +43,7 @@ def generation_config(sampling: Sampling, eos_ids: Sequence[int], tokens: int = 
     if sampling.beam_width > 1:
         criteria = openvino_genai.StopCriteria
         wanted["num_beams"] = sampling.beam_width
-        wanted["num_return_sequences"] = sampling.returned
+        wanted["num_return_sequences"] = sampling.n
         wanted["length_penalty"] = sampling.length_penalty
         wanted["stop_criteria"] = criteria.EARLY if sampling.early_stopping else criteria.HEURISTIC
     elif sampling.temperature > 0:
@@ -53,8 +54,8 @@ def generation_config(sampling: Sampling, eos_ids: Sequence[int], tokens: int = 
         if sampling.top_k > 0:
             wanted["top_k"] = sampling.top_k
         wanted["rng_seed"] = _seed(sampling.seed)
-    if sampling.structure is not None:
-        wanted["structured_output_config"] = structured_output(sampling.structure)
+    if sampling.structured_outputs is not None:
+        wanted["structured_output_config"] = structured_output(sampling.structured_outputs)
     config: Any = openvino_genai.GenerationConfig(**wanted)
     try:
         config.validate()

@@ -18,8 +18,8 @@ from conch.backends.engines.openvino.precision import BLOCK, Precision, cache_bl
 from conch.backends.engines.openvino.structures import check_structure
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress
 from conch.backends.generation.engine_table import EngineSpec
-from conch.backends.generation.sampling import Feature
 from conch.errors import unsupported
+from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature
 
 #: Sequences in the batch, and tokens in a step, where nothing else is wanted: reading prompts delays the others.
 SEQUENCES: Final = 48
@@ -28,7 +28,6 @@ BATCHED: Final = 48
 _FEATURES: Final = frozenset(
     {Feature.BEAMS, Feature.LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION, Feature.MIN_TOKENS}
 )
-_GRAMMARS: Final = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE})
 
 
 class OpenVinoGenAIEngine(GenerationEngine):
@@ -55,7 +54,9 @@ class OpenVinoGenAIEngine(GenerationEngine):
             for name, adapter in {"": None, **spec.adapters}.items()
         }
         self._grammars = GrammarValidator(made, self.vocabulary) if full else None
-        self.features = _FEATURES | (_GRAMMARS if full else set()) | ({Feature.LORA} if spec.adapters else set())
+        self.features = (
+            _FEATURES | (STRUCTURED_OUTPUTS if full else set()) | ({Feature.LORA} if spec.adapters else set())
+        )
         self._waiting: dict[int, PipelineRequest] = {}
         self._queue: list[PipelineRequest] = []
         self._orders = count()
@@ -63,11 +64,11 @@ class OpenVinoGenAIEngine(GenerationEngine):
     def add(self, sequence: EngineRequest) -> None:
         sampling = sequence.sampling
         generation_config(sampling, self._eos_ids)
-        if sampling.structure is not None and self._grammars is not None:
+        if sampling.structured_outputs is not None and self._grammars is not None:
             if sampling.beam_width > 1:
                 raise unsupported("engine 'openvino' does not have beam search with structured output")
-            check_structure(sampling.structure)
-            self._grammars.check(sampling.structure)
+            check_structure(sampling.structured_outputs)
+            self._grammars.check(sampling.structured_outputs)
         self._wait(PipelineRequest(sequence, next(self._orders)))
 
     def step(self) -> list[Progress]:
@@ -114,7 +115,7 @@ class OpenVinoGenAIEngine(GenerationEngine):
         while self._queue and room > 0:
             entry = self._queue[0]
             if self._waiting.get(entry.sequence.id) is entry:
-                lane = self._lanes[entry.sequence.sampling.adapter]
+                lane = self._lanes[entry.sequence.sampling.lora_name]
                 if not lane.fits(entry):
                     return
                 lane.admit(entry)

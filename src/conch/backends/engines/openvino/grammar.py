@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from conch.backends.engines.openvino.config import reason, structured_output
-from conch.backends.generation.sampling import Structure
 from conch.errors import invalid
+from conch.sampling.structures import Structure
 
 
 class GrammarValidator:

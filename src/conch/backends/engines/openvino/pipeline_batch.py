@@ -96,7 +96,7 @@ class PipelineBatch:
             elif entry.handle.get_status().name == "IGNORED":
                 del self.entries[entry.sequence.id]
                 again.append(entry)
-        if again and (len(again) > 1 or self.entries or again[0].sequence.sampling.structure is None):
+        if again and (len(again) > 1 or self.entries or again[0].sequence.sampling.structured_outputs is None):
             return progress, again
         return progress + [_exhausted(entry) for entry in again], []
 
@@ -140,7 +140,7 @@ def _beams(entry: PipelineRequest, outputs: list[Any]) -> list[Progress]:
             beam=beam,
             cumulative_logprob=float(sum(output.generated_log_probs)),
         )
-        for beam, output in enumerate(outputs[: entry.sequence.sampling.returned])
+        for beam, output in enumerate(outputs[: entry.sequence.sampling.n])
     ]
 
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from conch.backends.generation.sampling import Structure
 from conch.errors import invalid, unsupported
+from conch.sampling.structures import Structure
 
 #: Characters that a structure may spell out with all of its repetitions: 1 ms each, more for large classes.
 MOST_STATES: Final = 2000

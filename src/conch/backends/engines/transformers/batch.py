@@ -8,7 +8,7 @@ from typing import Any, Final
 from conch.backends.engines.transformers.beams import BeamSearch
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.engines.transformers.rows import OwnRows, PaddedRows, Rows
-from conch.backends.generation.sampling import Sampling
+from conch.sampling.parameters import SamplingParams
 
 Tensor = Any
 
@@ -25,7 +25,7 @@ class BatchRow:
 
     id: int
     rank: tuple[int, int]
-    sampling: Sampling
+    sampling: SamplingParams
     tokens: list[int]
     prompted: int
     ends: frozenset[int]
@@ -53,7 +53,7 @@ class RunningBatch:
 
     def __init__(self, network: DecoderNetwork, members: list[BatchRow], *, padded: bool) -> None:
         self.members = members
-        self.adapter = members[0].sampling.adapter
+        self.adapter = members[0].sampling.lora_name
         self.padded = PaddedRows(network) if padded else None
         self._rows: Rows = self.padded or OwnRows(network)
         self._network = network

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from conch.backends.engines.transformers.sampling import adjust
-from conch.backends.generation.sampling import Sampling
+from conch.sampling.parameters import SamplingParams
 
 Tensor = Any
 
@@ -29,7 +29,7 @@ class Beam:
 
 @dataclass(slots=True)
 class _History:
-    sampling: Sampling
+    sampling: SamplingParams
     tokens: list[int]
     prompted: int
     ends: frozenset[int]
@@ -38,7 +38,7 @@ class _History:
 class BeamSearch:
     """``longest`` is the most tokens that are generated, ``ends`` the ids that end a beam."""
 
-    def __init__(self, prompt: list[int], sampling: Sampling, ends: frozenset[int], longest: int) -> None:
+    def __init__(self, prompt: list[int], sampling: SamplingParams, ends: frozenset[int], longest: int) -> None:
         self._prompt, self._sampling, self._ends, self._longest = prompt, sampling, ends, longest
         self.width = sampling.beam_width
         # All begin alike; only the first may be continued at first.
@@ -83,7 +83,7 @@ class BeamSearch:
 
     def results(self) -> list[Beam]:
         """The best beams, once ``done``."""
-        return self._finished[: max(1, self._sampling.returned)]
+        return self._finished[: max(1, self._sampling.n)]
 
     def _finish(self, ended: list[Beam]) -> None:
         if len(self._finished) == self.width and self._sampling.early_stopping:

@@ -26,13 +26,13 @@ from conch.backends.engines.transformers.probe import probe
 from conch.backends.engines.transformers.sampling import generator
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress
 from conch.backends.generation.engine_table import EngineSpec
-from conch.backends.generation.sampling import Feature
 from conch.backends.native.threads import usable_cores
 from conch.errors import invalid
+from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature
 
 Tensor = Any
 
-_ALWAYS: Final = frozenset(Feature) - structure.FEATURES - {Feature.LORA}
+_ALWAYS: Final = frozenset(Feature) - STRUCTURED_OUTPUTS - {Feature.LORA}
 #: Bytes of prefixes that are kept at most.
 _PREFIXES: Final = 1 << 30
 
@@ -53,7 +53,7 @@ class TransformersEngine(GenerationEngine):
         self.features = _ALWAYS | ({Feature.LORA} if self.adapters else frozenset())
         self._grammars: structure.GrammarCompiler | None = None
         if structure.available(spec.directory):
-            self.features |= structure.FEATURES
+            self.features |= STRUCTURED_OUTPUTS
             self._grammars = structure.GrammarCompiler(
                 spec.directory, self.vocabulary, spec.eos_ids, spec.trust_remote_code
             )
@@ -90,12 +90,12 @@ class TransformersEngine(GenerationEngine):
             raise invalid(
                 f"beam_width {asked.beam_width}: the beams do not fit into the KV cache of {self.cache_tokens} tokens"
             )
-        if asked.beam_width > 1 and asked.structure is not None:
+        if asked.beam_width > 1 and asked.structured_outputs is not None:
             raise invalid("beam search with structured output is not supported by engine 'transformers'")
         ends = frozenset() if asked.ignore_eos else self._eos_ids if asked.end_id is None else {asked.end_id}
         matcher = None
-        if asked.structure is not None and self._grammars is not None:
-            matcher = self._grammars.matcher(asked.structure)
+        if asked.structured_outputs is not None and self._grammars is not None:
+            matcher = self._grammars.matcher(asked.structured_outputs)
             # After the last token of a structure nothing but an end is allowed.
             ends |= self._eos_ids
         ends = frozenset(end for end in {*ends, *asked.stop_token_ids} if 0 <= end < self.vocabulary)
@@ -237,7 +237,7 @@ class TransformersEngine(GenerationEngine):
             alone = row.width > 1 or not self.padded
             longest = max(longest, len(row.tokens))
             if members:
-                if alone or row.sampling.adapter != members[0].sampling.adapter:
+                if alone or row.sampling.lora_name != members[0].sampling.lora_name:
                     break
                 if longest * (len(members) + 1) > columns:
                     break
@@ -245,7 +245,7 @@ class TransformersEngine(GenerationEngine):
                 # Too little is left of this step's chunk to be worth a run of its own.
                 break
             if self._prefixes is not None:
-                known = self._prefixes.find(row.sampling.adapter, row.tokens)
+                known = self._prefixes.find(row.sampling.lora_name, row.tokens)
                 if members and known:
                     known = []
                     break

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from conch.backends.generation.engine import TokenLogprobs
-from conch.backends.generation.sampling import Sampling
+from conch.sampling.parameters import SamplingParams
 
 Tensor = Any
 
@@ -23,7 +23,7 @@ _NARROW: Final = 1024
 class History(Protocol):
     """What adjusting logits must know of a row."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     #: The prompt and what has been generated, and how many of these are the prompt.
     tokens: list[int]
     prompted: int
@@ -52,10 +52,10 @@ def adjust(logits: Tensor, rows: Sequence[History]) -> None:
         if asked.logit_bias:
             biased = [token for token in asked.logit_bias if 0 <= token < one.shape[0]]
             one[biased] += one.new_tensor([asked.logit_bias[token] for token in biased])
-        if asked.bad_words:
-            longest = max(map(len, asked.bad_words))
+        if asked.bad_words_token_ids:
+            longest = max(map(len, asked.bad_words_token_ids))
             made = tuple(row.tokens[max(row.prompted, len(row.tokens) - longest) :])
-            banned = [word[-1] for word in asked.bad_words if word[:-1] == made[len(made) - len(word) + 1 :]]
+            banned = [word[-1] for word in asked.bad_words_token_ids if word[:-1] == made[len(made) - len(word) + 1 :]]
             one[[token for token in banned if token < one.shape[0]]] = -torch.inf
         if row.ends and len(row.tokens) - row.prompted < asked.min_tokens:
             longer = one.clone()

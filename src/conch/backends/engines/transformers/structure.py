@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from conch.backends.generation.sampling import Feature, Structure
 from conch.errors import ConchError, invalid
+from conch.sampling.structures import Structure
 
 Tensor = Any
-
-FEATURES: Final = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE})
 
 
 def available(directory: Path) -> bool:

@@ -14,10 +14,10 @@ from conch.backends.contracts.tensorrtllm.responses import StopWords, TokenRespo
 from conch.backends.generation.engine import Progress
 from conch.backends.generation.job import Job
 from conch.backends.generation.limits import Limits
-from conch.backends.generation.sampling import Sampling
 from conch.backends.generation.service import GenerationService
 from conch.backends.native.arrays import DTYPES, Request, Result
 from conch.errors import ConchError
+from conch.sampling.parameters import SamplingParams
 from conch.tensors import WireTensor, pack_bytes
 from conch.workers.child.packing import Packer
 from tests.unit.backends.generation.fake_engine import FakeEngine
@@ -289,7 +289,7 @@ def test_a_stop_request_ends_what_has_not_begun() -> None:
     assert texts(worker.run().outputs(1)[0]) == [["a"]]
 
 
-def sampling(**values: Any) -> Sampling:
+def sampling(**values: Any) -> SamplingParams:
     reply = Worker().interface.reply(request(**values))
     assert isinstance(reply, TokenResponseBuilder)
     [(_, read)] = reply.prompts
@@ -325,11 +325,11 @@ def test_every_value_gets_where_it_belongs() -> None:
     )  # fmt: skip
     assert (read.max_tokens, read.min_tokens, read.seed, read.end_id) == (3, 2, 7, 3)
     assert (read.repetition_penalty, read.presence_penalty, read.frequency_penalty) == (1.5, 0.5, -0.5)
-    assert read.bad_words == ((5,), (6, 7))
+    assert read.bad_words_token_ids == ((5,), (6, 7))
     assert read.logit_bias == {2: 2.5}
     assert read.logprobs == 0
-    assert read.structure is not None
-    assert (read.structure.kind, read.structure.text) == ("regex", "a+")
+    assert read.structured_outputs is not None
+    assert (read.structured_outputs.kind, read.structured_outputs.text) == ("regex", "a+")
     assert sampling(end_id=-1).ignore_eos
 
 

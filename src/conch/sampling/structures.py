@@ -1,22 +1,39 @@
-"""Structured output as requests ask for it, read and checked before any engine compiles it.
+"""Structured output: what requests write, read and checked before any engine compiles it.
 
-Pure; used by the thread that reads requests.
+Pure; workers read requests with it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from conch.backends.generation.sampling import STRUCTURES, Structure
 from conch.errors import invalid
+
+#: The kinds of structured output.
+KINDS: Final = ("json", "regex", "grammar", "choice")
+#: What the in-flight batcher calls those that it has, in ``guided_decoding_guide_type``.
+GUIDE_TYPES: Final[Mapping[str, str]] = {"json": "json_schema", "regex": "regex", "grammar": "ebnf_grammar"}
 
 #: What engines compile takes their time from every other request: more than a structure can mean is refused.
 MAX_LENGTH: Final = 1 << 18
 MAX_CHOICES: Final = 1024
 MAX_DEPTH: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What output must fit: ``kind`` is one of ``KINDS``.
+
+    ``text`` is the JSON schema (as JSON), the regular expression, the EBNF grammar, or a JSON list of texts.
+    """
+
+    kind: str
+    text: str
+
 
 #: Brackets, and what looks like them.
 _BRACKETS: Final = re.compile(r"\\.|[()]", re.DOTALL)
@@ -24,12 +41,12 @@ _ANY_OBJECT: Final = Structure("json", '{"type": "object"}')
 
 
 def json_of(name: str, value: Any) -> Any:
-    """``value``, or what its text says where it is one.  Raises INVALID_ARG for a text that is not JSON."""
+    """``value`` itself, or the JSON value of a text.  Raises INVALID_ARG for a text that is not JSON."""
     return parsed(f"'{name}'", value) if isinstance(value, str) else value
 
 
 def parsed(what: str, text: str) -> Any:
-    """What a text of JSON says.  Raises INVALID_ARG for anything else; ``what`` is how the error names it."""
+    """The value of a text of JSON.  Raises INVALID_ARG for any other text, which the error calls ``what``."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -39,23 +56,22 @@ def parsed(what: str, text: str) -> Any:
 
 
 def structured_outputs(name: str, value: Any) -> Structure | None:
-    """vLLM's ``structured_outputs`` (before: ``guided_decoding``): an object with one kind of structure."""
+    """Read vLLM's ``structured_outputs`` (formerly ``guided_decoding``): an object with one kind of structure."""
     document = json_of(name, value)
     if document is None:
         return None
-    kinds = {**dict.fromkeys(STRUCTURES), "json_object": None}
-    asked = {key: item for key, item in document.items() if item is not None} if isinstance(document, dict) else {}
-    given = [key for key in asked if key in kinds]
-    if len(given) != 1 or any(key not in kinds for key in asked):
+    kinds = (*KINDS, "json_object")
+    given = {key: item for key, item in document.items() if item is not None} if isinstance(document, dict) else {}
+    if len(given) != 1 or not given.keys() <= set(kinds):
         raise invalid(f"'{name}' must be an object with exactly one of {', '.join(kinds)}")
-    kind, content = given[0], asked[given[0]]
+    [(kind, content)] = given.items()
     if kind == "json_object":
         return _ANY_OBJECT if content else None
     return structure_of(kind, content, name)
 
 
 def response_format(name: str, value: Any) -> Structure | None:
-    """OpenAI's ``response_format``."""
+    """Read OpenAI's ``response_format``."""
     document = json_of(name, value)
     kind = document.get("type") if isinstance(document, dict) else None
     if kind == "text":
@@ -68,7 +84,7 @@ def response_format(name: str, value: Any) -> Structure | None:
 
 
 def structure_of(kind: str, content: Any, name: str) -> Structure:
-    """A structure of a ``kind`` that exists, from a JSON value or its text.  Raises INVALID_ARG."""
+    """A structure of one of ``KINDS`` from a JSON value or its text.  Raises INVALID_ARG, naming ``name``."""
     if kind == "json":
         schema = json_of(name, content)
         if not isinstance(schema, dict | bool):
@@ -77,7 +93,7 @@ def structure_of(kind: str, content: Any, name: str) -> Structure:
         return _bounded(Structure(kind, json.dumps(schema)), name)
     if kind == "choice":
         texts = json_of(name, content)
-        if not isinstance(texts, list) or not texts or not all(isinstance(one, str) and one for one in texts):
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise invalid(f"'{name}' must hold a list of texts to choose from")
         if len(texts) > MAX_CHOICES:
             raise invalid(f"'{name}' has {len(texts)} texts to choose from; at most {MAX_CHOICES} are allowed")
@@ -101,7 +117,7 @@ def _bounded(structure: Structure, name: str) -> Structure:
 
 
 def _nesting(text: str) -> int:
-    """How many brackets are open at a time, at most."""
+    """The depth of the deepest bracket."""
     depth = deepest = 0
     for bracket in _BRACKETS.findall(text):
         depth = max(0, depth + (1 if bracket == "(" else -1 if bracket == ")" else 0))
@@ -110,7 +126,7 @@ def _nesting(text: str) -> int:
 
 
 def _check_unicode(text: str, name: str) -> None:
-    """JSON can spell half of a character, which no output can have."""
+    """Raise INVALID_ARG for half of a surrogate pair, which JSON can spell and no output can have."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -118,7 +134,7 @@ def _check_unicode(text: str, name: str) -> None:
 
 
 def _check_schema(schema: Any, name: str) -> None:
-    """Raise INVALID_ARG for a schema that is deeper than engines can read, or that is defined by itself alone."""
+    """Raise INVALID_ARG for a schema that is nested too deeply for engines, or whose ``$ref`` leads back to itself."""
     for node, depth in _nodes(schema):
         if depth > MAX_DEPTH:
             raise invalid(f"'{name}' has a JSON schema that is nested deeper than {MAX_DEPTH} levels")
@@ -137,17 +153,17 @@ def _check_schema(schema: Any, name: str) -> None:
 
 
 def _nodes(document: Any) -> Iterator[tuple[Any, int]]:
-    """All values in a JSON document, and how deep they are."""
+    """Every value in a JSON document, with its depth."""
     left = [(document, 0)]
     while left:
         node, depth = left.pop()
         yield node, depth
         inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-        left += [(one, depth + 1) for one in inner]
+        left += [(value, depth + 1) for value in inner]
 
 
 def _target(schema: Any, reference: str) -> Any:
-    """What a reference within a schema means; None for one that leads nowhere or elsewhere, which engines refuse."""
+    """The node that a ``$ref`` within the schema points to; None for any other, which engines refuse."""
     if not reference.startswith("#"):
         return None
     node = schema

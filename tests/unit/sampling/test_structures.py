@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from conch.backends.generation.sampling import Structure
-from conch.backends.generation.structures import parsed, response_format, structured_outputs
 from conch.errors import Code, ConchError
+from conch.sampling.structures import Structure, parsed, response_format, structured_outputs
 
 
 def nested(depth: int) -> dict[str, Any]:

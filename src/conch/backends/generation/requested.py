@@ -1,0 +1,94 @@
+"""The sampling parameters that a request gives, read from JSON, from parameters and from inputs of their own.
+
+Pure; used by the threads that read the server's frames.
+"""
+
+from __future__ import annotations
+
+import json
+from math import isclose
+from typing import Any
+
+from conch.errors import invalid
+from conch.sampling.parameters import NAMES, PASSED_OVER, REFUSED
+from conch.sampling.structures import parsed
+
+
+class RequestedSampling:
+    """``values`` has the parameters that the request gives, by the name of the field of ``SamplingParams``."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        # Where each value came from, to name both when two disagree.
+        self._sources: dict[str, str] = {}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a parameter, ``default`` where the request does not give it."""
+        return self.values.get(name, default)
+
+    def take(self, name: str, value: Any, source: str = "", *, label: str = "") -> bool:
+        """Note one value; False when ``name`` is not a sampling parameter.
+
+        ``source`` is where the value stands and ``label`` what errors about the value itself call it.  Raises
+        INVALID_ARG for a value that is wrong, or another than was given under another name.
+        """
+        known = NAMES.get(name)
+        if known is None:
+            return False
+        if value is None:
+            return True
+        parameter, type = known
+        typed = type.read(name, value, label or f"sampling parameter '{name}'")
+        source = source or name
+        key = parameter.name
+        before = self.values.get(key)
+        if before is None:
+            if typed is not None:
+                self.values[key] = typed
+                self._sources[key] = source
+        elif not _same(before, typed):
+            raise invalid(f"{source} is {_shown(typed)}, but {self._sources[key]} is {_shown(before)}")
+        return True
+
+    def check(self) -> None:
+        """Raise INVALID_ARG for values that contradict each other."""
+        least, most, n = self.get("min_tokens"), self.get("max_tokens"), self.get("n", 1)
+        if least is not None and most is not None and least > most:
+            raise invalid(
+                f"{self._sources['min_tokens']} is {least}, which is more than {self._sources['max_tokens']}, {most}"
+            )
+        if self.get("use_beam_search") and "beam_width" not in self.values:
+            self.values["beam_width"] = max(n, 2)
+        beams, temperature = self.get("beam_width", 1), self.get("temperature")
+        if beams > 1:
+            if temperature:
+                raise invalid(f"beam search does not sample: temperature must be 0 or absent, not {temperature}")
+            if n > beams:
+                raise invalid(f"n is {n}, which is more than the beam width, {beams}")
+        elif n > 1 and temperature == 0:
+            raise invalid(f"n is {n}, but with temperature 0 all samples are the same: n must be 1")
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, float) and isinstance(other, float):
+        return isclose(value, other, rel_tol=1e-6)  # an FP32 tensor, and JSON
+    return bool(value == other)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, default=str)[:80]
+
+
+def read_document(requested: RequestedSampling, text: str, source: str) -> None:
+    """Take all values of the JSON object in input ``source``.  Raises INVALID_ARG, naming what is wrong."""
+    document = parsed(f"input '{source}'", text)
+    if not isinstance(document, dict):
+        raise invalid(f"input '{source}' must be a JSON object, not {text[:80]}")
+    for name, value in document.items():
+        if requested.take(name, value, f"{name} in '{source}'"):
+            continue
+        if name in REFUSED:
+            if value:
+                raise invalid(f"sampling parameter '{name}' is not supported")
+        elif name not in PASSED_OVER:
+            raise invalid(f"sampling parameter '{name}' is not known")
