@@ -12,6 +12,7 @@ from typing import Final
 
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.native.backend import NativeBackend
+from conch.backends.table import TEXT_GENERATION
 from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_FILE, read_model_file
@@ -39,7 +40,7 @@ def open_huggingface(channel: Channel, init: Header) -> NativeBackend:
     except ConchError as error:
         raise ConchError(f"{directory / MODEL_FILE}: {error.message}", error.code) from None
     checkpoint = Checkpoint.open(directory, Options.from_config(config), model_file=document)
-    if checkpoint.task == "text-generation":
+    if checkpoint.task == TEXT_GENERATION:
         from conch.backends.contracts.text.backend import TextBackend
 
         return TextBackend(channel, init, checkpoint)

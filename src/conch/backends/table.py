@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+#: The task of checkpoints that write text, token by token.
+TEXT_GENERATION: Final = "text-generation"
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -73,6 +76,6 @@ def backend_of(name: str, parameters: Mapping[str, str]) -> Backend:
 
     Raises KeyError for a name that is none of ``BACKENDS``.
     """
-    if name == "huggingface" and parameters.get("task") == "text-generation":
+    if name == "huggingface" and parameters.get("task") == TEXT_GENERATION:
         return _GENERATION
     return BACKENDS[name]

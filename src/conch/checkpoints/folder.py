@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from conch.backends.table import TEXT_GENERATION
 from conch.checkpoints import files, hub
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
@@ -21,9 +22,6 @@ from conch.checkpoints.manifest import Manifest, Variant
 from conch.checkpoints.options import TEXT_ENGINES, Options
 from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
 from conch.errors import invalid
-
-#: The task of models that write text token by token.
-GENERATION: Final = "text-generation"
 
 
 @dataclass(slots=True)
@@ -103,7 +101,7 @@ class Checkpoint:
             self.positions,
             self.json("tokenizer_config.json") or {},
             self.json("sentence_bert_config.json") or {},
-            generates=self.task == GENERATION,
+            generates=self.task == TEXT_GENERATION,
         )
         return self
 
@@ -147,7 +145,7 @@ class Checkpoint:
             engine = self.variant.engine
         if engine == "auto":
             engine = "openvino" if self.gguf is not None else files.engines_of(self.directory)[0]
-        return "transformers" if engine == "torch" and self.task == GENERATION else engine
+        return "transformers" if engine == "torch" and self.task == TEXT_GENERATION else engine
 
     def _read(self, name: str) -> Any:
         if name not in self._documents:
@@ -172,20 +170,20 @@ class Checkpoint:
         Raises INVALID_ARG for an engine that does not run the task.
         """
         engine = self.options.engine
-        if self.task == GENERATION:
+        if self.task == TEXT_GENERATION:
             if engine == "onnxruntime":
                 raise invalid(f"engine '{engine}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
             return replace(self.options, engine="transformers") if engine == "torch" else self.options
         if self.gguf is not None:
-            raise invalid(f"{self.gguf.path} is for task '{GENERATION}', not for '{self.task}'")
+            raise invalid(f"{self.gguf.path} is for task '{TEXT_GENERATION}', not for '{self.task}'")
         if engine == "vllm":
-            raise invalid(f"engine '{engine}' is for task '{GENERATION}', and the task is '{self.task}'")
+            raise invalid(f"engine '{engine}' is for task '{TEXT_GENERATION}', and the task is '{self.task}'")
         return replace(self.options, engine="torch") if engine == "transformers" else self.options
 
     def _task(self) -> str:
         """The task that the options or the manifest name, else what the files tell.  Raises INVALID_ARG without any."""
         if self.gguf is not None and not self.options.task:
-            return GENERATION
+            return TEXT_GENERATION
         if self.options.task:
             return canonical(self.options.task)
         if self.manifest is not None and self.manifest.task:

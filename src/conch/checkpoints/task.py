@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from conch.backends.table import TEXT_GENERATION
+
 #: Other names of tasks, and the one that is used here.
 ALIASES: Final[Mapping[str, str]] = {
     "embedding": "feature-extraction",
@@ -30,7 +32,7 @@ ALIASES: Final[Mapping[str, str]] = {
 #: Tasks whose input is text and nothing else, so that there must be a tokenizer.
 TEXT_TASKS: Final = frozenset({
     "feature-extraction", "text-classification", "zero-shot-classification", "text-ranking", "token-classification",
-    "question-answering", "fill-mask", "summarization", "translation", "text2text-generation", "text-generation",
+    "question-answering", "fill-mask", "summarization", "translation", "text2text-generation", TEXT_GENERATION,
 })  # fmt: skip
 
 #: Tasks whose input is an image or sound, so that there must be a processor of those.
@@ -62,8 +64,8 @@ _HEADS: Final[Sequence[tuple[str, str, frozenset[str]]]] = (
     ("ForUniversalSegmentation", "image-segmentation", frozenset()),
     ("ForImageSegmentation", "image-segmentation", frozenset()),
     ("ForDepthEstimation", "depth-estimation", frozenset()),
-    ("ForCausalLM", "text-generation", frozenset()),
-    ("LMHeadModel", "text-generation", frozenset()),
+    ("ForCausalLM", TEXT_GENERATION, frozenset()),
+    ("LMHeadModel", TEXT_GENERATION, frozenset()),
 )
 
 _TEXT_TO_TEXT: Final = frozenset({"summarization", "translation", "text2text-generation"})

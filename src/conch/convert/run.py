@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from conch.backends.table import TEXT_GENERATION
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest, Variant, hashes
-from conch.convert.causal.conversion import TASK, CausalConversion
+from conch.convert.causal.conversion import CausalConversion
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder.conversion import EncoderConversion
 from conch.convert.libraries import describe_error
@@ -47,7 +48,7 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
         checkpoint = Checkpoint.open(work, plan.options())
         if checkpoint.manifest is not None:
             raise invalid(f"'{plan.model}' is a converted model: convert {checkpoint.manifest.source.model} instead")
-        kind: type[Conversion[Any, Any]] = CausalConversion if checkpoint.task == TASK else EncoderConversion
+        kind: type[Conversion[Any, Any]] = CausalConversion if checkpoint.task == TEXT_GENERATION else EncoderConversion
         (work / "built").mkdir()
         conversion = kind(plan, checkpoint, work / "built", progress)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.table import TEXT_GENERATION
 from conch.errors import invalid
 
 _DATA: Final = Path(__file__).with_name("data")
@@ -80,7 +81,7 @@ def split(samples: Sequence[TextSample]) -> tuple[list[TextSample], list[TextSam
 
 
 def _built_in(task: str) -> list[TextSample]:
-    if task == "text-generation":
+    if task == TEXT_GENERATION:
         passages = (_DATA / "passages.txt").read_text(encoding="utf-8").splitlines()
         return [TextSample(text) for text in (*passages, *(document["context"] for document in _documents()))]
     sentences = (_DATA / "sentences.txt").read_text(encoding="utf-8").splitlines()

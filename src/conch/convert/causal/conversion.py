@@ -29,7 +29,6 @@ from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
 from conch.errors import invalid
 
 #: The task of language models.
-TASK: Final = "text-generation"
 BACKENDS: Final = ("torch", "openvino")
 BATCH_SIZES: Final = (1, 8)
 PROMPT_LENGTHS: Final = (128, 512)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from conch.backends.table import TEXT_GENERATION
 from conch.convert import sentences
 from conch.errors import invalid
 
@@ -53,7 +54,7 @@ def load(encode: Callable[[str], list[int]], file: Path | None, context: int) ->
     INVALID_ARG for a file without texts, and for one whose texts are all too short.
     """
     most = min(MAX_PASSAGE_TOKENS, context)
-    fitted, samples = sentences.split(sentences.load("text-generation", file))
+    fitted, samples = sentences.split(sentences.load(TEXT_GENERATION, file))
     ids = [encode(sample.text) for sample in samples]
     compared: list[list[int]] = []
     for text in ids:

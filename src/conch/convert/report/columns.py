@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from conch.backends.table import TEXT_GENERATION
 from conch.checkpoints.manifest import Latency, Manifest, Variant
 from conch.convert.measure import Shape, by_shape, speed_up
 from conch.convert.variant import REFERENCE
@@ -108,7 +109,7 @@ class LanguageModelNotation(EncoderNotation):
 
 def notation_of(manifest: Manifest) -> EncoderNotation:
     """The notation of language models, or that of all other models."""
-    return LanguageModelNotation() if manifest.task == "text-generation" else EncoderNotation()
+    return LanguageModelNotation() if manifest.task == TEXT_GENERATION else EncoderNotation()
 
 
 def headings(manifest: Manifest) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
-from conch.checkpoints.folder import GENERATION
+from conch.backends.table import TEXT_GENERATION
 from conch.checkpoints.hub import MODEL_DIRECTORY
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.config.parameters import ParameterTable
@@ -84,7 +84,7 @@ class Parameters:
             "enable_prefix_caching": given.flag("enable_kv_cache_reuse"),
             **{one.name: texts[one.name] for one in _OWN if one.name in texts},
             "model": checkpoint_path(next((texts[name] for name in _PATHS if name in texts), ""), version_directory),
-            "task": GENERATION,
+            "task": TEXT_GENERATION,
         }
         return cls(
             Options.from_values(values),

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from conch.backends.contracts.text.interface import INPUTS, OUTPUTS
+from conch.backends.table import TEXT_GENERATION
 from conch.backends.tasks.base import TaskDescription
 from conch.backends.tasks.signature import complete_config
 from conch.errors import invalid
-
-TASK = "text-generation"
 
 
 def complete_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,6 +30,6 @@ def complete_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
         policy["decoupled"] = True
     completed["model_transaction_policy"] = policy
     parameters = dict(config.get("parameters") or {})
-    parameters.setdefault("task", {"string_value": TASK})
+    parameters.setdefault("task", {"string_value": TEXT_GENERATION})
     completed["parameters"] = parameters
     return completed
