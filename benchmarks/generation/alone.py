@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.generation.trace import Load
 from conch.backends.generation.engine import EngineRequest as Continued
 from conch.backends.generation.engine import GenerationEngine
-from conch.backends.generation.engine_choice import choose_engine, engine_spec
-from conch.backends.generation.engine_table import open_engine
+from conch.backends.generation.engines import choose_engine, open_engine
+from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer

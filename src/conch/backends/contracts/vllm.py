@@ -1,4 +1,4 @@
-"""The backend ``vllm``: a model as Triton's vLLM backend has it, on whichever engine there is.
+"""The backend ``vllm``: a model as Triton's vLLM backend has it, on one of the engines here.
 
 ``model.json`` in the version directory holds vLLM's engine arguments, ``multi_lora.json`` beside it the adapters.
 Source: triton-inference-server/vllm_backend.
@@ -13,17 +13,17 @@ from typing import Any, Final
 
 from conch.backends.contracts.text.backend import TextBackend
 from conch.backends.generation.defaults import Defaults
-from conch.backends.generation.engine_choice import ServingOptions
-from conch.backends.generation.job import ResponseBuilder
 from conch.backends.generation.limits import UnknownAdapter
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
+from conch.backends.generation.options import ServingOptions
+from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.native.arrays import Request
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.config.parameters import ParameterTable
 from conch.errors import ConchError, invalid
 
-#: Engine arguments that every engine here understands, and the model parameter that each becomes.
+#: Engine arguments that every engine here understands, and the model parameters that they become.
 _PARAMETERS: Final[Mapping[str, str]] = {
     "model": "model",
     "revision": "revision",
@@ -68,7 +68,7 @@ _DTYPES: Final[Mapping[str, str]] = {"half": "float16", "float": "float32"}
 
 
 class VllmBackend(TextBackend):
-    """A text model with vLLM's files, tensors, defaults and texts of errors."""
+    """A text model with the files, tensors, defaults and error texts of Triton's vLLM backend."""
 
     def open_checkpoint(self) -> Checkpoint:
         directory = Path(self.model["version_directory"])
@@ -93,21 +93,21 @@ class VllmBackend(TextBackend):
         return Defaults.of_vllm()
 
     def arguments(self, engine: str) -> Mapping[str, Any]:
-        rest = {name: value for name, value in self._arguments.items() if name not in _PARAMETERS}
+        others = {name: value for name, value in self._arguments.items() if name not in _PARAMETERS}
         if engine == "vllm":
-            return rest
-        rest.pop("enable_lora", None)
-        if any(rest.get(name) for name in _SPECULATIVE):
+            return others
+        others.pop("enable_lora", None)
+        if any(others.get(name) for name in _SPECULATIVE):
             raise invalid(f"speculative decoding is not supported by engine '{engine}'")
-        if rest:
-            self.log("INFO", f"model.json: only vLLM itself uses {', '.join(sorted(rest))}; there is no effect here")
+        if others:
+            self.log("INFO", f"model.json: only vLLM itself uses {', '.join(sorted(others))}; there is no effect here")
         return {}
 
-    def reply(self, request: Request) -> ResponseBuilder:
+    def response_builder(self, request: Request) -> ResponseBuilder:
         try:
             if request.has("embedding_request"):
                 raise invalid(f"Model {self._arguments['model']} does not support 'embed' request")
-            return super().reply(request)
+            return super().response_builder(request)
         except UnknownAdapter as error:
             if not error.known:
                 raise invalid("LoRA feature is not enabled.") from None

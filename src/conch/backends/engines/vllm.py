@@ -1,8 +1,7 @@
-"""The engine ``vllm``: vLLM's own ``LLMEngine``, driven step by step in the worker.  Needs the package vllm (0.11 or
-later), which is imported when a model is opened.
+"""The engine ``vllm``: vLLM's own ``LLMEngine``, driven step by step in the worker.
 
-vLLM has the batch, the KV cache, preemption and prefix caching; this module translates.  Beam search is not among what
-its engine does.
+Needs the package vllm (0.11 or later), which is imported when a model is opened.  vLLM has the batch, the KV cache,
+preemption and prefix caching; this module translates.  vLLM's engine does no beam search.
 """
 
 from __future__ import annotations
@@ -14,8 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress, TokenLogprobs
-from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.engine import (
+    EngineRequest,
+    EngineSpec,
+    EngineUsage,
+    GenerationEngine,
+    Progress,
+    TokenLogprobs,
+)
 from conch.errors import internal, invalid, one_line, unsupported
 from conch.sampling.parameters import Feature, SamplingParams
 
@@ -23,7 +28,7 @@ _FEATURES: Final = frozenset(Feature) - {Feature.BEAMS, Feature.LORA}
 #: The values that vLLM knows for ``max_lora_rank``.
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 _BLOCK: Final = 16
-#: Of vLLM's asynchronous engine alone, and in many a model.json; there is nothing here to log.
+#: Arguments of vLLM's asynchronous engine alone, which many a model.json has; accepted without effect.
 _WITHOUT_EFFECT: Final = frozenset({"disable_log_requests", "enable_log_requests"})
 
 
@@ -50,6 +55,8 @@ def open(spec: EngineSpec) -> GenerationEngine:
 
 
 class VllmEngine(GenerationEngine):
+    """An ``LLMEngine`` of vLLM's in this process."""
+
     name = "vllm"
 
     def __init__(self, vllm: Any, engine: Any, spec: EngineSpec, statistics: _Statistics) -> None:
@@ -66,40 +73,40 @@ class VllmEngine(GenerationEngine):
             name: _lora_request(name, number, path) for number, (name, path) in enumerate(spec.adapters.items(), 1)
         }
         self._eos_ids = spec.eos_ids
-        #: Sequences that have not ended, with the number of log-probabilities that each wants.
-        self._under_way: dict[int, int] = {}
+        #: The unfinished requests, by id: how many alternatives to each token they want.
+        self._requests: dict[int, int] = {}
 
-    def add(self, sequence: EngineRequest) -> None:
-        asked = sequence.sampling
+    def add(self, request: EngineRequest) -> None:
+        sampling = request.sampling
         try:
             self._engine.add_request(
-                str(sequence.id),
-                {"prompt_token_ids": sequence.prompt},
-                _parameters(self._vllm, asked, self._eos_ids),
-                lora_request=self._adapters[asked.lora_name] if asked.lora_name else None,
-                priority=sequence.priority,
+                str(request.id),
+                {"prompt_token_ids": request.prompt},
+                _sampling_params(self._vllm, sampling, self._eos_ids),
+                lora_request=self._adapters[sampling.lora_name] if sampling.lora_name else None,
+                priority=request.priority,
             )
         except ValueError as error:
             raise invalid(one_line(error)) from error
-        self._under_way[sequence.id] = asked.logprobs or 0
+        self._requests[request.id] = sampling.logprobs or 0
 
     def step(self) -> list[Progress]:
-        if not self._under_way:
+        if not self._requests:
             return []
-        progress = [self._progress(output) for output in self._engine.step()]
-        return [one for one in progress if one is not None]
+        steps = map(self._progress, self._engine.step())
+        return [progress for progress in steps if progress is not None]
 
     def cancel(self, id: int) -> None:
-        if self._under_way.pop(id, None) is not None:
+        if self._requests.pop(id, None) is not None:
             self._engine.abort_request([str(id)])
 
-    def load(self) -> EngineUsage:
+    def usage(self) -> EngineUsage:
         seen = self._statistics
-        running = min(seen.running, len(self._under_way)) if seen.known else len(self._under_way)
+        running = min(seen.running, len(self._requests)) if seen.known else len(self._requests)
         return EngineUsage(
             running=running,
-            waiting=len(self._under_way) - running,
-            used_tokens=round(seen.usage * self.cache_tokens) if self._under_way else 0,
+            waiting=len(self._requests) - running,
+            used_tokens=round(seen.usage * self.cache_tokens) if self._requests else 0,
             prefix_queries=seen.queries,
             prefix_hits=seen.hits,
             preemptions=seen.preemptions,
@@ -107,21 +114,21 @@ class VllmEngine(GenerationEngine):
 
     @property
     def busy(self) -> bool:
-        return bool(self._under_way)
+        return bool(self._requests)
 
     def close(self) -> None:
-        self._under_way.clear()
+        self._requests.clear()
         self._engine.engine_core.shutdown()
         del self._engine
 
     def _progress(self, output: Any) -> Progress | None:
         id = int(output.request_id)
-        wanted = self._under_way.get(id)
+        wanted = self._requests.get(id)
         if wanted is None:
             return None
         [made] = output.outputs
         if output.finished:
-            del self._under_way[id]
+            del self._requests[id]
         if output.finished and made.finish_reason not in ("stop", "length"):
             return Progress(id, error=internal(f"vLLM ended the request: {made.finish_reason}"))
         tokens = list(made.token_ids)
@@ -132,7 +139,7 @@ class VllmEngine(GenerationEngine):
 
 
 class _Statistics:
-    """What vLLM's scheduler last said; itself what vLLM calls a stat logger."""
+    """The last statistics of vLLM's scheduler; a ``StatLogger`` in vLLM's terms."""
 
     def __init__(self) -> None:
         self.known = False
@@ -142,7 +149,7 @@ class _Statistics:
 
     @property
     def logger(self) -> Callable[..., _Statistics]:
-        """What makes the logger of an engine."""
+        """The factory that vLLM calls to make an engine's logger."""
         return lambda *_, **__: self
 
     def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
@@ -168,7 +175,7 @@ class _Statistics:
 
 
 def _choose_device(spec: EngineSpec) -> None:
-    """Show vLLM the one GPU that it is to use; several are shown by whoever asks for tensor parallelism."""
+    """Make only the GPU that vLLM is to use visible, unless the arguments ask for several GPUs.  Raises INVALID_ARG."""
     several = any(int(spec.arguments.get(f"{kind}_parallel_size", 1)) > 1 for kind in ("tensor", "pipeline"))
     if spec.device != "cuda" or several:
         return
@@ -180,7 +187,10 @@ def _choose_device(spec: EngineSpec) -> None:
 
 
 def _arguments(spec: EngineSpec, known: set[str]) -> dict[str, Any]:
-    """vLLM's engine arguments; those of the configuration go before what follows from the rest of it."""
+    """vLLM's engine arguments; ``spec.arguments`` override those that follow from the rest of the spec.
+
+    Raises INVALID_ARG for an argument that vLLM does not have.
+    """
     for name in spec.arguments:
         if name not in known | _WITHOUT_EFFECT:
             raise invalid(f"'{name}' is not an engine argument of vLLM")
@@ -230,29 +240,29 @@ def _lora_request(name: str, number: int, path: Path) -> Any:
     return request
 
 
-def _parameters(vllm: Any, asked: SamplingParams, eos_ids: tuple[int, ...]) -> Any:
+def _sampling_params(vllm: Any, sampling: SamplingParams, eos_ids: tuple[int, ...]) -> Any:
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    ends = list(asked.stop_token_ids)
-    if not asked.ignore_eos:
-        ends += eos_ids if asked.end_id is None else [asked.end_id]
-    structure = asked.structured_outputs
+    ends = list(sampling.stop_token_ids)
+    if not sampling.ignore_eos:
+        ends += eos_ids if sampling.end_id is None else [sampling.end_id]
+    structure = sampling.structured_outputs
     parameters: Any = vllm.SamplingParams(
-        max_tokens=asked.max_tokens,
-        min_tokens=asked.min_tokens,
-        temperature=asked.temperature,
-        top_k=asked.top_k or -1,
-        top_p=asked.top_p,
-        min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        seed=asked.seed,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k or -1,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=sampling.seed,
         stop_token_ids=ends,
         # What vLLM takes for the model's end of sequence is replaced by a request's own.
-        ignore_eos=asked.ignore_eos or asked.end_id is not None,
-        logit_bias=dict(asked.logit_bias) or None,
-        logprobs=asked.logprobs,
+        ignore_eos=sampling.ignore_eos or sampling.end_id is not None,
+        logit_bias=dict(sampling.logit_bias) or None,
+        logprobs=sampling.logprobs,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         structured_outputs=None
@@ -261,15 +271,15 @@ def _parameters(vllm: Any, asked: SamplingParams, eos_ids: tuple[int, ...]) -> A
             **{structure.kind: json.loads(structure.text) if structure.kind == "choice" else structure.text}
         ),
     )
-    if asked.bad_words_token_ids:
+    if sampling.bad_words_token_ids:
         # vLLM would make these ids of texts itself; there is no public way to give it ids.
-        parameters._bad_words_token_ids = [list(word) for word in asked.bad_words_token_ids]
+        parameters._bad_words_token_ids = [list(word) for word in sampling.bad_words_token_ids]
     return parameters
 
 
 def _logprobs(token: int, found: Any, wanted: int) -> TokenLogprobs:
-    """Of vLLM's dict of a position, which has the likeliest tokens and the chosen one."""
+    """The log-probabilities in vLLM's dict of a position, which has the likeliest tokens and the chosen one."""
     chosen = found[token]
-    ranked = sorted((one.rank, id, one.logprob) for id, one in found.items() if one.rank is not None)
+    ranked = sorted((entry.rank, id, entry.logprob) for id, entry in found.items() if entry.rank is not None)
     top = [(int(id), float(value)) for _, id, value in ranked]
     return TokenLogprobs(float(chosen.logprob), int(chosen.rank or 0), top[:wanted])

@@ -1,89 +1,121 @@
-"""Backends over an engine: requests go to it one by one, and join the batch that it is computing.
+"""Backends over an engine: each request joins the batch that the engine is computing.
 
-Runs in workers: two threads read frames, and the service has one of its own.
+Runs in workers: two threads read the server's frames, the service has a third one.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from time import monotonic_ns
-from typing import Final
+from typing import Any, Final, Protocol
 
 from conch.backends.generation.engine import GenerationEngine
-from conch.backends.generation.job import Job, ResponseBuilder
+from conch.backends.generation.engines import choose_engine, open_engine
+from conch.backends.generation.options import engine_spec
+from conch.backends.generation.request_state import RequestState, ResponseBuilder
 from conch.backends.generation.service import GenerationService
 from conch.backends.native.arrays import Request
 from conch.backends.native.backend import NativeBackend
+from conch.checkpoints.folder import Checkpoint
 from conch.errors import cancelled
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 
 #: Bytes of a request that takes long to read.
-LONG: Final = 1 << 16
+LONG_REQUEST: Final = 1 << 16
+
+
+class Contract(Protocol):
+    """What the tensors of a model mean."""
+
+    def response_builder(self, request: Request) -> ResponseBuilder:
+        """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
 
 
 class GenerationBackend(NativeBackend):
-    """One language model on one device: the thread that reads frames checks and encodes, another runs the engine.
+    """One language model on one device: the threads that read frames check and encode, the service runs the engine.
 
-    While one reads a long text, another goes on with frames, which may be about the same request.  ``slots`` is how
-    many requests the server may give it at a time.
+    While one thread reads a long text, the other goes on with frames, which may be about the same request.  ``slots``
+    is how many requests the server may give the worker at a time.
     """
 
     slots: int
+    _contract: Contract
     _service: GenerationService
 
     def __init__(self, channel: Channel, init: Header) -> None:
         super().__init__(channel, init)
         self.threads = 2
-        self._under_way = threading.Lock()
-        self._given_up: dict[int, bool] = {}  # of requests that are being read
-        # A server's log has no room for progress bars and advice to whoever writes programs.
+        self._lock = threading.Lock()
+        self._cancelled: dict[int, bool] = {}  # by serial number, of requests that are being read
+        # A server's log has no room for progress bars and advice to programmers.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-    @abstractmethod
-    def reply(self, request: Request) -> ResponseBuilder:
-        """What a request wants.  Raises INVALID_ARG or UNSUPPORTED with one sentence for what it cannot have."""
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request may have several responses."""
+        return bool((self.config.get("model_transaction_policy") or {}).get("decoupled"))
 
-    def serve(self, engine: GenerationEngine, *, reserve: bool) -> None:
-        """Start the thread that runs ``engine``."""
+    def open_engine(
+        self,
+        checkpoint: Checkpoint,
+        instance: Mapping[str, Any],
+        eos_ids: tuple[int, ...],
+        arguments: Callable[[str], Mapping[str, Any]],
+    ) -> GenerationEngine:
+        """Choose an engine and load a checkpoint; ``arguments`` tells what the engine by that name gets unchanged.
+
+        Raises INVALID_ARG for what cannot be loaded, UNSUPPORTED without the engine's library.
+        """
+        options = checkpoint.options
+        name = choose_engine(checkpoint, options, instance["kind"] == "GPU")
+        return open_engine(name, engine_spec(checkpoint, options, instance, eos_ids, arguments=arguments(name)))
+
+    def serve(self, engine: GenerationEngine, contract: Contract, *, reserve: bool) -> None:
+        """Start the service over ``engine``."""
+        self._contract = contract
         self.slots = engine.max_sequences
         self._service = GenerationService(engine, self.channel, self.pack, reserve=reserve, arriving=self._arriving)
         self._service.start()
+
+    def response_builder(self, request: Request) -> ResponseBuilder:
+        """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
+        return self._contract.response_builder(request)
 
     def execute(self, header: Header, payload: bytearray) -> None:
         unpacker = BorrowingUnpacker(payload, self.channel)
         (fields,) = header["requests"]
         request = self.receive(fields, unpacker)
         serial = request.serial
-        self._given_up[serial] = False
-        if request.size > LONG:
+        self._cancelled[serial] = False
+        if request.size > LONG_REQUEST:
             self.before_computing()
         try:
-            reply = self.reply(request)
+            builder = self.response_builder(request)
         except BaseException:
-            with self._under_way:
-                del self._given_up[serial]
+            with self._lock:
+                del self._cancelled[serial]
             raise
-        job = Job(
+        state = RequestState(
             request,
             header["batch"],
-            reply,
+            builder,
             arrived=fields.get("arrived") or monotonic_ns(),
             priority=fields.get("priority", 0),
             deadline=fields.get("deadline", 0),
         )
-        with self._under_way:
-            if self._given_up.pop(serial):
+        with self._lock:
+            if self._cancelled.pop(serial):
                 raise cancelled("Request was cancelled")
-            self._service.submit(job)
+            self._service.submit(state)
 
     def cancel(self, serial: int) -> None:
-        with self._under_way:
-            if serial in self._given_up:
-                self._given_up[serial] = True
+        with self._lock:
+            if serial in self._cancelled:
+                self._cancelled[serial] = True
             else:
                 self._service.cancel(serial)
 
@@ -92,4 +124,4 @@ class GenerationBackend(NativeBackend):
             self._service.stop()
 
     def _arriving(self) -> bool:
-        return bool(self._given_up) or self.channel.pending()
+        return bool(self._cancelled) or self.channel.pending()

@@ -1,34 +1,81 @@
-"""What an engine is: it is given sequences, and at every step says which tokens they got.
+"""The interface of engines: an engine is given requests, and each step returns the new tokens of those that it runs.
 
-One thread, the engine's, makes every call, so that no engine needs locks.
+The service's thread makes every call, so that engines need no locks.
+
+To add an engine:
+
+1. Write a module or package below ``conch/backends/engines`` with ``open(spec: EngineSpec) -> GenerationEngine``.  It
+   imports its library in functions, so that it need not be installed for other engines.
+2. Add the name of that module to ``TEXT_ENGINES`` in ``conch/checkpoints/options.py``, which parameter ``engine`` may
+   then have, and say in ``choose_engine`` (``engines.py`` beside this file) when it is the best choice.
+3. State its ``features``; the sampling parameters that need others are refused before it sees them.
+4. Test it as ``tests/unit/backends/engines`` does its siblings (the same tokens as transformers alone and in a busy
+   batch, cancellation, ends, usage), run ``tests/e2e/test_generation.py`` over it, and add a column to the table of
+   engines in docs/generation.md.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from conch.errors import ConchError
 from conch.sampling.parameters import Feature, SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """The model that an engine is to load, and how to run it.
+
+    ``directory`` is a checkpoint's folder or an OpenVINO export, ``gguf`` a file in it that holds the weights,
+    which have fewer than 16 bits where ``gguf_quantised``.  ``config`` is config.json, or its equivalent from a GGUF
+    file.  ``device`` is ``cpu`` or ``cuda``, ``device_id`` the number of a GPU, ``threads`` the
+    number of cores.  ``dtype`` is ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+    ``context`` is the length limit of a sequence with its prompt, ``cache_tokens`` the size of the KV cache, and
+    ``max_batched_tokens`` the prompt tokens of a step, all in tokens; zero leaves a number to the engine.  ``adapters``
+    are folders of LoRA adapters by name, ``draft`` is the folder of a draft model for speculative decoding.
+    ``arguments`` go to the engine's library unchanged (vLLM's engine arguments, for example).
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    eos_ids: tuple[int, ...]
+    gguf: Path | None = None
+    gguf_quantised: bool = False
+    device: str = "cpu"
+    device_id: int = 0
+    threads: int = 0
+    dtype: str = "auto"
+    trust_remote_code: bool = False
+    context: int = 0
+    max_sequences: int = 0
+    max_batched_tokens: int = 0
+    cache_tokens: int = 0
+    prefix_caching: bool = True
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    draft: Path | None = None
+    draft_tokens: int = 0
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class EngineRequest:
-    """A prompt to be continued; ``id`` is the caller's, unique among an engine's sequences that have not ended."""
+    """A prompt (token ids) to continue; ``id`` is the caller's, unique among the engine's unfinished requests."""
 
     id: int
     prompt: list[int]
     sampling: SamplingParams
-    #: Lower goes first where not all fit; sequences of the same priority go in the order in which they came.
+    #: Where not all fit, lower numbers go first; requests of one priority go in the order of their arrival.
     priority: int = 0
 
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """Of one position: the log-probability (natural) and rank (1 is the likeliest; 0 unknown) of the chosen token, and
-    of the likeliest ones, best first, as (token, log-probability)."""
+    """The natural log-probability and the rank (1: the likeliest, 0: unknown) of a chosen token, and the likeliest
+    tokens in its place with their log-probabilities, best first."""
 
     logprob: float
     rank: int = 0
@@ -37,12 +84,12 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class Progress:
-    """What a step did for a sequence.
+    """What a step did for a request.
 
-    ``tokens`` are new; with beam search there is nothing before the end, and then one object for each beam, best
-    first, with all of its tokens.  ``finish`` is empty while the sequence goes on, else ``stop`` (an end-of-sequence or
-    stop token, which is among ``tokens``) or ``length``; with beams it is set on every one of them.  ``error`` ends the
-    sequence as well.
+    ``tokens`` are the new ones.  Beam search reports nothing before its end, and then one object for each beam, best
+    first, with all tokens of the beam.  ``finish`` is empty while the request goes on, else ``stop`` (by an
+    end-of-sequence or stop token, which is the last of ``tokens``) or ``length``; with beams it is set on every object.
+    ``error`` ends the request as well.
     """
 
     id: int
@@ -57,11 +104,11 @@ class Progress:
 
 @dataclass(slots=True)
 class EngineUsage:
-    """What an engine has under way.
+    """The load of an engine.
 
-    ``running`` sequences are in the batch, ``waiting`` ones are not yet (or not any more, for want of cache).
-    ``used_tokens`` is what they take of the KV cache, cached prefixes that nobody uses excluded.
-    ``prefix_queries`` and ``prefix_hits`` are totals over the engine's life (tokens), ``preemptions`` of sequences.
+    ``running`` requests are in the batch; ``waiting`` ones are not yet, or were preempted.  ``used_tokens`` is how much
+    of the KV cache they occupy, without cached prefixes that nobody uses.  ``prefix_queries`` and ``prefix_hits``
+    (tokens) and ``preemptions`` (requests) are totals over the engine's life.
     """
 
     running: int = 0
@@ -73,11 +120,11 @@ class EngineUsage:
 
 
 class GenerationEngine(ABC):
-    """A network with its KV cache and its batch.
+    """A network with its KV cache and its running batch.
 
-    ``context`` is the most tokens that a sequence may have with its prompt, ``max_sequences`` how many run at a time,
-    ``cache_tokens`` what the KV cache holds (0: it grows as needed), ``block_tokens`` the unit in which it is given
-    out.  ``vocabulary`` is the number of token ids that the network knows.
+    ``context`` is the length limit of a sequence with its prompt (tokens), ``max_sequences`` the size of the batch,
+    ``cache_tokens`` the size of the KV cache (0: it grows as needed), ``block_tokens`` the unit in which the cache is
+    allocated, ``vocabulary`` the number of token ids that the network knows.
     """
 
     name: ClassVar[str]
@@ -91,35 +138,35 @@ class GenerationEngine(ABC):
     adapters: tuple[str, ...] = ()
 
     @abstractmethod
-    def add(self, sequence: EngineRequest) -> None:
-        """Take a sequence; its first tokens come from a later step.
+    def add(self, request: EngineRequest) -> None:
+        """Accept a request; its first tokens come from a later step.
 
         The caller has checked features, adapter names and lengths.  Raises ConchError for what only the engine can
-        know to be wrong (a grammar that does not compile: INVALID_ARG); nothing is kept then.
+        know to be wrong (INVALID_ARG for a grammar that does not compile); it keeps nothing of the request then.
         """
 
     @abstractmethod
     def step(self) -> list[Progress]:
-        """Compute one step for whatever is there; returns at once, with nothing, when there is nothing.
+        """Compute one step of the batch.  Returns an empty list at once when there is nothing to compute.
 
-        What is raised means that the engine is broken: the worker fails its requests and ends.
+        An exception means that the engine is broken: the worker fails all of its requests and exits.
         """
 
     @abstractmethod
     def cancel(self, id: int) -> None:
-        """Forget a sequence and free what it holds, with the next step at the latest; an unknown ``id`` has no effect.
+        """Drop a request and free what it holds, with the next step at the latest; unknown ids have no effect.
 
-        Nothing is reported of it any more.
+        No later step reports anything about it.
         """
 
     @abstractmethod
-    def load(self) -> EngineUsage:
-        """What is under way, as cheaply as it can be had: it is asked after every step."""
+    def usage(self) -> EngineUsage:
+        """The current load; called after every step, so it has to be cheap."""
 
     @property
     @abstractmethod
     def busy(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether a step would have anything to do."""
 
-    def close(self) -> None:  # noqa: B027 (most have nothing to give back but memory)
-        """Give everything back; nothing is under way any more."""
+    def close(self) -> None:  # noqa: B027 (most engines hold nothing but memory)
+        """Free everything; no request is under way any more."""

@@ -1,6 +1,6 @@
-"""The ``progress`` frame: what a step brought to requests, and what the worker has under way.
+"""The ``progress`` frame: the responses after a step, and the statistics of the worker.
 
-Its ``load`` is what ``telemetry/generation.py`` counts.  Used by the thread that runs the engine.
+Its ``load`` is what ``telemetry/generation.py`` counts.  Used by the service's thread.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from time import monotonic_ns
 from typing import Any
 
 from conch.backends.generation.engine import GenerationEngine
-from conch.backends.generation.job import Job
+from conch.backends.generation.request_state import RequestState
 from conch.backends.native.arrays import Request, Result
 from conch.errors import ConchError
 
 
 class Report:
-    """What has happened since the last frame."""
+    """Collects what has happened since the last frame."""
 
     def __init__(self) -> None:
-        #: Whether there is something to tell, be it only that nothing is under way any more.
+        #: Whether a frame is due, if only to say that nothing is under way any more.
         self.changed = False
         self._answers: list[tuple[Request, Result | ConchError, bool]] = []
         self._done: list[tuple[int, tuple[int, int, int]]] = []
@@ -30,40 +30,46 @@ class Report:
         self._ended: list[tuple[Any, ...]] = []
         self._queries = self._hits = self._preemptions = 0
 
-    def tokens(self, job: Job, fresh: int, now: int) -> None:
-        """A continuation of a job got new tokens."""
+    def tokens(self, state: RequestState, fresh: int, now: int) -> None:
+        """Count ``fresh`` new tokens of a request; ``now`` is monotonic, in ns."""
         self._generated += fresh
-        if not job.first:
-            job.first = now
-            self._prompt += job.prompt_tokens
-            self._first.append((now - job.arrived) / 1e9)
-        elif now > job.last:
-            gap = (now - job.last) // fresh
+        if not state.first_token:
+            state.first_token = now
+            self._prompt += state.prompt_tokens
+            self._first.append((now - state.arrived) / 1e9)
+        elif now > state.last_token:
+            gap = (now - state.last_token) // fresh
             self._gaps[gap] = self._gaps.get(gap, 0) + fresh
-        job.last = now
+        state.last_token = now
 
-    def respond(self, job: Job, answer: Result | ConchError, final: bool) -> None:
-        """A job has a response."""
+    def respond(self, state: RequestState, answer: Result | ConchError, final: bool) -> None:
+        """Add a response to the frame."""
         self.changed = True
-        self._answers.append((job.request, answer, final))
+        self._answers.append((state.request, answer, final))
 
-    def end(self, job: Job) -> None:
-        """A job has had its last response."""
+    def end(self, state: RequestState) -> None:
+        """Count a request that has had its last response."""
         now = monotonic_ns()
-        added = job.added or now
-        first = job.first or now
-        self._done.append((job.batch, (added - job.taken, now - added, 0)))
-        times = (now - job.arrived, added - job.arrived, first - added, now - first)
-        if job.reply.prompts:
+        scheduled = state.scheduled or now
+        first = state.first_token or now
+        self._done.append((state.batch, (scheduled - state.received, now - scheduled, 0)))
+        times = (now - state.arrived, scheduled - state.arrived, first - scheduled, now - first)
+        if state.builder.prompts:
             self._ended.append(
-                (job.reasons, *(max(time, 0) / 1e9 for time in times), job.prompt_tokens, job.generated, job.max_tokens)
+                (
+                    state.finish_reasons,
+                    *(max(time, 0) / 1e9 for time in times),
+                    state.prompt_tokens,
+                    state.generated_tokens,
+                    state.max_tokens,
+                )
             )
 
     def frame(
         self, engine: GenerationEngine, waiting: int, pack: Callable[[Request, Result | ConchError], dict[str, Any]]
     ) -> dict[str, Any]:
-        """All of it; starts the next one.  ``waiting`` sequences are with the worker but not with the engine."""
-        load = engine.load()
+        """The frame; the next one begins empty.  ``waiting`` sequences have not gone to the engine yet."""
+        usage = engine.usage()
         frame = {
             "op": "progress",
             "responses": [
@@ -72,21 +78,21 @@ class Report:
             ],
             "done": self._done,
             "load": {
-                "running": load.running,
-                "waiting": load.waiting + waiting,
-                "used": load.used_tokens,
+                "running": usage.running,
+                "waiting": usage.waiting + waiting,
+                "used": usage.used_tokens,
                 "capacity": engine.cache_tokens,
                 "prompt": self._prompt,
                 "generated": self._generated,
-                "preempted": load.preemptions - self._preemptions,
-                "queries": load.prefix_queries - self._queries,
-                "hits": load.prefix_hits - self._hits,
+                "preempted": usage.preemptions - self._preemptions,
+                "queries": usage.prefix_queries - self._queries,
+                "hits": usage.prefix_hits - self._hits,
                 "first": self._first,
                 "gaps": [(gap / 1e9, times) for gap, times in self._gaps.items()],
                 "ended": self._ended,
             },
         }
-        self._queries, self._hits, self._preemptions = load.prefix_queries, load.prefix_hits, load.preemptions
+        self._queries, self._hits, self._preemptions = usage.prefix_queries, usage.prefix_hits, usage.preemptions
         self.changed = False
         self._answers, self._done, self._first, self._gaps, self._ended = [], [], [], {}, []
         self._generated = self._prompt = 0

@@ -1,8 +1,8 @@
-"""The thread that runs an engine: requests come and go between its steps.
+"""The service: a thread that runs an engine, while requests come and go between the steps.
 
-The thread that reads the server's frames submits and cancels; this one makes all calls to the engine and sends what
-each step brought, for all requests in one frame.  A step that fails ends the worker: its requests fail, and the server
-starts another.
+The threads that read the server's frames submit and cancel requests; the service's thread makes all calls to the engine
+and sends the responses after each step, those of all requests in one frame.  A step that fails ends the worker: its
+requests fail, and the server starts another.
 """
 
 from __future__ import annotations
@@ -17,29 +17,28 @@ from queue import Empty, SimpleQueue
 from time import monotonic_ns, sleep
 from typing import Any, Final
 
-from conch.backends.generation.engine import EngineRequest as Prompt
-from conch.backends.generation.engine import GenerationEngine, Progress
-from conch.backends.generation.job import Job
+from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
 from conch.backends.generation.reports import Report
+from conch.backends.generation.request_state import RequestState
 from conch.backends.native.arrays import Request, Result, failure
 from conch.errors import ConchError, cancelled, internal, unavailable
 from conch.workers.child.channel import Channel
 from conch.workers.child.packing import Packer
 
-#: How long a step waits for the reading thread at most.
-LET_IN_NS: Final = 10_000_000
-#: Status of a worker whose engine is broken.
+#: How long a step waits for the reading threads at most (ns).
+MAX_WAIT_NS: Final = 10_000_000
+#: Exit status of a worker whose engine is broken.
 BROKEN: Final = 70
 
 Pack = Callable[[Request, Result | ConchError, Packer], dict[str, Any]]
 
 
 class GenerationService:
-    """Runs the jobs of a worker.
+    """Runs the requests of a worker.
 
-    ``pack`` makes a response's part of a frame.  With ``reserve`` a job starts once the KV cache has room for all that
-    it may become, so that no running sequence is ever put back; otherwise as soon as the engine takes it.
-    ``arriving`` tells whether the reading thread has something to do.
+    ``pack`` makes a response's part of a frame.  With ``reserve`` a request starts once the KV cache has room for all
+    that it may become, so that none is ever preempted; otherwise as soon as the engine accepts it.  ``arriving`` tells
+    whether the reading threads have something to do.
     """
 
     def __init__(
@@ -57,12 +56,12 @@ class GenerationService:
         self._arriving = arriving
         self._reserve = reserve and engine.cache_tokens > 0
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._numbers = count(1)
+        self._engine_ids = count(1)
         self._orders = count(1)
-        self._jobs: dict[int, Job] = {}  # by serial number
-        self._waiting: list[tuple[int, int, Job]] = []
-        self._owners: dict[int, tuple[Job, int]] = {}  # by engine's sequence: the number of its first continuation
-        self._timed: dict[int, Job] = {}  # that must begin before their deadline
+        self._states: dict[int, RequestState] = {}  # by serial number
+        self._waiting: list[tuple[int, int, RequestState]] = []
+        self._owners: dict[int, tuple[RequestState, int]] = {}  # by engine's request: also its first continuation
+        self._with_deadline: dict[int, RequestState] = {}  # those without a token yet
         self._reserved = 0
         self._report = Report()
         self._stopping = False
@@ -71,41 +70,41 @@ class GenerationService:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
-        """Have a job run; from the reading thread."""
-        self._commands.put(lambda: self._take(job))
+    def submit(self, state: RequestState) -> None:
+        """Have a request run; called by reading threads."""
+        self._commands.put(lambda: self._accept(state))
 
     def cancel(self, serial: int) -> None:
-        """Give a request up; without effect when it has ended.  From the reading thread."""
+        """End a request; without effect when it has ended.  Called by reading threads."""
         self._commands.put(lambda: self._cancel(serial))
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End what is under way, close the engine and wait for that."""
+        """End all requests, close the engine and wait for that."""
         self._commands.put(self._stop)
         self._thread.join(seconds)
 
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._obey()
-                self._refuse_late()
+                self._run_commands()
+                self._refuse_overdue()
                 self._admit()
-                self._deal_with(self._engine.step())
+                self._process(self._engine.step())
             self._engine.close()
         except BaseException as error:
-            self._break(error)
+            self._fail_all(error)
 
-    def _obey(self) -> None:
-        """Carry out what the reading thread asked for; waits for that while there is nothing else to do.
+    def _run_commands(self) -> None:
+        """Run the commands of the reading threads; waits for one while there is nothing else to do.
 
-        An engine may keep the interpreter for the whole of a step, so what has arrived is let in before.
+        An engine may hold the interpreter lock for a whole step, so the threads may finish what they read before it.
         """
         until = 0
         while True:
             try:
                 self._commands.get(block=self._idle)()
             except Empty:
-                until = until or monotonic_ns() + LET_IN_NS
+                until = until or monotonic_ns() + MAX_WAIT_NS
                 if monotonic_ns() >= until or not self._arriving():
                     return
                 sleep(0.0002)
@@ -114,164 +113,170 @@ class GenerationService:
     def _idle(self) -> bool:
         return not (self._engine.busy or self._waiting or self._report.changed or self._stopping)
 
-    def _take(self, job: Job) -> None:
-        job.order = next(self._orders)
-        self._jobs[job.request.serial] = job
-        if job.deadline:
-            self._timed[job.request.serial] = job
-        if job.reply.stops:
-            for other in list(self._jobs.values()):
-                if other.request.id == job.reply.stops and other is not job:
+    def _accept(self, state: RequestState) -> None:
+        state.order = next(self._orders)
+        self._states[state.request.serial] = state
+        if state.deadline:
+            self._with_deadline[state.request.serial] = state
+        if state.builder.ends_id:
+            for other in list(self._states.values()):
+                if other.request.id == state.builder.ends_id and other is not state:
                     self._finish(other)
-        if job.reply.prompts:
-            heapq.heappush(self._waiting, (job.priority, job.order, job))
+        if state.builder.prompts:
+            heapq.heappush(self._waiting, (state.priority, state.order, state))
         else:
-            self._respond(job)
+            self._respond(state)
 
     def _cancel(self, serial: int) -> None:
-        job = self._jobs.get(serial)
-        if job is not None:
-            self._end(job, cancelled("Request was cancelled"), "abort")
+        state = self._states.get(serial)
+        if state is not None:
+            self._end(state, cancelled("Request was cancelled"), "abort")
 
     def _stop(self) -> None:
         self._stopping = True
-        for job in list(self._jobs.values()):
-            self._end(job, cancelled("Request was cancelled"), "abort")
+        for state in list(self._states.values()):
+            self._end(state, cancelled("Request was cancelled"), "abort")
         self._send()
 
-    def _refuse_late(self) -> None:
-        """End the jobs that have waited too long for their first token."""
-        if self._timed:
+    def _refuse_overdue(self) -> None:
+        """End the requests that have waited too long for their first token."""
+        if self._with_deadline:
             now = monotonic_ns()
-            self._timed = {serial: job for serial, job in self._timed.items() if serial in self._jobs and not job.first}
-            for job in [job for job in self._timed.values() if now >= job.deadline]:
-                self._end(job, unavailable("Request timeout expired"), "abort")
+            self._with_deadline = {
+                serial: state
+                for serial, state in self._with_deadline.items()
+                if serial in self._states and not state.first_token
+            }
+            for state in [state for state in self._with_deadline.values() if now >= state.deadline]:
+                self._end(state, unavailable("Request timeout expired"), "abort")
 
     def _admit(self) -> None:
-        """Give the engine the jobs that it has room for, the most important and then the oldest first."""
+        """Give the engine the requests that it has room for, the most important and then the oldest first."""
         while self._waiting:
-            job = self._waiting[0][2]
-            if job.request.serial not in self._jobs:  # cancelled
+            state = self._waiting[0][2]
+            if state.request.serial not in self._states:  # cancelled
                 heapq.heappop(self._waiting)
                 continue
-            needed = self._needed(job)
+            needed = self._needed(state)
             if self._reserve and self._reserved and self._reserved + needed > self._engine.cache_tokens:
                 return
             heapq.heappop(self._waiting)
             self._reserved += needed
-            self._add(job)
+            self._add(state)
 
-    def _needed(self, job: Job) -> int:
-        """Tokens of KV cache, in whole blocks, that a job may come to take."""
+    def _needed(self, state: RequestState) -> int:
+        """The tokens of KV cache, in whole blocks, that a request may come to take up."""
         block = self._engine.block_tokens
         return sum(
             -(-(len(prompt) + sampling.max_tokens) // block) * block * sampling.beam_width
-            for prompt, sampling in job.reply.prompts
+            for prompt, sampling in state.builder.prompts
         )
 
-    def _add(self, job: Job) -> None:
-        job.added = monotonic_ns()
+    def _add(self, state: RequestState) -> None:
+        state.scheduled = monotonic_ns()
         first = 0
         try:
-            for prompt, sampling in job.reply.prompts:
-                number = next(self._numbers)
-                self._engine.add(Prompt(number, prompt, sampling, job.priority))
-                self._owners[number] = job, first
-                job.running[number] = set(range(first, first + sampling.n))
+            for prompt, sampling in state.builder.prompts:
+                number = next(self._engine_ids)
+                self._engine.add(EngineRequest(number, prompt, sampling, state.priority))
+                self._owners[number] = state, first
+                state.running[number] = set(range(first, first + sampling.n))
                 first += sampling.n
         except Exception as error:  # what an engine cannot take is the request's own
-            self._end(job, failure(error), "error")
+            self._end(state, failure(error), "error")
 
-    def _deal_with(self, steps: list[Progress]) -> None:
+    def _process(self, steps: list[Progress]) -> None:
         now = monotonic_ns()
-        touched: dict[Job, None] = {}
+        touched: dict[RequestState, None] = {}
         for step in steps:
-            job, first = self._owners.get(step.id, (None, 0))
-            if job is None:
+            state, first = self._owners.get(step.id, (None, 0))
+            if state is None:
                 continue
             if step.error is not None:
-                self._end(job, step.error, "error")
-                touched.pop(job, None)
+                self._end(state, step.error, "error")
+                touched.pop(state, None)
                 continue
             try:
-                self._progress(job, first + step.beam, step, now)
+                self._progress(state, first + step.beam, step, now)
             except Exception as error:  # a tokenizer's, say: this request's own
-                self._end(job, failure(error), "error")
-                touched.pop(job, None)
+                self._end(state, failure(error), "error")
+                touched.pop(state, None)
                 continue
-            touched[job] = None
-        for job in touched:
-            self._respond(job)
+            touched[state] = None
+        for state in touched:
+            self._respond(state)
         if steps or self._report.changed:
             self._send()
 
-    def _progress(self, job: Job, index: int, step: Progress, now: int) -> None:
-        if index not in job.running.get(step.id, ()):
+    def _progress(self, state: RequestState, index: int, step: Progress, now: int) -> None:
+        if index not in state.running.get(step.id, ()):
             return
         if step.tokens:
             fresh = len(step.tokens)
-            job.generated += fresh
-            self._report.tokens(job, fresh, now)
-        reason = job.reply.take(index, step)
+            state.generated_tokens += fresh
+            self._report.tokens(state, fresh, now)
+        reason = state.builder.add(index, step)
         if reason:
-            job.reasons.append(reason)
-            still = job.running[step.id]
+            state.finish_reasons.append(reason)
+            still = state.running[step.id]
             still.remove(index)
             if not still:
-                del job.running[step.id], self._owners[step.id]
+                del state.running[step.id], self._owners[step.id]
                 if not step.finish:
                     self._engine.cancel(step.id)
 
-    def _respond(self, job: Job) -> None:
-        final = job.ended
-        results = job.reply.responses(final)
+    def _respond(self, state: RequestState) -> None:
+        final = state.finished
+        results = state.builder.responses(final)
         for position, result in enumerate(results, 1):
-            self._report.respond(job, result, final and position == len(results))
+            self._report.respond(state, result, final and position == len(results))
         if final:
-            self._forget(job)
+            self._forget(state)
 
-    def _finish(self, job: Job) -> None:
-        """End a job with what it has."""
-        self._leave(job, "abort")
-        self._respond(job)
+    def _finish(self, state: RequestState) -> None:
+        """End a request with what it has."""
+        self._take_out(state, "abort")
+        self._respond(state)
 
-    def _end(self, job: Job, error: ConchError, reason: str) -> None:
-        """End a job with an error."""
-        self._leave(job, reason)
-        self._report.respond(job, error, True)
-        self._forget(job)
+    def _end(self, state: RequestState, error: ConchError, reason: str) -> None:
+        """End a request with an error."""
+        self._take_out(state, reason)
+        self._report.respond(state, error, True)
+        self._forget(state)
 
-    def _leave(self, job: Job, reason: str) -> None:
-        """Take a job's sequences out of the batch."""
-        job.reasons.extend([reason] * max(sum(len(still) for still in job.running.values()), 1))
-        for number in job.running:
+    def _take_out(self, state: RequestState, reason: str) -> None:
+        """Take what runs of a request out of the engine."""
+        state.finish_reasons.extend([reason] * max(sum(len(still) for still in state.running.values()), 1))
+        for number in state.running:
             self._engine.cancel(number)
             self._owners.pop(number, None)
-        job.running.clear()
+        state.running.clear()
 
-    def _forget(self, job: Job) -> None:
-        del self._jobs[job.request.serial]
-        if job.added:
-            self._reserved -= self._needed(job)
-        self._report.end(job)
+    def _forget(self, state: RequestState) -> None:
+        del self._states[state.request.serial]
+        if state.scheduled:
+            self._reserved -= self._needed(state)
+        self._report.end(state)
 
     def _send(self) -> None:
-        """Send what has happened since the last frame."""
+        """Send a frame of what has happened since the last one."""
         packer = Packer()
-        waiting = sum(len(job.reply.prompts) for _, _, job in self._waiting if job.request.serial in self._jobs)
+        waiting = sum(
+            len(state.builder.prompts) for _, _, state in self._waiting if state.request.serial in self._states
+        )
         frame = self._report.frame(self._engine, waiting, lambda request, result: self._pack(request, result, packer))
         self._channel.send(frame, packer)
 
-    def _break(self, error: BaseException) -> None:
-        """The engine cannot go on: fail what is under way and end the worker."""
+    def _fail_all(self, error: BaseException) -> None:
+        """End the worker, whose engine cannot go on, after failing all requests."""
         traceback.print_exception(error)
         failed = failure(error)
         failed = internal(f"engine '{self._engine.name}' failed: {failed.message}")
-        for job in list(self._jobs.values()):
-            job.running.clear()
-            job.reasons.append("error")
-            self._report.respond(job, failed, True)
-            self._forget(job)
+        for state in list(self._states.values()):
+            state.running.clear()
+            state.finish_reasons.append("error")
+            self._report.respond(state, failed, True)
+            self._forget(state)
         try:
             self._send()
         finally:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.engine import EngineSpec
 from conch.backends.native.arrays import Array
 from conch.convert.libraries import silence_libraries
 from conch.errors import unsupported
@@ -52,15 +52,15 @@ class ServedGraph:
             raise unsupported(
                 'text-generation on OpenVINO needs openvino-genai: pip install "conch[openvino]"'
             ) from None
-        from conch.backends.engines.openvino import load
+        from conch.backends.engines.openvino import pipelines
         from conch.backends.engines.openvino.precision import BLOCK, Precision
 
         spec = spec_of(graph, precision, config, threads)
         with silence_libraries(), tempfile.TemporaryDirectory() as empty:
-            precision_of_cpu = Precision.of(spec, load.capabilities())
+            precision_of_cpu = Precision.of(spec, pipelines.capabilities())
             # Token ids go in and out, so that no tokenizer is needed.
             no_tokenizer: Any = openvino_genai.Tokenizer(empty)
-            self.pipeline = load.pipeline(
+            self.pipeline = pipelines.pipeline(
                 spec, no_tokenizer, precision_of_cpu, cache_tokens // BLOCK + 64, max(256, max_text_tokens)
             )
         self.number = 0

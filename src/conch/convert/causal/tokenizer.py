@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.engines.openvino import load, vocabulary
+from conch.backends.engines.openvino import pipelines, vocabulary
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.convert.libraries import describe_error, silence_libraries
@@ -33,7 +33,7 @@ def write(
     try:
         with silence_libraries():
             trusted = checkpoint.options.trust_remote_code
-            load.write_tokenizer(checkpoint.directory, folder, trust_remote_code=trusted)
+            pipelines.write_tokenizer(checkpoint.directory, folder, trust_remote_code=trusted)
             problem = vocabulary.misfit(folder, logits)
             if problem:
                 raise internal(problem)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import transformers
 
-from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
-from conch.backends.generation.engine_table import EngineSpec, open_engine
+from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine, Progress
+from conch.backends.generation.engines import open_engine
 from conch.sampling.parameters import SamplingParams
 
 VOCABULARY: Final = 160

@@ -81,34 +81,34 @@ def test_in_a_busy_batch_they_are_too(directory: Path, module: Any, cache_tokens
             tokens[progress.id] += progress.tokens
             if progress.finish:
                 ends[progress.id] = progress.finish
-        assert engine.load().used_tokens <= cache_tokens
+        assert engine.usage().used_tokens <= cache_tokens
     assert cancelled and ends.keys() | cancelled == tokens.keys()
     for number in ends:
         assert tokens[number] == greedy(module, asked[number], lengths[number])
         assert ends[number] == ("stop" if tokens[number][-1] == EOS else "length")
-    assert engine.load() == EngineUsage()
+    assert engine.usage() == EngineUsage()
 
 
 def test_what_is_cancelled_is_forgotten_and_its_cache_is_free(engine: GenerationEngine) -> None:
     engine.add(EngineRequest(1, [5] * 70, SamplingParams(max_tokens=50, ignore_eos=True)))
     engine.add(EngineRequest(2, [6] * 70, SamplingParams(max_tokens=50, ignore_eos=True)))
     engine.step()
-    both = engine.load()
+    both = engine.usage()
     assert (both.running, both.waiting) == (2, 0) and both.used_tokens >= 140
     engine.cancel(1)
     assert {progress.id for progress in engine.step()} == {2}
     engine.step()
-    assert 70 <= engine.load().used_tokens < both.used_tokens
+    assert 70 <= engine.usage().used_tokens < both.used_tokens
     engine.cancel(2)
     engine.cancel(3)
-    assert engine.load() == EngineUsage() and not engine.busy and engine.step() == []
+    assert engine.usage() == EngineUsage() and not engine.busy and engine.step() == []
 
 
 def test_what_waits_goes_by_priority_and_can_be_cancelled(directory: Path) -> None:
     engine = opened(directory, max_sequences=1)
     for number, priority in enumerate([5, 9, 0, 9]):
         engine.add(EngineRequest(number, [7], SamplingParams(max_tokens=2, ignore_eos=True), priority))
-    assert engine.load().waiting == 4
+    assert engine.usage().waiting == 4
     engine.cancel(3)
     assert [progress.id for progress in finished(engine)] == [2, 2, 0, 0, 1, 1]
 

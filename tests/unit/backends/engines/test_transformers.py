@@ -84,7 +84,7 @@ def test_tokens_alone_and_in_a_busy_batch_are_those_of_generate(name: str, folde
     assert not under_way
     for number in set(asked) - cancelled:
         assert got[number] == wanted[number]
-    load = engine.load()
+    load = engine.usage()
     assert (load.running, load.waiting, load.used_tokens) == (0, 0, 0)
 
 

@@ -48,11 +48,11 @@ def test_sequences_go_back_to_waiting_when_the_cache_is_full_and_lose_nothing(fo
             got[progress.id] += progress.tokens
             if progress.finish:
                 ended.append(progress.id)
-        load = engine.load()
+        load = engine.usage()
         assert load.used_tokens <= 64
         assert load.running + load.waiting == len(asked) - len(ended)
     assert got == {n: generated(model, prompt, max_new_tokens=24)[0] for n, prompt in enumerate(asked)}
-    assert engine.load().preemptions > 0
+    assert engine.usage().preemptions > 0
     # The last one is the most important.
     assert ended.index(5) < ended.index(0)
 
@@ -66,8 +66,8 @@ def test_sampled_and_searched_sequences_survive_being_put_back(folder: Path) -> 
     assert {number: tokens(done) for number, done in finish(tight, *asked).items()} == {
         number: tokens(done) for number, done in finish(free, *asked).items()
     }
-    assert tight.load().preemptions > 0
-    assert free.load().preemptions == 0
+    assert tight.usage().preemptions > 0
+    assert free.usage().preemptions == 0
 
 
 def test_what_can_never_run_is_refused(folder: Path) -> None:
@@ -101,15 +101,15 @@ def test_a_common_prefix_is_read_once(folder: Path) -> None:
     asked = [common + end for end in ends]
     for number, prompt in enumerate(asked):
         assert one(engine, prompt, max_tokens=10, temperature=0) == generated(model, prompt, max_new_tokens=10)[0]
-        assert engine.load().prefix_hits == 64 * number
-    assert engine.load().prefix_queries == sum(map(len, asked))
+        assert engine.usage().prefix_hits == 64 * number
+    assert engine.usage().prefix_queries == sum(map(len, asked))
     # What was generated is known as well, for the next turn of a chat.
     answer = generated(model, asked[0], max_new_tokens=40, eos_token_id=None)[0]
     one(engine, asked[0], max_tokens=40, temperature=0, ignore_eos=True)
-    before = engine.load().prefix_hits
+    before = engine.usage().prefix_hits
     following = [*asked[0], *answer, 5, 6, 7]
     assert one(engine, following, max_tokens=5, temperature=0) == generated(model, following, max_new_tokens=5)[0]
-    assert engine.load().prefix_hits - before == 96
+    assert engine.usage().prefix_hits - before == 96
 
 
 def test_prefixes_make_way_for_sequences(folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_prefixes_make_way_for_sequences(folder: Path) -> None:
     one(engine, second, max_tokens=20, temperature=0, ignore_eos=True)
     one(engine, [*first, 3], max_tokens=2, temperature=0)
     # 120 tokens of 128 were in use: the older prefix is gone.
-    assert engine.load().prefix_hits == 0
+    assert engine.usage().prefix_hits == 0
 
 
 def test_a_long_prompt_is_read_in_chunks_while_others_go_on(folder: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_long_prompt_is_read_in_chunks_while_others_go_on(folder: Path) -> Non
     engine.step()
     engine.cancel(2)
     engine.cancel(2)
-    assert (engine.load().running, engine.load().waiting) == (1, 0)
+    assert (engine.usage().running, engine.usage().waiting) == (1, 0)
     assert [progress.id for progress in engine.step()] == [0]
     engine.cancel(0)
     assert not engine.busy

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig
 
 from conch.backends.engines.transformers.network import DecoderNetwork
-from conch.backends.engines.transformers.probe import BatchSupport, probe
+from conch.backends.engines.transformers.probe import BatchSupport, probe_batch_support
 
 
 class _Copyable:
@@ -60,11 +60,11 @@ class Model:
 @pytest.mark.parametrize(
     ("inside", "copyable", "found"),
     [
-        (False, True, BatchSupport(padded=False, several=True, beams=True)),
-        (False, False, BatchSupport(padded=False, several=True, beams=False)),
-        (True, True, BatchSupport(padded=False, several=False, beams=False)),
+        (False, True, BatchSupport(padding=False, several_rows=True, beam_search=True)),
+        (False, False, BatchSupport(padding=False, several_rows=True, beam_search=False)),
+        (True, True, BatchSupport(padding=False, several_rows=False, beam_search=False)),
     ],
 )
 def test_what_a_state_allows_is_found_by_trying(inside: bool, copyable: bool, found: BatchSupport) -> None:
     network = DecoderNetwork(Model(inside=inside, copyable=copyable), torch.device("cpu"))
-    assert probe(network, 100) == found
+    assert probe_batch_support(network, 100) == found

@@ -26,10 +26,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("llama"), "llama")
 
 
-def row(prompt: tuple[int, ...] = (0,), made: tuple[int, ...] = (), ends: Any = (), **sampling: Any) -> BatchRow:
+def row(prompt: tuple[int, ...] = (0,), made: tuple[int, ...] = (), end_ids: Any = (), **sampling: Any) -> BatchRow:
     asked = SamplingParams(**sampling)
     seeded = generator(asked.seed, "cpu")
-    return BatchRow(0, (0, 0), asked, [*prompt, *made], len(prompt), frozenset(ends), 100, generator=seeded)
+    return BatchRow(0, (0, 0), asked, [*prompt, *made], len(prompt), frozenset(end_ids), 100, generator=seeded)
 
 
 def adjusted(values: list[float], one: BatchRow) -> list[float]:
@@ -60,8 +60,8 @@ def test_biases_bad_words_and_least_lengths() -> None:
     assert adjusted([1.0, 2.0, 3.0], row(made=(1,), bad_words_token_ids=((0,), (1, 2)))) == [never, 2.0, never]
     # The prompt does not begin a bad word.
     assert adjusted([1.0, 2.0, 3.0], row((1,), (), bad_words_token_ids=((1, 2),))) == [1.0, 2.0, 3.0]
-    assert adjusted([1.0, 2.0, 3.0], row(made=(0,), ends=(2,), min_tokens=2)) == [1.0, 2.0, never]
-    assert adjusted([1.0, 2.0, 3.0], row(made=(0, 0), ends=(2,), min_tokens=2)) == [1.0, 2.0, 3.0]
+    assert adjusted([1.0, 2.0, 3.0], row(made=(0,), end_ids=(2,), min_tokens=2)) == [1.0, 2.0, never]
+    assert adjusted([1.0, 2.0, 3.0], row(made=(0, 0), end_ids=(2,), min_tokens=2)) == [1.0, 2.0, 3.0]
 
 
 def test_draws_follow_the_probabilities() -> None:

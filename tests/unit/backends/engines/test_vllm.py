@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from conch.backends.generation.engine import EngineRequest
-from conch.backends.generation.engine_table import EngineSpec, open_engine
+from conch.backends.generation.engine import EngineRequest, EngineSpec
+from conch.backends.generation.engines import open_engine
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature
 from conch.sampling.parameters import SamplingParams as Sampling
@@ -198,9 +198,9 @@ def test_sequences_are_continued_step_by_step() -> None:
     engine.add(EngineRequest(1, [5], Sampling(max_tokens=2), priority=1))
     engine.add(EngineRequest(2, [97], Sampling(max_tokens=5), priority=2))
     engine.add(EngineRequest(3, [50], Sampling(max_tokens=5), priority=0))
-    assert (engine.load().running, engine.load().waiting) == (3, 0)
+    assert (engine.usage().running, engine.usage().waiting) == (3, 0)
     assert run(engine) == [(3, [51], ""), (1, [6], "")]
-    load = engine.load()
+    load = engine.usage()
     assert (load.running, load.waiting, load.used_tokens) == (2, 1, 400)
     assert (load.prefix_queries, load.prefix_hits, load.preemptions) == (8, 4, 1)
     engine.cancel(3)
@@ -209,7 +209,7 @@ def test_sequences_are_continued_step_by_step() -> None:
     assert run(engine) == [(1, [7], "length"), (2, [98], "")]
     assert run(engine) == [(2, [99], "stop")]
     assert not engine.busy
-    load = engine.load()
+    load = engine.usage()
     assert (load.running, load.waiting, load.used_tokens, load.prefix_queries) == (0, 0, 0, 24)
     engine.close()
     assert Module.engine.aborted == ["3", "shutdown"]

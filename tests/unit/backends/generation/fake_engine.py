@@ -32,21 +32,22 @@ class FakeEngine(GenerationEngine):
         self.broken = False
         self.closed = False
 
-    def add(self, sequence: EngineRequest) -> None:
-        if sequence.sampling.structured_outputs is not None and sequence.sampling.structured_outputs.text == "bad":
+    def add(self, request: EngineRequest) -> None:
+        structure = request.sampling.structured_outputs
+        if structure is not None and structure.text == "bad":
             raise invalid("the structure does not compile")
-        if sequence.sampling.structured_outputs is not None and sequence.sampling.structured_outputs.text == "raises":
+        if structure is not None and structure.text == "raises":
             raise TypeError("incompatible arguments")
-        self.running[sequence.id] = sequence, []
+        self.running[request.id] = request, []
 
     def step(self) -> list[Progress]:
         if self.broken:
             raise RuntimeError("no memory left")
         self.most = max(self.most, len(self.running))
         made = []
-        for id, (sequence, tokens) in list(self.running.items()):
-            sampling = sequence.sampling
-            following = (tokens or sequence.prompt)[-1] + 1
+        for id, (request, tokens) in list(self.running.items()):
+            sampling = request.sampling
+            following = (tokens or request.prompt)[-1] + 1
             token = EOS if following > ord("z") else following
             tokens.append(token)
             ended = "stop" if token == EOS else "length" if len(tokens) >= sampling.max_tokens else ""
@@ -65,8 +66,8 @@ class FakeEngine(GenerationEngine):
     def cancel(self, id: int) -> None:
         self.running.pop(id, None)
 
-    def load(self) -> EngineUsage:
-        used = sum(len(sequence.prompt) + len(tokens) for sequence, tokens in self.running.values())
+    def usage(self) -> EngineUsage:
+        used = sum(len(request.prompt) + len(tokens) for request, tokens in self.running.values())
         return EngineUsage(running=len(self.running), used_tokens=used)
 
     @property

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from conch.backends.generation.backend import LONG, GenerationBackend
-from conch.backends.generation.job import Job, ResponseBuilder
+from conch.backends.generation.backend import LONG_REQUEST, GenerationBackend
+from conch.backends.generation.request_state import RequestState, ResponseBuilder
 from conch.backends.native.arrays import Request
 from conch.errors import Code, ConchError
 from conch.tensors import WireTensor, pack_bytes
@@ -20,8 +20,8 @@ class Service:
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
 
-    def submit(self, job: Job) -> None:
-        self.told.append(("submit", job.request.serial))
+    def submit(self, state: RequestState) -> None:
+        self.told.append(("submit", state.request.serial))
 
     def cancel(self, serial: int) -> None:
         self.told.append(("cancel", serial))
@@ -51,7 +51,7 @@ class Backend(GenerationBackend):
         text = WireTensor("text_input", "BYTES", (1,), pack_bytes([b"a" * fields["length"]]))
         return Request({"text_input": text}, frozenset(), serial=fields["serial"])
 
-    def reply(self, request: Request) -> ResponseBuilder:
+    def response_builder(self, request: Request) -> ResponseBuilder:
         self.meanwhile()
         return None  # type: ignore[return-value]
 
@@ -68,7 +68,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
 def test_another_thread_goes_on_while_a_long_text_is_read(backend: Backend) -> None:
     backend.ask()
     assert backend.passed_on == 0
-    backend.ask(LONG)
+    backend.ask(LONG_REQUEST)
     assert backend.passed_on == 1
 
 

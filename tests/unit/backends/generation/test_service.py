@@ -1,4 +1,4 @@
-"""Jobs of a worker, on an engine without a network: every one ends once, in one frame a step."""
+"""Requests of a worker, on an engine without a network: every one ends once, in one frame a step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from conch.backends.contracts.text.interface import OUTPUTS, TextInterface
 from conch.backends.generation.defaults import Defaults
-from conch.backends.generation.job import Job
 from conch.backends.generation.limits import Limits
+from conch.backends.generation.request_state import RequestState
 from conch.backends.generation.service import BROKEN, GenerationService
 from conch.backends.native.arrays import DTYPES, Request, Result, Strings, wire
 from conch.checkpoints.tokenizers.chat import ChatTemplate
@@ -54,7 +54,14 @@ class Worker:
             batched=False,
         )
         self.service.submit(
-            Job(request, self.serial, self.interface.reply(request), arrived=1, priority=priority, deadline=deadline)
+            RequestState(
+                request,
+                self.serial,
+                self.interface.response_builder(request),
+                arrived=1,
+                priority=priority,
+                deadline=deadline,
+            )
         )
         return self.serial
 
@@ -221,7 +228,7 @@ def test_stop_strings_wait_for_the_least_number_of_tokens(worker: Worker) -> Non
     assert worker.text(1) == "abcdefgh"
 
 
-def test_a_job_that_does_not_begin_in_time_is_refused() -> None:
+def test_a_request_that_does_not_begin_in_time_is_refused() -> None:
     worker = Worker(FakeEngine(cache_tokens=8), reserve=True)
     worker.ask("abc", max_tokens=5, deadline=monotonic_ns() + 10**12)
     worker.ask("abc", max_tokens=5, deadline=1)

@@ -14,7 +14,8 @@ import torch
 from transformers import LlamaConfig, Qwen2Config
 
 from conch.backends.engines.openvino.precision import Precision
-from conch.backends.generation.engine_choice import choose_engine, engine_spec
+from conch.backends.generation.engines import choose_engine
+from conch.backends.generation.options import engine_spec
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest
 from conch.checkpoints.options import Options

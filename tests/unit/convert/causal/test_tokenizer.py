@@ -16,11 +16,11 @@ import openvino
 from openvino import opset13
 from transformers import PreTrainedTokenizerFast
 
-from conch.backends.engines.openvino import load
+from conch.backends.engines.openvino import pipelines
 from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit
 from conch.backends.generation.defaults import Defaults
-from conch.backends.generation.engine import EngineRequest, GenerationEngine
-from conch.backends.generation.engine_table import EngineSpec, open_engine
+from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
+from conch.backends.generation.engines import open_engine
 from conch.backends.generation.requested import RequestedSampling, read_document
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -68,7 +68,7 @@ def unconverted(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: Any, **__: Any) -> None:
         raise ImportError("transformers")
 
-    monkeypatch.setattr(load, "write_tokenizer", write)
+    monkeypatch.setattr(pipelines, "write_tokenizer", write)
 
 
 def opened(folder: Path, llama: Path, *, eos_ids: tuple[int, ...] = (1,), **changes: Any) -> GenerationEngine:

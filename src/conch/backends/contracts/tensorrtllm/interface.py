@@ -19,8 +19,8 @@ from conch.backends.contracts.tensorrtllm.responses import (
     TokenResponseBuilder,
 )
 from conch.backends.contracts.tensorrtllm.tensors import VALUES, refuse_unsupported
-from conch.backends.generation.job import ResponseBuilder
 from conch.backends.generation.limits import Limits
+from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.generation.requested import RequestedSampling
 from conch.backends.native.arrays import Request
 from conch.errors import invalid
@@ -105,7 +105,7 @@ class TokenInterface:
     normalize: bool = True
     padded: frozenset[str] = frozenset()
 
-    def reply(self, request: Request) -> ResponseBuilder:
+    def response_builder(self, request: Request) -> ResponseBuilder:
         """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
         if request.option("stop", False):
             if not request.id:

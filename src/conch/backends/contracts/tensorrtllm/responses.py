@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from conch.backends.generation.engine import Progress
-from conch.backends.generation.job import ResponseBuilder
+from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.native.arrays import Array, Result
 from conch.sampling.parameters import SamplingParams
 
@@ -103,7 +103,7 @@ class TokenResponseBuilder(ResponseBuilder):
                 self._items.append(_Item(number, index, [_Sequence(row) for _ in range(sampling.n)]))
         self._sequences = [sequence for item in self._items for sequence in item.sequences]
 
-    def take(self, index: int, progress: Progress) -> str:
+    def add(self, index: int, progress: Progress) -> str:
         sequence = self._sequences[index]
         # What ends a text is not part of it.
         tokens = progress.tokens[:-1] if progress.finish == "stop" else progress.tokens
@@ -186,9 +186,9 @@ class StopResponseBuilder(ResponseBuilder):
     prompts = ()
 
     def __init__(self, id: str) -> None:
-        self.stops = id
+        self.ends_id = id
 
-    def take(self, index: int, progress: Progress) -> str:
+    def add(self, index: int, progress: Progress) -> str:
         raise NotImplementedError
 
     def responses(self, final: bool) -> list[Result]:

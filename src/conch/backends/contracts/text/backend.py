@@ -1,4 +1,4 @@
-"""Text models: a checkpoint, its tokenizer and an engine behind the tensors of text generation."""
+"""The text contract: a checkpoint, its tokenizer and an engine behind tensors of text.  Runs in workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from conch.backends.contracts.text.config import complete_text_config
 from conch.backends.contracts.text.interface import TextInterface
 from conch.backends.generation.backend import GenerationBackend
 from conch.backends.generation.defaults import Defaults
-from conch.backends.generation.engine_choice import ServingOptions, choose_engine, engine_spec
-from conch.backends.generation.engine_table import open_engine
-from conch.backends.generation.job import ResponseBuilder
 from conch.backends.generation.limits import Limits
-from conch.backends.native.arrays import Request
+from conch.backends.generation.options import ServingOptions
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
@@ -23,9 +20,7 @@ from conch.workers.child.channel import Channel, Header
 
 
 class TextBackend(GenerationBackend):
-    """Text in, text out."""
-
-    _interface: TextInterface
+    """A checkpoint that writes text, with the tensors of the text contract."""
 
     def __init__(self, channel: Channel, init: Header, checkpoint: Checkpoint | None = None) -> None:
         super().__init__(channel, init)
@@ -39,30 +34,24 @@ class TextBackend(GenerationBackend):
         return json.dumps(complete_text_config(self.config))
 
     def defaults(self, generation: Mapping[str, Any], settings: ServingOptions) -> Defaults:
-        """What generation does where a request says nothing; ``generation`` is generation_config.json."""
+        """The parameters of requests that leave them open; ``generation`` is generation_config.json."""
         return Defaults.of_checkpoint(generation, settings.max_tokens)
 
     def arguments(self, engine: str) -> Mapping[str, Any]:
-        """What goes to the engine of that name as it is."""
+        """The arguments that an engine by that name gets unchanged."""
         return {}
 
     def load(self, instance: Mapping[str, Any]) -> None:
-        checkpoint, options = self._checkpoint, self._checkpoint.options
-        settings = ServingOptions.from_options(options, checkpoint.directory)
+        checkpoint = self._checkpoint
+        settings = ServingOptions.from_options(checkpoint.options, checkpoint.directory)
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
-        name = choose_engine(checkpoint, options, instance["kind"] == "GPU")
-        engine = open_engine(
-            name, engine_spec(checkpoint, options, instance, tokenizer.special.eos_ids, arguments=self.arguments(name))
-        )
-        self.log("INFO", f"model '{self.model['name']}' runs on engine '{name}'")
-        self._interface = TextInterface(
+        engine = self.open_engine(checkpoint, instance, tokenizer.special.eos_ids, self.arguments)
+        self.log("INFO", f"model '{self.model['name']}' runs on engine '{engine.name}'")
+        contract = TextInterface(
             tokenizer,
             self.defaults(checkpoint.json("generation_config.json") or {}, settings),
             Limits(engine),
-            decoupled=bool((self.config.get("model_transaction_policy") or {}).get("decoupled")),
+            decoupled=self.decoupled,
             truncate=settings.truncate,
         )
-        self.serve(engine, reserve=settings.reserve)
-
-    def reply(self, request: Request) -> ResponseBuilder:
-        return self._interface.reply(request)
+        self.serve(engine, contract, reserve=settings.reserve)

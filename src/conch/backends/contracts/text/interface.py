@@ -12,8 +12,8 @@ from typing import Any, Final
 from conch.backends.contracts.text.responses import TextOutputOptions, TextResponseBuilder
 from conch.backends.contracts.text.stops import StopStrings
 from conch.backends.generation.defaults import Defaults
-from conch.backends.generation.job import ResponseBuilder
 from conch.backends.generation.limits import Limits
+from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.generation.requested import RequestedSampling, read_document
 from conch.backends.native.arrays import Request
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
@@ -66,7 +66,7 @@ class TextInterface:
     decoupled: bool
     truncate: bool = False
 
-    def reply(self, request: Request) -> ResponseBuilder:
+    def response_builder(self, request: Request) -> ResponseBuilder:
         """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
         requested = _requested(request)
         stream = bool(request.option("stream", False))

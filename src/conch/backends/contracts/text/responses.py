@@ -11,7 +11,7 @@ import numpy as np
 
 from conch.backends.contracts.text.stops import StoppingText, StopStrings
 from conch.backends.generation.engine import Progress, TokenLogprobs
-from conch.backends.generation.job import ResponseBuilder
+from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.native.arrays import Array, Result, Strings
 from conch.checkpoints.tokenizers.stream import TextStream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
@@ -81,7 +81,7 @@ class TextResponseBuilder(ResponseBuilder):
             for _ in range(sampling.n)
         ]
 
-    def take(self, index: int, progress: Progress) -> str:
+    def add(self, index: int, progress: Progress) -> str:
         sample, options = self._samples[index], self._options
         tokens = progress.tokens
         sample.count += len(tokens)

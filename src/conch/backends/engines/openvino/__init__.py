@@ -8,8 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final
 
-from conch.backends.generation.engine import GenerationEngine
-from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.errors import invalid, unsupported
 
 #: What OpenVINO GenAI reads GGUF files of, as ``model_type`` says it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.engine import EngineSpec
 from conch.backends.native.threads import usable_cores
 from conch.errors import invalid
 

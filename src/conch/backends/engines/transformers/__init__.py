@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from conch.backends.generation.engine import GenerationEngine
-from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.errors import invalid, unsupported
 
 

@@ -1,4 +1,4 @@
-"""Sequences under way in the engine ``transformers``, and the batches in which they take their steps."""
+"""The batches of the engine ``transformers``, and the requests in them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _PADDING: Final = 4096
 
 @dataclass(slots=True, eq=False)
 class BatchRow:
-    """A sequence: what has been asked, its tokens so far and where it is.
+    """A request under way: its parameters, its ``tokens`` with the prompt, and its batch (None while it waits).
 
-    ``longest`` is the most tokens that it may have with its prompt.  ``batch`` is None while it waits.
+    ``rank`` orders waiting rows, lowest first: priority, then arrival.  ``max_length`` is the length limit with the
+    prompt, ``end_ids`` are the tokens that end it.  ``generator`` is its own source of random numbers, ``matcher`` the
+    state of its grammar, ``search`` that of its beam search.
     """
 
     id: int
     rank: tuple[int, int]
     sampling: SamplingParams
     tokens: list[int]
-    prompted: int
-    ends: frozenset[int]
-    longest: int
+    prompt_length: int
+    end_ids: frozenset[int]
+    max_length: int
     generator: Any = None
     matcher: Any = None
     search: BeamSearch | None = None
@@ -37,19 +39,21 @@ class BatchRow:
 
     @property
     def width(self) -> int:
-        """Rows of a batch that it takes."""
+        """The number of rows that it takes up in a batch."""
         return max(1, self.sampling.beam_width)
 
     @property
     def size(self) -> int:
-        """Tokens of the KV cache that it takes once it has been read."""
-        made = self.search.length if self.search is not None else len(self.tokens) - self.prompted
-        return self.width * (self.prompted + made)
+        """The tokens that it takes up in the KV cache once its prompt has been read."""
+        made = self.search.length if self.search is not None else len(self.tokens) - self.prompt_length
+        return self.width * (self.prompt_length + made)
 
 
 class RunningBatch:
-    """Rows that step together under one adapter.  Beams of a request, and rows of a model whose state cannot be
-    padded, have a batch of their own."""
+    """Rows that step together under one adapter.
+
+    The beams of a request, and a row of a model whose state cannot be padded, have a batch to themselves.
+    """
 
     def __init__(self, network: DecoderNetwork, members: list[BatchRow], *, padded: bool) -> None:
         self.members = members
@@ -61,7 +65,10 @@ class RunningBatch:
             row.batch = self
 
     def read(self, tokens: list[list[int]], *, last: bool) -> Tensor:
-        """Read (the next part of) the prompts.  ``last`` makes beams of them; logits then for each."""
+        """Read a part of each prompt; returns the logits ``[rows, vocabulary]`` after it.
+
+        ``last`` says that it is the last part: a prompt with beam search then becomes as many rows as beams.
+        """
         [first, *_] = self.members
         self._network.use(self.adapter)
         if first.search is None:
@@ -74,7 +81,7 @@ class RunningBatch:
         return logits.expand(first.width, -1)
 
     def step(self) -> Tensor:
-        """Read the last token of every row; the logits for the next ones."""
+        """Read the last token of every row; returns the logits ``[rows, vocabulary]`` of the next ones."""
         self._network.use(self.adapter)
         search = self.members[0].search
         if search is not None:
@@ -82,11 +89,12 @@ class RunningBatch:
         return self._rows.feed([[row.tokens[-1]] for row in self.members])
 
     def select(self, rows: list[int]) -> None:
-        """Continue other beams."""
+        """Continue with these rows, which are beams; a row may be there several times."""
         if rows != list(range(len(rows))):
             self._rows.select(rows)
 
     def remove(self, row: BatchRow) -> None:
+        """Take a row out; the last one takes its place."""
         index = self.members.index(row)
         row.batch = None
         last = self.members.pop()
@@ -96,7 +104,7 @@ class RunningBatch:
             self.padded.cache.remove(index)
 
     def takes(self, other: RunningBatch) -> bool:
-        """Whether both may be one, without padding out of proportion."""
+        """Whether ``other`` may be merged into this batch without too much padding."""
         if self is other or self.adapter != other.adapter or self.padded is None or other.padded is None:
             return False
         if self.members[0].search is not None or other.members[0].search is not None:
@@ -107,6 +115,7 @@ class RunningBatch:
         return columns - tokens <= max(_PADDING, tokens)
 
     def adopt(self, other: RunningBatch) -> None:
+        """Take over all rows of a batch, which is useless afterwards."""
         assert self.padded is not None and other.padded is not None
         self.padded.cache.adopt(other.padded.cache)
         for row in other.members:
@@ -115,7 +124,7 @@ class RunningBatch:
 
 
 class Reading:
-    """Prompts that are read into a batch of their own, a chunk of ``columns`` at a time."""
+    """Prompts that are read into a new batch, at most ``columns`` at a time; the first ``known`` tokens are cached."""
 
     def __init__(self, batch: RunningBatch, known: int = 0) -> None:
         self.batch = batch
@@ -126,8 +135,10 @@ class Reading:
         return max(map(len, self._left))
 
     def advance(self, columns: int) -> Tensor | None:
-        """Read at most so many columns; the logits once all is read.  Several prompts are read in one go, and so is
-        one whose state cannot be padded."""
+        """Read at most so many columns; returns the logits once everything is read, else None.
+
+        Several prompts are read in one go, and so is one whose state cannot be padded.
+        """
         whole = len(self._left) > 1 or self.batch.padded is None or self.columns <= columns
         chunks = self._left if whole else [one[:columns] for one in self._left]
         self._left = [one[len(chunk) :] for one, chunk in zip(self._left, chunks, strict=True)]

@@ -18,7 +18,7 @@ _NEVER: Final = -1e9
 
 @dataclass(slots=True)
 class Beam:
-    """A hypothesis: its tokens after the prompt, their log-probabilities' sum, and whether it ended by a token."""
+    """A hypothesis: its tokens after the prompt, the sum of their log-probabilities, and whether a token ended it."""
 
     tokens: list[int]
     total: float
@@ -31,15 +31,15 @@ class Beam:
 class _History:
     sampling: SamplingParams
     tokens: list[int]
-    prompted: int
-    ends: frozenset[int]
+    prompt_length: int
+    end_ids: frozenset[int]
 
 
 class BeamSearch:
-    """``longest`` is the most tokens that are generated, ``ends`` the ids that end a beam."""
+    """The running and the finished beams; ``max_tokens`` limits their length, ``end_ids`` end a beam."""
 
-    def __init__(self, prompt: list[int], sampling: SamplingParams, ends: frozenset[int], longest: int) -> None:
-        self._prompt, self._sampling, self._ends, self._longest = prompt, sampling, ends, longest
+    def __init__(self, prompt: list[int], sampling: SamplingParams, end_ids: frozenset[int], max_tokens: int) -> None:
+        self._prompt, self._sampling, self._end_ids, self._max_tokens = prompt, sampling, end_ids, max_tokens
         self.width = sampling.beam_width
         # All begin alike; only the first may be continued at first.
         self.running = [Beam([], 0.0 if index == 0 else _NEVER) for index in range(self.width)]
@@ -52,25 +52,25 @@ class BeamSearch:
         return len(self.running[0].tokens)
 
     def advance(self, logits: Tensor) -> list[int]:
-        """Take the logits ``[width, vocabulary]`` after the running beams; says which of them the new ones continue."""
+        """Take the logits ``[width, vocabulary]`` after the running beams; returns those that the new ones continue."""
         values = logits.log_softmax(dim=-1)
         adjust(
             values,
             [
-                _History(self._sampling, [*self._prompt, *beam.tokens], len(self._prompt), self._ends)
+                _History(self._sampling, [*self._prompt, *beam.tokens], len(self._prompt), self._end_ids)
                 for beam in self.running
             ],
         )
         totals = values + torch.tensor([beam.total for beam in self.running], device=values.device)[:, None]
-        kept = min(max(2, 1 + len(self._ends)) * self.width, totals.numel())
+        kept = min(max(2, 1 + len(self._end_ids)) * self.width, totals.numel())
         best, indices = (one.tolist() for one in totals.flatten().topk(kept))
         vocabulary = values.shape[1]
         candidates: list[tuple[Beam, int]] = []
         for total, index in zip(best, indices, strict=True):
             parent, token = divmod(index, vocabulary)
             tokens = [*self.running[parent].tokens, token]
-            candidates.append((Beam(tokens, total, stopped=token in self._ends), parent))
-        last = self.length + 1 >= self._longest
+            candidates.append((Beam(tokens, total, stopped=token in self._end_ids), parent))
+        last = self.length + 1 >= self._max_tokens
         ended = [beam.stopped or last for beam, _ in candidates]
         self._finish([beam for (beam, _), end in zip(candidates[: self.width], ended, strict=False) if end])
         going = [candidate for candidate, end in zip(candidates, ended, strict=True) if not end][: self.width]

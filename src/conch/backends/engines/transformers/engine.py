@@ -1,7 +1,7 @@
-"""In-flight batching over a model of transformers: sequences join and leave the batch at every step.
+"""In-flight batching over a model of transformers: requests join and leave the batch at every step.
 
-A step reads one token for every running row, then at most one chunk of prompts.  ``cache_tokens`` limits the tokens of
-sequences; the padding of batches (``batch.py``) and prefixes that are kept come on top.
+A step decodes one token for every running row, then prefills at most one chunk of prompts.  ``cache_tokens`` limits the
+tokens of rows; the padding of batches (``batch.py``) and prefixes that are kept come on top.
 
 The same code runs on the CPU and on a GPU.  transformers' own continuous batching has paged attention, but neither
 beams nor per-request seeds and penalties, structured output or exact results for every architecture, which is what
@@ -19,13 +19,12 @@ import torch
 from conch.backends.engines.transformers import structure
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.beams import BeamSearch
-from conch.backends.engines.transformers.deciding import decide, decide_beams
 from conch.backends.engines.transformers.loading import context, load
 from conch.backends.engines.transformers.prefixes import BLOCK, Prefixes
-from conch.backends.engines.transformers.probe import probe
+from conch.backends.engines.transformers.probe import probe_batch_support
+from conch.backends.engines.transformers.sampler import sample, sample_beams
 from conch.backends.engines.transformers.sampling import generator
-from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress
-from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
 from conch.backends.native.threads import usable_cores
 from conch.errors import invalid
 from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature
@@ -38,6 +37,8 @@ _PREFIXES: Final = 1 << 30
 
 
 class TransformersEngine(GenerationEngine):
+    """Batches of rows over one network; a request is a row, or with beam search as many rows as beams."""
+
     name = "transformers"
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -59,13 +60,13 @@ class TransformersEngine(GenerationEngine):
             )
         self._eos_ids = frozenset(spec.eos_ids)
         self._chunk = spec.max_batched_tokens or (256 if spec.device == "cpu" else 2048)
-        suits = probe(self._network, self.context)
+        support = probe_batch_support(self._network, self.context)
         #: Whether rows of different lengths share a batch; else each runs with a cache of its own.
-        self.padded = suits.padded
-        if not suits.several:
+        self.padded = support.padding
+        if not support.several_rows:
             # The model itself holds the state of the one sequence that it is at.
             self.max_sequences = 1
-        if not suits.beams or not suits.several:
+        if not support.beam_search or not support.several_rows:
             self.features -= {Feature.BEAMS}
         keeps = spec.prefix_caching and self.padded
         self._prefixes = Prefixes(_PREFIXES) if keeps else None
@@ -73,44 +74,47 @@ class TransformersEngine(GenerationEngine):
         self._waiting: list[BatchRow] = []
         self._batches: list[RunningBatch] = []
         self._reading: Reading | None = None
-        self._came = self._preemptions = 0
+        self._arrivals = self._preemptions = 0
 
-    def add(self, sequence: EngineRequest) -> None:
-        asked = sequence.sampling
-        if not 0 < len(sequence.prompt) < self.context:
-            raise invalid(
-                f"a prompt of {len(sequence.prompt)} tokens does not fit the context of {self.context} tokens"
-            )
-        if not 0 <= min(sequence.prompt) <= max(sequence.prompt) < self.vocabulary:
+    def add(self, request: EngineRequest) -> None:
+        sampling = request.sampling
+        if not 0 < len(request.prompt) < self.context:
+            raise invalid(f"a prompt of {len(request.prompt)} tokens does not fit the context of {self.context} tokens")
+        if not 0 <= min(request.prompt) <= max(request.prompt) < self.vocabulary:
             raise invalid(f"the prompt has token ids that are not among the {self.vocabulary} of the model")
-        longest = min(len(sequence.prompt) + asked.max_tokens, self.context)
-        if asked.beam_width > self.max_sequences:
-            raise invalid(f"beam_width {asked.beam_width} is more than the {self.max_sequences} sequences of a batch")
-        if self.cache_tokens and asked.beam_width > 1 and asked.beam_width * longest > self.cache_tokens:
+        max_length = min(len(request.prompt) + sampling.max_tokens, self.context)
+        if sampling.beam_width > self.max_sequences:
             raise invalid(
-                f"beam_width {asked.beam_width}: the beams do not fit into the KV cache of {self.cache_tokens} tokens"
+                f"beam_width {sampling.beam_width} is more than the {self.max_sequences} sequences of a batch"
             )
-        if asked.beam_width > 1 and asked.structured_outputs is not None:
+        if self.cache_tokens and sampling.beam_width > 1 and sampling.beam_width * max_length > self.cache_tokens:
+            raise invalid(
+                f"beam_width {sampling.beam_width}: the beams do not fit into the KV cache of "
+                f"{self.cache_tokens} tokens"
+            )
+        if sampling.beam_width > 1 and sampling.structured_outputs is not None:
             raise invalid("beam search with structured output is not supported by engine 'transformers'")
-        ends = frozenset() if asked.ignore_eos else self._eos_ids if asked.end_id is None else {asked.end_id}
+        end_ids = (
+            frozenset() if sampling.ignore_eos else self._eos_ids if sampling.end_id is None else {sampling.end_id}
+        )
         matcher = None
-        if asked.structured_outputs is not None and self._grammars is not None:
-            matcher = self._grammars.matcher(asked.structured_outputs)
+        if sampling.structured_outputs is not None and self._grammars is not None:
+            matcher = self._grammars.matcher(sampling.structured_outputs)
             # After the last token of a structure nothing but an end is allowed.
-            ends |= self._eos_ids
-        ends = frozenset(end for end in {*ends, *asked.stop_token_ids} if 0 <= end < self.vocabulary)
+            end_ids |= self._eos_ids
+        end_ids = frozenset(end for end in {*end_ids, *sampling.stop_token_ids} if 0 <= end < self.vocabulary)
         row = BatchRow(
-            id=sequence.id,
-            rank=(sequence.priority, self._came),
-            sampling=asked,
-            tokens=list(sequence.prompt),
-            prompted=len(sequence.prompt),
-            ends=ends,
-            longest=longest,
-            generator=generator(asked.seed, self._network.device),
+            id=request.id,
+            rank=(request.priority, self._arrivals),
+            sampling=sampling,
+            tokens=list(request.prompt),
+            prompt_length=len(request.prompt),
+            end_ids=end_ids,
+            max_length=max_length,
+            generator=generator(sampling.seed, self._network.device),
             matcher=matcher,
         )
-        self._came += 1
+        self._arrivals += 1
         self._rows[row.id] = row
         self._wait(row)
 
@@ -120,7 +124,7 @@ class TransformersEngine(GenerationEngine):
             self._make_room()
             progress: list[Progress] = []
             for batch in list(self._batches):
-                progress += self._settle(batch, batch.step())
+                progress += self._advance(batch, batch.step())
             progress += self._read()
             self._join()
         return progress
@@ -131,7 +135,7 @@ class TransformersEngine(GenerationEngine):
             with torch.inference_mode():
                 self._leave(row)
 
-    def load(self) -> EngineUsage:
+    def usage(self) -> EngineUsage:
         kept = self._prefixes
         return EngineUsage(
             running=len(self._rows) - len(self._waiting),
@@ -168,10 +172,10 @@ class TransformersEngine(GenerationEngine):
 
     def _wait(self, row: BatchRow) -> None:
         row.batch = row.search = None
-        insort(self._waiting, row, key=lambda one: one.rank)
+        insort(self._waiting, row, key=lambda other: other.rank)
 
     def _make_room(self) -> None:
-        """Before a step: so much that every running row can grow, by putting the least important ones back."""
+        """Before a step: preempt the least important rows until every running row can grow by a token."""
         if not self.cache_tokens:
             return
         running = [row for row in self._rows.values() if row.batch is not None]
@@ -187,7 +191,7 @@ class TransformersEngine(GenerationEngine):
             self._prefixes.shrink(max(0, self.cache_tokens - need))
 
     def _leave(self, row: BatchRow) -> None:
-        """Take a row out of wherever it is."""
+        """Take a row out of the queue or its batch."""
         if row.batch is None:
             self._waiting.remove(row)
             return
@@ -201,7 +205,7 @@ class TransformersEngine(GenerationEngine):
             self._batches.remove(batch)
 
     def _read(self) -> list[Progress]:
-        """Read prompts that wait, one chunk at most."""
+        """Prefill waiting prompts, one chunk at most."""
         progress: list[Progress] = []
         left = self._chunk
         while left > 0:
@@ -218,11 +222,11 @@ class TransformersEngine(GenerationEngine):
             self._batches.append(reading.batch)
             for row in reading.batch.members:
                 self._keep(reading.batch, row)
-            progress += self._settle(reading.batch, logits)
+            progress += self._advance(reading.batch, logits)
         return progress
 
     def _start(self, columns: int) -> Reading | None:
-        """Take the first of those that wait into a batch, and with it others whose prompts fit into ``columns``."""
+        """Put the first waiting row into a new batch, with others whose prompts fit into ``columns`` beside it."""
         members: list[BatchRow] = []
         known: list[Any] = []
         width = sum(row.width for row in self._rows.values() if row.batch is not None)
@@ -253,41 +257,41 @@ class TransformersEngine(GenerationEngine):
             members.append(self._waiting.pop(0))
             if alone or known or longest > columns:
                 break
-        return self._reading_of(members, known) if members else None
+        return self._start_reading(members, known) if members else None
 
-    def _reading_of(self, members: list[BatchRow], known: list[Any]) -> Reading:
+    def _start_reading(self, members: list[BatchRow], known: list[Any]) -> Reading:
         for row in members:
             if row.width > 1:
-                row.search = BeamSearch(row.tokens, row.sampling, row.ends, row.longest - row.prompted)
+                row.search = BeamSearch(row.tokens, row.sampling, row.end_ids, row.max_length - row.prompt_length)
         batch = RunningBatch(self._network, members, padded=self.padded)
         if batch.padded is None or not known:
             return Reading(batch)
         batch.padded.cache.restore(known, BLOCK * len(known))
         return Reading(batch, BLOCK * len(known))
 
-    def _settle(self, batch: RunningBatch, logits: Tensor) -> list[Progress]:
-        """Choose the next tokens, and let those go that have ended."""
+    def _advance(self, batch: RunningBatch, logits: Tensor) -> list[Progress]:
+        """Choose the next tokens, and take finished rows out of the batch."""
         [first, *_] = batch.members
         if first.search is not None:
-            going, progress = decide_beams(first, logits)
+            going, progress = sample_beams(first, logits)
             if going:
                 batch.select(going)
         else:
-            progress = decide(list(batch.members), logits)
-        for one in progress:
-            if (one.finish or one.error is not None) and (row := self._rows.pop(one.id, None)) is not None:
+            progress = sample(list(batch.members), logits)
+        for step in progress:
+            if (step.finish or step.error is not None) and (row := self._rows.pop(step.id, None)) is not None:
                 self._keep(batch, row)
                 self._leave(row)
         return progress
 
     def _keep(self, batch: RunningBatch, row: BatchRow) -> None:
-        """Remember what a row has in the cache, for others that begin like it."""
+        """Keep what a row has in the cache, for later prompts that begin alike."""
         if self._prefixes is not None and batch.padded is not None and row.search is None:
             cache, index = batch.padded.cache, batch.members.index(row)
             self._prefixes.keep(batch.adapter, row.tokens[: cache.lengths()[index]], cache, index)
 
     def _join(self) -> None:
-        """Make one batch of those that may be one."""
+        """Merge batches that may be merged."""
         for batch in self._batches[1:]:
             for other in self._batches:
                 if other is batch:

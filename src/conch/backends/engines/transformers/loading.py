@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from conch.backends.engines.transformers.network import DecoderNetwork
-from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.engine import EngineSpec
 from conch.errors import ConchError, invalid, one_line, unsupported
 
 _logger = logging.getLogger(__name__)

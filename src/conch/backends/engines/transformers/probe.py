@@ -1,4 +1,4 @@
-"""What a network lets an engine do with its rows: known reasons against it, then a trial at load time."""
+"""How the rows of a network can be batched: known reasons against it, then a trial when the model is loaded."""
 
 from __future__ import annotations
 
@@ -26,21 +26,29 @@ _LENGTHS: Final = (2, 7, 5)
 
 @dataclass(frozen=True, slots=True)
 class BatchSupport:
-    """``padded``: rows of different lengths may share a batch.  ``several``: at least they may take turns, each with a
-    state of its own.  ``beams``: a row's state can be copied."""
+    """What a network supports.
 
-    padded: bool
-    several: bool
-    beams: bool
+    ``padding``: rows of different lengths may share a batch.  ``several_rows``: rows may at least take turns, each with
+    a state of its own.  ``beam_search``: the state of a row can be copied.
+    """
+
+    padding: bool
+    several_rows: bool
+    beam_search: bool
 
 
-def probe(network: DecoderNetwork, context: int) -> BatchSupport:
-    """What gives a row the logits that it gets alone.  ``context`` is the most tokens of a row."""
+def probe_batch_support(network: DecoderNetwork, context: int) -> BatchSupport:
+    """Find out how rows can be batched so that each gets the logits that it gets alone.
+
+    ``context`` is the length limit of a row (tokens).
+    """
     with torch.inference_mode():
         trial = _Trial(network)
         if _may_be_padded(network, context) and trial.holds(trial.together):
-            return BatchSupport(padded=True, several=True, beams=True)
-        return BatchSupport(padded=False, several=trial.holds(trial.in_turns), beams=trial.holds(trial.copied))
+            return BatchSupport(padding=True, several_rows=True, beam_search=True)
+        return BatchSupport(
+            padding=False, several_rows=trial.holds(trial.in_turns), beam_search=trial.holds(trial.copied)
+        )
 
 
 def _may_be_padded(network: DecoderNetwork, context: int) -> bool:
@@ -67,7 +75,7 @@ def _stretched(config: Any, context: int) -> bool:
 
 
 class _Trial:
-    """A few random texts, their logits alone, and other ways to come to the same."""
+    """A few random texts with the logits that each gets alone, and other ways to compute the same."""
 
     def __init__(self, network: DecoderNetwork) -> None:
         self._network = network
@@ -79,7 +87,7 @@ class _Trial:
         self._alone = [self._steps(text, length) for text, length in self._prompts()]
 
     def holds(self, way: Callable[[], list[tuple[int, int, Tensor]]]) -> bool:
-        """Whether a way gives the logits of (text, step) that the text has alone."""
+        """Whether ``way``, which returns (text, step, logits), gives every text the logits that it gets alone."""
         tolerance = 1e-3 if self._network.model.dtype == torch.float32 else 0.05
         try:
             for text, step, logits in way():
@@ -103,6 +111,7 @@ class _Trial:
         return [(text, step, logits[text]) for step, logits in enumerate(steps) for text in range(3)]
 
     def in_turns(self) -> list[tuple[int, int, Tensor]]:
+        """The texts in turn, each with a state of its own."""
         rows = [OwnRows(self._network) for _ in self._texts]
         found = []
         for step in range(3):

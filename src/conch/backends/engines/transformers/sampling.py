@@ -21,24 +21,24 @@ _NARROW: Final = 1024
 
 
 class History(Protocol):
-    """What adjusting logits must know of a row."""
+    """What ``adjust`` must know of a row."""
 
     sampling: SamplingParams
-    #: The prompt and what has been generated, and how many of these are the prompt.
+    #: The prompt and what has been generated, and the number of tokens of the prompt.
     tokens: list[int]
-    prompted: int
+    prompt_length: int
     #: Ids that end the row.
-    ends: frozenset[int]
+    end_ids: frozenset[int]
 
 
 class Drawn(History, Protocol):
-    """What drawing a token must know of a row besides: its own source of randomness, if it has one."""
+    """What ``choose`` must know of a row besides: its own source of random numbers, if it has one."""
 
     generator: Any
 
 
 def generator(seed: int | None, device: Any) -> Any:
-    """A row's own source of randomness; None for the common one."""
+    """A row's own source of random numbers; None for the common one."""
     if seed is None:
         return None
     # Seeds are unsigned, of 64 bits.
@@ -46,34 +46,34 @@ def generator(seed: int | None, device: Any) -> Any:
 
 
 def adjust(logits: Tensor, rows: Sequence[History]) -> None:
-    """Everything that changes which token is the likeliest, in place."""
+    """Apply everything that changes which token is the likeliest to ``logits`` ``[rows, vocabulary]``, in place."""
     for index, row in enumerate(rows):
-        asked, one = row.sampling, logits[index]
-        if asked.logit_bias:
-            biased = [token for token in asked.logit_bias if 0 <= token < one.shape[0]]
-            one[biased] += one.new_tensor([asked.logit_bias[token] for token in biased])
-        if asked.bad_words_token_ids:
-            longest = max(map(len, asked.bad_words_token_ids))
-            made = tuple(row.tokens[max(row.prompted, len(row.tokens) - longest) :])
-            banned = [word[-1] for word in asked.bad_words_token_ids if word[:-1] == made[len(made) - len(word) + 1 :]]
-            one[[token for token in banned if token < one.shape[0]]] = -torch.inf
-        if row.ends and len(row.tokens) - row.prompted < asked.min_tokens:
-            longer = one.clone()
-            longer[list(row.ends)] = -torch.inf
+        sampling, scores = row.sampling, logits[index]
+        if sampling.logit_bias:
+            biased = [token for token in sampling.logit_bias if 0 <= token < scores.shape[0]]
+            scores[biased] += scores.new_tensor([sampling.logit_bias[token] for token in biased])
+        made = row.tokens[row.prompt_length :]
+        if words := sampling.bad_words_token_ids:
+            end = tuple(made[-max(map(len, words)) :])
+            banned = [word[-1] for word in words if word[:-1] == end[len(end) - len(word) + 1 :]]
+            scores[[token for token in banned if token < scores.shape[0]]] = -torch.inf
+        if row.end_ids and len(made) < sampling.min_tokens:
+            longer = scores.clone()
+            longer[list(row.end_ids)] = -torch.inf
             # A structure may have come to its end before that.
             if not bool(longer.isneginf().all()):
-                one.copy_(longer)
-        if asked.repetition_penalty != 1:
+                scores.copy_(longer)
+        if (penalty := sampling.repetition_penalty) != 1:
             seen = torch.tensor(sorted(set(row.tokens)), device=logits.device)
-            values = one[seen]
-            one[seen] = torch.where(values > 0, values / asked.repetition_penalty, values * asked.repetition_penalty)
-        if (asked.presence_penalty or asked.frequency_penalty) and len(row.tokens) > row.prompted:
-            made, counts = torch.tensor(row.tokens[row.prompted :], device=logits.device).unique(return_counts=True)
-            one[made] -= asked.frequency_penalty * counts + asked.presence_penalty
+            values = scores[seen]
+            scores[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        if made and (sampling.presence_penalty or sampling.frequency_penalty):
+            tokens, counts = torch.tensor(made, device=logits.device).unique(return_counts=True)
+            scores[tokens] -= sampling.frequency_penalty * counts + sampling.presence_penalty
 
 
 def choose(logits: Tensor, rows: Sequence[Drawn]) -> list[int]:
-    """A token for each row, of adjusted logits."""
+    """Choose a token for each row of adjusted ``logits`` ``[rows, vocabulary]``."""
     chosen: list[int] = logits.argmax(dim=-1).tolist()
     random = [index for index, row in enumerate(rows) if row.sampling.temperature > 0]
     narrow = [index for index in random if 0 < rows[index].sampling.top_k <= _NARROW]
@@ -123,7 +123,10 @@ def _draw(logits: Tensor, rows: Sequence[Drawn], *, ordered: bool) -> list[int]:
 
 
 def logprobs(logits: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]) -> list[TokenLogprobs | None]:
-    """Of raw logits: for each row that wants them, those of the chosen token and of the likeliest ``wanted``."""
+    """The log-probabilities, by raw ``logits``, of each row's chosen token and its ``wanted`` likeliest ones.
+
+    None where a row wants none.
+    """
     found: list[TokenLogprobs | None] = [None] * len(chosen)
     indices = [index for index, count in enumerate(wanted) if count is not None]
     if not indices:
@@ -132,7 +135,7 @@ def logprobs(logits: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]
     of_chosen = values.gather(1, torch.tensor([[chosen[index]] for index in indices], device=logits.device))
     ranks = (values > of_chosen).sum(dim=-1) + 1
     most = min(max(wanted[index] or 0 for index in indices), values.shape[1])
-    top, ids = (one.tolist() for one in values.topk(most, dim=-1))
+    top, ids = (values.tolist() for values in values.topk(most, dim=-1))
     for place, index in enumerate(indices):
         count = wanted[index] or 0
         found[index] = TokenLogprobs(

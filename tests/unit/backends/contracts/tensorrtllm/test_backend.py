@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conch.backends.contracts.tensorrtllm import backend as tensorrtllm
 from conch.backends.contracts.tensorrtllm.backend import TensorRtLlmBackend
-from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation import backend as generation
+from conch.backends.generation.engine import EngineSpec
 from conch.errors import ConchError
 from tests.unit.backends.generation.fake_engine import FakeEngine
 
@@ -62,9 +62,11 @@ def load(
 
     def open_engine(name: str, spec: EngineSpec) -> FakeEngine:
         opened.append((name, spec))
-        return FakeEngine(max_sequences=3)
+        engine = FakeEngine(max_sequences=3)
+        engine.name = name  # type: ignore[misc]
+        return engine
 
-    monkeypatch.setattr(tensorrtllm, "open_engine", open_engine)
+    monkeypatch.setattr(generation, "open_engine", open_engine)
     channel = Channel()
     model = {"name": "tensorrt_llm", "version": "1", "version_directory": str(version)}
     init = {"model": model, "config": json.dumps(config), "log": {"info": True, "warning": True}}

@@ -12,8 +12,8 @@ import pytest
 from conch.backends.contracts.tensorrtllm.interface import TokenInterface
 from conch.backends.contracts.tensorrtllm.responses import StopWords, TokenResponseBuilder
 from conch.backends.generation.engine import Progress
-from conch.backends.generation.job import Job
 from conch.backends.generation.limits import Limits
+from conch.backends.generation.request_state import RequestState
 from conch.backends.generation.service import GenerationService
 from conch.backends.native.arrays import DTYPES, Request, Result
 from conch.errors import ConchError
@@ -76,7 +76,7 @@ class Worker:
     def ask(self, ids: Any = "abc", **values: Any) -> int:
         self.asked += 1
         made = request(ids, serial=self.asked, **values)
-        self.service.submit(Job(made, self.asked, self.interface.reply(made), arrived=1))
+        self.service.submit(RequestState(made, self.asked, self.interface.response_builder(made), arrived=1))
         return self.asked
 
     def run(self) -> Worker:
@@ -253,7 +253,7 @@ def test_without_a_batch_dimension_there_is_none_in_the_answer() -> None:
     inputs = {"input_ids": [97, 98], "request_output_len": [2]}
     made = Request({name: tensor(name, value) for name, value in inputs.items()}, frozenset(), serial=1, batched=False)
     worker.asked = 1
-    worker.service.submit(Job(made, 1, worker.interface.reply(made), arrived=1))
+    worker.service.submit(RequestState(made, 1, worker.interface.response_builder(made), arrived=1))
     [output] = worker.run().outputs()
     assert output["output_ids"].tolist() == [list(b"abcd")]
     assert output["sequence_length"].tolist() == [4]
@@ -290,7 +290,7 @@ def test_a_stop_request_ends_what_has_not_begun() -> None:
 
 
 def sampling(**values: Any) -> SamplingParams:
-    reply = Worker().interface.reply(request(**values))
+    reply = Worker().interface.response_builder(request(**values))
     assert isinstance(reply, TokenResponseBuilder)
     [(_, read)] = reply.prompts
     return read

@@ -1,5 +1,4 @@
-"""Makes the pipelines of the engine ``openvino``, one for the model and one for each of its LoRA adapters, and the
-tokenizer that they have for grammars."""
+"""Builds the pipelines of the engine ``openvino`` and the tokenizer that they need for grammars.  Runs in workers."""
 
 from __future__ import annotations
 
@@ -12,14 +11,14 @@ from conch.backends.engines.openvino.config import reason
 from conch.backends.engines.openvino.lora import lora
 from conch.backends.engines.openvino.precision import Precision
 from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit, spell
-from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.engine import EngineSpec
 from conch.errors import invalid
 
 _logger = logging.getLogger(__name__)
 
 
 def capabilities() -> tuple[str, ...]:
-    """What the CPU computes in, in OpenVINO's names."""
+    """The number formats that the CPU computes in, by OpenVINO's names."""
     import openvino
 
     core: Any = openvino.Core()
@@ -29,7 +28,7 @@ def capabilities() -> tuple[str, ...]:
 def pipeline(
     spec: EngineSpec, tokenizer: Any, precision: Precision, blocks: int, batched: int, adapter: Path | None = None
 ) -> Any:
-    """A pipeline with a cache of so many blocks, that computes ``batched`` tokens at a time.  Raises INVALID_ARG."""
+    """A pipeline with a KV cache of so many ``blocks``, and ``batched`` tokens in a step.  Raises INVALID_ARG."""
     import openvino_genai
 
     scheduler: Any = openvino_genai.SchedulerConfig()
@@ -48,9 +47,9 @@ def pipeline(
 
 
 def tokenizer(spec: EngineSpec) -> tuple[Any, bool]:
-    """GenAI's tokenizer, and whether it knows the vocabulary, which it needs only for grammars.
+    """GenAI's tokenizer, and whether it knows the model's vocabulary, which only grammars need.
 
-    Without OpenVINO's tokenizer in the folder it is made from the one of transformers, if that is installed.
+    Where the folder has no tokenizer in OpenVINO's form, the one of transformers is converted, if that is installed.
     """
     import openvino_genai
 
@@ -78,7 +77,7 @@ def write_tokenizer(checkpoint: Path, folder: Path, *, trust_remote_code: bool =
 
 
 def _fitting(spec: EngineSpec, scratch: Path) -> Path | None:
-    """The folder of a tokenizer that fits the model; None without one."""
+    """The folder of a tokenizer in OpenVINO's form that fits the model; None without one."""
     given = all((spec.directory / file).is_file() for file in TOKENIZER)
     folder = spec.directory if given else _converted(spec, scratch)
     if folder is None:
@@ -90,8 +89,8 @@ def _fitting(spec: EngineSpec, scratch: Path) -> Path | None:
 
 
 def _converted(spec: EngineSpec, scratch: Path) -> Path | None:
-    """The folder of a tokenizer made from tokenizer.json beside the model or above it; None without one."""
-    found = [one for one in (spec.directory, spec.directory.parent) if (one / "tokenizer.json").is_file()]
+    """``scratch`` with a tokenizer converted from tokenizer.json, beside the model or above it; None without one."""
+    found = [folder for folder in (spec.directory, spec.directory.parent) if (folder / "tokenizer.json").is_file()]
     if not found:
         return None
     try:

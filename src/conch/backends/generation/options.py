@@ -1,4 +1,4 @@
-"""Which engine runs a checkpoint, and what it is told: parameters and files become an ``EngineSpec``.
+"""The parameters of a model that generates text: what its engine is told, and how the worker serves it.
 
 Runs in workers, when a model is loaded.
 """
@@ -8,25 +8,27 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.generation.engine_table import EngineSpec
+from conch.backends.generation.engine import EngineSpec
 from conch.backends.native.threads import usable_cores
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import invalid
 
-#: What ``batch_scheduler_policy`` may be, as in the in-flight batcher.
+#: The values of parameter ``batch_scheduler_policy``, those of the in-flight batcher.
 POLICIES: Final = ("max_utilization", "guaranteed_no_evict")
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """How a model serves, apart from its engine.
+    """How a worker serves a model, whatever its engine.
 
-    ``max_tokens`` is what a request gets that does not say (0: what the checkpoint says).
+    ``max_tokens`` is the length limit of an answer where the request gives none (0: what the checkpoint says).
+    ``truncate`` shortens prompts that exceed the context instead of refusing them.  With ``reserve`` a request starts
+    once the KV cache has room for all that it may become.  ``chat_template`` is a file to use instead of the
+    checkpoint's template.
     """
 
     max_tokens: int = 0
@@ -36,7 +38,7 @@ class ServingOptions:
 
     @classmethod
     def from_options(cls, options: Options, directory: Path, *, policy: str = POLICIES[0]) -> ServingOptions:
-        """Raises INVALID_ARG, naming the parameter."""
+        """Read them; ``policy`` is the default of ``batch_scheduler_policy``.  INVALID_ARG names the parameter."""
         policy = _choice(options, "batch_scheduler_policy", POLICIES, policy)
         truncation = options.truncation if "truncation" in options.given else "refuse"
         template = options.text("chat_template")
@@ -48,19 +50,6 @@ class ServingOptions:
         )
 
 
-def choose_engine(checkpoint: Checkpoint, options: Options, on_gpu: bool) -> str:
-    """The engine that is asked for (``Checkpoint.open`` has put its name right), or the best for files and device."""
-    if options.engine != "auto":
-        return options.engine
-    if checkpoint.variant is not None and checkpoint.variant.engine == "openvino":
-        return "openvino"
-    if on_gpu:
-        return "vllm" if find_spec("vllm") is not None else "transformers"
-    if checkpoint.gguf is not None or checkpoint.graph_file("openvino") is not None:
-        return "openvino"
-    return "transformers"
-
-
 def engine_spec(
     checkpoint: Checkpoint,
     options: Options,
@@ -69,7 +58,7 @@ def engine_spec(
     *,
     arguments: Mapping[str, Any] | None = None,
 ) -> EngineSpec:
-    """What the engine of a checkpoint is told.  Raises INVALID_ARG, naming the parameter."""
+    """The spec for a checkpoint on the device of a model ``instance``.  Raises INVALID_ARG, naming the parameter."""
     graph = checkpoint.graph_file("openvino")
     context = options.integer("max_model_len")
     if checkpoint.positions and context > checkpoint.positions:
@@ -102,7 +91,7 @@ def engine_spec(
 
 
 def _dtype(checkpoint: Checkpoint, options: Options) -> str:
-    """What is asked for; a graph that was judged in float32 is computed so."""
+    """The parameter ``dtype``; left to choose, a graph that ``conch convert`` judged in float32 runs in float32."""
     variant = checkpoint.variant
     exact = options.dtype == "auto" and variant is not None and variant.precision == "fp32"
     return "float32" if exact else options.dtype
