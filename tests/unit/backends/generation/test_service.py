@@ -15,70 +15,29 @@ import pytest
 from conch.backends.contracts.text.interface import OUTPUTS, TextInterface
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.limits import Limits
-from conch.backends.generation.request_state import RequestState
-from conch.backends.generation.service import BROKEN, GenerationService
+from conch.backends.generation.service import BROKEN
 from conch.backends.native.arrays import DTYPES, Request, Result, Strings, wire
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.errors import Code, ConchError
 from conch.tensors import WireTensor, pack_bytes
-from conch.workers.child.packing import Packer
 from tests.unit.backends.generation.fake_engine import ByteTokenizer, FakeEngine
+from tests.unit.backends.generation.running import RunningService
 
 _NAMES = frozenset(spec.name for spec in OUTPUTS)
 
 
-class Worker:
-    """A service with a channel that keeps its frames; what is asked gets serial numbers from 1."""
+class Worker(RunningService):
+    """A service with the text contract."""
 
     def __init__(self, engine: FakeEngine, *, reserve: bool = False, **interface: Any) -> None:
-        self.engine = engine
-        self.frames: Queue[dict[str, Any]] = Queue()
         settings = {"decoupled": True, **interface}
         self.interface = TextInterface(ByteTokenizer(), Defaults(max_tokens=30), Limits(engine), **settings)
-        self.service = GenerationService(engine, self, _pack, reserve=reserve)  # type: ignore[arg-type]
-        self.serial = 0
-        self.answers: dict[int, list[dict[str, Any]]] = {}
-        self.done: list[int] = []
-        self.loads: list[dict[str, Any]] = []
-
-    def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
-        self.frames.put(header)
+        super().__init__(engine, self.interface, _shown, reserve=reserve)
 
     def ask(self, text: str = "abc", *, priority: int = 0, deadline: int = 0, **values: Any) -> int:
-        self.serial += 1
         inputs = {"text_input": None if "messages" in values and not text else text, **values}
-        request = Request(
-            {name: _tensor(name, value) for name, value in inputs.items() if value is not None},
-            _NAMES,
-            serial=self.serial,
-            batched=False,
-        )
-        self.service.submit(
-            RequestState(
-                request,
-                self.serial,
-                self.interface.response_builder(request),
-                arrived=1,
-                priority=priority,
-                deadline=deadline,
-            )
-        )
-        return self.serial
-
-    def run(self) -> Worker:
-        """Run until everything has been answered and nothing is under way."""
-        self.service.start()
-        while len(self.done) < self.serial:
-            self.take()
-        return self
-
-    def take(self) -> dict[str, Any]:
-        frame = self.frames.get(timeout=30)
-        for one in frame["responses"]:
-            self.answers.setdefault(one["serial"], []).append(one)
-        self.done += [batch for batch, _ in frame["done"]]
-        self.loads.append(frame["load"])
-        return frame
+        tensors = {name: _tensor(name, value) for name, value in inputs.items() if value is not None}
+        return self.submit(Request(tensors, _NAMES, batched=False), priority=priority, deadline=deadline)
 
     def text(self, serial: int) -> str:
         return "".join(one["outputs"]["text_output"][0] for one in self.answers[serial])
@@ -93,18 +52,13 @@ def _tensor(name: str, value: Any) -> WireTensor:
     return WireTensor(name, datatype, (1,), np.array([value], DTYPES[datatype]).tobytes())
 
 
-def _pack(request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
-    if isinstance(result, ConchError):
-        return {"error": result, "outputs": {}}
+def _shown(result: Result) -> dict[str, list[Any]]:
     datatypes = {spec.name: spec.datatype for spec in OUTPUTS}
     for name, value in result.outputs.items():
         wire(name, datatypes[name], value)  # of the right type
     return {
-        "error": None,
-        "outputs": {
-            name: list(value.elements) if isinstance(value, Strings) else value.tolist()
-            for name, value in result.outputs.items()
-        },
+        name: list(value.elements) if isinstance(value, Strings) else value.tolist()
+        for name, value in result.outputs.items()
     }
 
 

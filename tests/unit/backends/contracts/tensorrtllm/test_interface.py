@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from queue import Queue
 from typing import Any
 
 import numpy as np
 import pytest
 
 from conch.backends.contracts.tensorrtllm.interface import TokenInterface
-from conch.backends.contracts.tensorrtllm.responses import StopWords, TokenResponseBuilder
+from conch.backends.contracts.tensorrtllm.responses import StopWords
 from conch.backends.generation.engine import Progress
 from conch.backends.generation.limits import Limits
-from conch.backends.generation.request_state import RequestState
-from conch.backends.generation.service import GenerationService
-from conch.backends.native.arrays import DTYPES, Request, Result
+from conch.backends.native.arrays import DTYPES, Request
 from conch.errors import ConchError
 from conch.sampling.parameters import SamplingParams
 from conch.tensors import WireTensor, pack_bytes
-from conch.workers.child.packing import Packer
 from tests.unit.backends.generation.fake_engine import FakeEngine
+from tests.unit.backends.generation.running import RunningService
 
 FLOATS = {"temperature", "runtime_top_p", "runtime_top_p_decay", "len_penalty", "repetition_penalty",
           "presence_penalty", "frequency_penalty", "embedding_bias", "prompt_embedding_table"}  # fmt: skip
@@ -38,11 +35,11 @@ def tensor(name: str, value: Any) -> WireTensor:
     return WireTensor(name, kind, array.shape, array.tobytes())
 
 
-def request(ids: Any = "abc", *, id: str = "", serial: int = 1, batched: bool = True, **values: Any) -> Request:
+def request(ids: Any = "abc", *, id: str = "", batched: bool = True, **values: Any) -> Request:
     rows = [list(ids.encode())] if isinstance(ids, str) else ids
     inputs = {"input_ids": rows, "request_output_len": [[3]] * len(rows), **values}
     tensors = {name: tensor(name, value) for name, value in inputs.items() if value is not None}
-    return Request(tensors, frozenset(), serial=serial, id=id, batched=batched)
+    return Request(tensors, frozenset(), id=id, batched=batched)
 
 
 class Alphabets(FakeEngine):
@@ -58,58 +55,23 @@ class Alphabets(FakeEngine):
         return steps
 
 
-class Worker:
-    """A service with a channel that keeps its frames; what is asked gets serial numbers from 1."""
+class Worker(RunningService):
+    """A service with the contract of token ids."""
+
+    engine: Alphabets
 
     def __init__(self, *, decoupled: bool = True, **settings: Any) -> None:
-        self.engine = Alphabets()
-        self.interface = TokenInterface(Limits(self.engine), decoupled, **{"max_beam_width": 4, **settings})
-        self.service = GenerationService(self.engine, self, _pack)  # type: ignore[arg-type]
-        self.frames: Queue[dict[str, Any]] = Queue()
-        self.answers: dict[int, list[dict[str, Any]]] = {}
-        self.asked = 0
-        self.ended = 0
-
-    def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
-        self.frames.put(header)
+        engine = Alphabets()
+        self.interface = TokenInterface(Limits(engine), decoupled, **{"max_beam_width": 4, **settings})
+        super().__init__(engine, self.interface, lambda result: result.outputs)
 
     def ask(self, ids: Any = "abc", **values: Any) -> int:
-        self.asked += 1
-        made = request(ids, serial=self.asked, **values)
-        self.service.submit(RequestState(made, self.asked, self.interface.response_builder(made), arrived=1))
-        return self.asked
-
-    def run(self) -> Worker:
-        """Run until everything has been answered."""
-        self.service.start()
-        return self.finish()
+        return self.submit(request(ids, **values))
 
     def finish(self) -> Worker:
-        while self.ended < self.asked:
-            self.take()
+        super().finish()
         self.service.stop()
         return self
-
-    def take(self) -> None:
-        frame = self.frames.get(timeout=30)
-        if frame["op"] == "done":
-            self.answers.setdefault(frame["batch"], []).extend(frame["responses"])
-            self.ended += 1
-            return
-        for one in frame["responses"]:
-            self.answers.setdefault(one["serial"], []).append(one)
-        self.ended += len(frame["done"])
-
-    def outputs(self, serial: int = 1) -> list[dict[str, Any]]:
-        answers = self.answers[serial]
-        assert [one["final"] for one in answers] == [False] * (len(answers) - 1) + [True]
-        return [one["outputs"] for one in answers]
-
-
-def _pack(request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
-    if isinstance(result, ConchError):
-        return {"error": result, "outputs": {}}
-    return {"outputs": result.outputs, "error": None}
 
 
 def texts(output: dict[str, Any]) -> list[list[str]]:
@@ -251,9 +213,8 @@ def test_an_old_configuration_has_zeros_where_nobody_asks() -> None:
 def test_without_a_batch_dimension_there_is_none_in_the_answer() -> None:
     worker = Worker(batched=False)
     inputs = {"input_ids": [97, 98], "request_output_len": [2]}
-    made = Request({name: tensor(name, value) for name, value in inputs.items()}, frozenset(), serial=1, batched=False)
-    worker.asked = 1
-    worker.service.submit(RequestState(made, 1, worker.interface.response_builder(made), arrived=1))
+    made = Request({name: tensor(name, value) for name, value in inputs.items()}, frozenset(), batched=False)
+    worker.submit(made)
     [output] = worker.run().outputs()
     assert output["output_ids"].tolist() == [list(b"abcd")]
     assert output["sequence_length"].tolist() == [4]
@@ -290,9 +251,7 @@ def test_a_stop_request_ends_what_has_not_begun() -> None:
 
 
 def sampling(**values: Any) -> SamplingParams:
-    reply = Worker().interface.response_builder(request(**values))
-    assert isinstance(reply, TokenResponseBuilder)
-    [(_, read)] = reply.prompts
+    [(_, read)] = Worker().interface.response_builder(request(**values)).prompts
     return read
 
 
