@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights as an OpenVINO export, and an engine over it that is driven to the end."""
+"""A tiny Llama with random weights as an OpenVINO export."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 import torch
 import transformers
 
-from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine, Progress
+from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.backends.generation.engines import open_engine
-from conch.sampling.parameters import SamplingParams
 
 VOCABULARY: Final = 160
 EOS: Final = 2
@@ -50,19 +49,6 @@ def spec(directory: Path, **changes: Any) -> EngineSpec:
 
 def opened(directory: Path, **changes: Any) -> GenerationEngine:
     return open_engine("openvino", spec(directory, **changes))
-
-
-def finished(engine: GenerationEngine) -> list[Progress]:
-    """Step until nothing is under way."""
-    progress: list[Progress] = []
-    while engine.busy:
-        progress += engine.step()
-    return progress
-
-
-def continued(engine: GenerationEngine, prompt: list[int], sampling: SamplingParams) -> list[int]:
-    engine.add(EngineRequest(0, prompt, sampling))
-    return [token for progress in finished(engine) for token in progress.tokens]
 
 
 class _Cache:

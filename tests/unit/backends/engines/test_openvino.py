@@ -16,17 +16,8 @@ from conch.backends.generation.engine import EngineRequest, EngineUsage, Generat
 from conch.errors import ConchError
 from conch.sampling.parameters import Feature, SamplingParams
 from conch.sampling.structures import Structure
-from tests.unit.backends.engines.openvino_models import (
-    EOS,
-    SIZES,
-    VOCABULARY,
-    continued,
-    export,
-    finished,
-    greedy,
-    llama,
-    opened,
-)
+from tests.unit.backends.engines.driving import finished, generate
+from tests.unit.backends.engines.openvino_models import EOS, SIZES, VOCABULARY, export, greedy, llama, opened
 
 
 def prompts(count: int, seed: int = 1) -> list[list[int]]:
@@ -53,7 +44,7 @@ def engine(directory: Path) -> GenerationEngine:
 
 def test_alone_tokens_are_those_of_transformers(engine: GenerationEngine, module: Any) -> None:
     for prompt in prompts(6):
-        assert continued(engine, prompt, SamplingParams(max_tokens=24, temperature=0)) == greedy(module, prompt, 24)
+        assert generate(engine, prompt, max_tokens=24, temperature=0) == greedy(module, prompt, 24)
 
 
 @pytest.mark.parametrize("cache_tokens", [2048, 320], ids=["room", "preemption"])
@@ -122,18 +113,17 @@ def test_stop_tokens_end_a_sequence_and_are_among_its_tokens(engine: GenerationE
     found = finished(engine)
     assert [token for progress in found for token in progress.tokens] == tokens[: place + 1]
     assert [progress.finish for progress in found] == [""] * place + ["stop"]
-    for other in (SamplingParams(end_id=stop), SamplingParams(ignore_eos=True, stop_token_ids=(stop,))):
-        other.max_tokens, other.temperature = 12, 0
-        assert continued(engine, prompt, other) == tokens[: place + 1]
-    least = SamplingParams(max_tokens=12, temperature=0, stop_token_ids=(stop,), min_tokens=8)
-    assert len(continued(engine, prompt, least)) >= 8
+    ends: tuple[dict[str, Any], ...] = ({"end_id": stop}, {"ignore_eos": True, "stop_token_ids": (stop,)})
+    for end in ends:
+        assert generate(engine, prompt, max_tokens=12, temperature=0, **end) == tokens[: place + 1]
+    assert len(generate(engine, prompt, max_tokens=12, temperature=0, stop_token_ids=(stop,), min_tokens=8)) >= 8
 
 
 def test_seeds_are_kept_whatever_else_runs(engine: GenerationEngine) -> None:
     prompt = prompts(1)[0]
 
     def drawn(seed: int | None) -> list[int]:
-        return continued(engine, prompt, SamplingParams(max_tokens=20, temperature=1.2, seed=seed))
+        return generate(engine, prompt, max_tokens=20, temperature=1.2, seed=seed)
 
     alone = drawn(2**64 - 5)
     assert alone == drawn(2**64 - 5) != drawn(4)
@@ -188,8 +178,8 @@ def test_repetition_penalty(engine: GenerationEngine, module: Any) -> None:
         ids = module.generate(
             torch.tensor([prompt]), max_new_tokens=16, do_sample=False, pad_token_id=0, repetition_penalty=1.4
         )
-    sampling = SamplingParams(max_tokens=16, temperature=0, repetition_penalty=1.4)
-    assert continued(engine, prompt, sampling) == ids[0, len(prompt) :].tolist()
+    made = generate(engine, prompt, max_tokens=16, temperature=0, repetition_penalty=1.4)
+    assert made == ids[0, len(prompt) :].tolist()
     assert Feature.PENALTIES not in engine.features
 
 

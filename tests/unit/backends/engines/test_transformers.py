@@ -15,17 +15,8 @@ import torch
 
 from conch.backends.generation.engine import EngineRequest
 from conch.sampling.parameters import Feature, SamplingParams
-from tests.unit.backends.engines.transformers_models import (
-    MODELS,
-    VOCABULARY,
-    finish,
-    generated,
-    one,
-    opened,
-    reference,
-    tokens,
-    write,
-)
+from tests.unit.backends.engines.driving import finished_by_id, generate, tokens
+from tests.unit.backends.engines.transformers_models import MODELS, VOCABULARY, generated, opened, reference, write
 
 #: Those whose rows cannot share a batch.
 ALONE = {"mamba", "phi3-longrope", "rwkv"}
@@ -56,7 +47,7 @@ def test_tokens_alone_and_in_a_busy_batch_are_those_of_generate(name: str, folde
     }
     wanted = {number: generated(model, prompt, max_new_tokens=most)[0] for number, (prompt, most) in asked.items()}
     for number in (0, 1):
-        assert one(engine, asked[number][0], max_tokens=asked[number][1], temperature=0) == wanted[number]
+        assert generate(engine, asked[number][0], max_tokens=asked[number][1], temperature=0) == wanted[number]
 
     cancelled = set(chance.sample(sorted(asked), 6))
     coming, under_way = sorted(asked), set[int]()
@@ -98,7 +89,7 @@ def test_beams_are_those_of_generate(name: str, width: int, settings: dict[str, 
     chance = random.Random(5)
     prompts = [[chance.randrange(3, VOCABULARY) for _ in range(length)] for length in (1, 7, 20)]
     asked = SamplingParams(max_tokens=12, temperature=0, beam_width=width, n=width, **settings)
-    done = finish(
+    done = finished_by_id(
         engine,
         *(EngineRequest(number, prompt, asked) for number, prompt in enumerate(prompts)),
         EngineRequest(9, prompts[1], SamplingParams(max_tokens=8, temperature=0)),
@@ -113,7 +104,7 @@ def test_beams_are_those_of_generate(name: str, width: int, settings: dict[str, 
 def test_a_beam_says_how_likely_it_is(folders: dict[str, Path]) -> None:
     model, engine = reference(folders["llama"]), opened(folders["llama"])
     asked = SamplingParams(max_tokens=9, temperature=0, beam_width=3, n=2)
-    done = finish(engine, EngineRequest(0, [3, 4, 5], asked))[0]
+    done = finished_by_id(engine, EngineRequest(0, [3, 4, 5], asked))[0]
     assert len(done) == 2
     for progress in done:
         ids = torch.tensor([[3, 4, 5, *progress.tokens]])

@@ -13,21 +13,8 @@ pytest.importorskip("transformers")
 from conch.backends.generation.engine import EngineRequest
 from conch.errors import ConchError
 from conch.sampling.parameters import SamplingParams
-from tests.unit.backends.engines.transformers_models import (
-    VOCABULARY,
-    finish,
-    generated,
-    one,
-    opened,
-    reference,
-    tokens,
-    write,
-)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("llama"), "llama")
+from tests.unit.backends.engines.driving import finished, finished_by_id, generate, tokens
+from tests.unit.backends.engines.transformers_models import VOCABULARY, generated, opened, reference, write
 
 
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
@@ -63,8 +50,8 @@ def test_sampled_and_searched_sequences_survive_being_put_back(folder: Path) -> 
         EngineRequest(number, prompt, SamplingParams(max_tokens=20, seed=number, beam_width=width, temperature=1.0))
         for number, (prompt, width) in enumerate(zip(prompts(9, 8, 7, 9), (1, 2, 1, 1), strict=True))
     ]
-    assert {number: tokens(done) for number, done in finish(tight, *asked).items()} == {
-        number: tokens(done) for number, done in finish(free, *asked).items()
+    assert {number: tokens(done) for number, done in finished_by_id(tight, *asked).items()} == {
+        number: tokens(done) for number, done in finished_by_id(free, *asked).items()
     }
     assert tight.usage().preemptions > 0
     assert free.usage().preemptions == 0
@@ -88,11 +75,10 @@ def test_a_context_beyond_the_positions_is_refused_and_a_shorter_one_ends_sequen
     with pytest.raises(ConchError, match=r"^max_model_len 300 is more than the 256 positions of the model$"):
         opened(folder, context=300)
     engine = opened(folder, context=20)
-    [last] = finish(engine, EngineRequest(0, [3] * 15, SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)))[
-        0
-    ][-1:]
+    sampling = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
+    last = finished(engine, EngineRequest(0, [3] * 15, sampling))[-1]
     assert last.finish == "length"
-    assert len(one(engine, [3] * 15, max_tokens=50, temperature=0, ignore_eos=True)) == 5
+    assert len(generate(engine, [3] * 15, max_tokens=50, temperature=0, ignore_eos=True)) == 5
 
 
 def test_a_common_prefix_is_read_once(folder: Path) -> None:
@@ -100,24 +86,24 @@ def test_a_common_prefix_is_read_once(folder: Path) -> None:
     [common, *ends] = prompts(70, 1, 5, 33)
     asked = [common + end for end in ends]
     for number, prompt in enumerate(asked):
-        assert one(engine, prompt, max_tokens=10, temperature=0) == generated(model, prompt, max_new_tokens=10)[0]
+        assert generate(engine, prompt, max_tokens=10, temperature=0) == generated(model, prompt, max_new_tokens=10)[0]
         assert engine.usage().prefix_hits == 64 * number
     assert engine.usage().prefix_queries == sum(map(len, asked))
     # What was generated is known as well, for the next turn of a chat.
     answer = generated(model, asked[0], max_new_tokens=40, eos_token_id=None)[0]
-    one(engine, asked[0], max_tokens=40, temperature=0, ignore_eos=True)
+    generate(engine, asked[0], max_tokens=40, temperature=0, ignore_eos=True)
     before = engine.usage().prefix_hits
     following = [*asked[0], *answer, 5, 6, 7]
-    assert one(engine, following, max_tokens=5, temperature=0) == generated(model, following, max_new_tokens=5)[0]
+    assert generate(engine, following, max_tokens=5, temperature=0) == generated(model, following, max_new_tokens=5)[0]
     assert engine.usage().prefix_hits - before == 96
 
 
 def test_prefixes_make_way_for_sequences(folder: Path) -> None:
     engine = opened(folder, cache_tokens=128)
     [first, second] = prompts(64, 100)
-    one(engine, first, max_tokens=2, temperature=0)
-    one(engine, second, max_tokens=20, temperature=0, ignore_eos=True)
-    one(engine, [*first, 3], max_tokens=2, temperature=0)
+    generate(engine, first, max_tokens=2, temperature=0)
+    generate(engine, second, max_tokens=20, temperature=0, ignore_eos=True)
+    generate(engine, [*first, 3], max_tokens=2, temperature=0)
     # 120 tokens of 128 were in use: the older prefix is gone.
     assert engine.usage().prefix_hits == 0
 
@@ -144,7 +130,7 @@ def test_lengths_far_apart_get_batches_of_their_own(tmp_path: Path) -> None:
     folder = write(tmp_path, "llama", max_position_embeddings=8192)
     model, engine = reference(folder), opened(folder, prefix_caching=False, max_batched_tokens=4096)
     asked = prompts(4200, 20, 30, 10)
-    done = finish(
+    done = finished_by_id(
         engine,
         *(EngineRequest(n, prompt, SamplingParams(max_tokens=6, temperature=0)) for n, prompt in enumerate(asked)),
     )

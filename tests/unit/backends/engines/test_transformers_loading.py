@@ -18,12 +18,8 @@ from conch.backends.engines.transformers import loading
 from conch.backends.generation.engine import EngineRequest
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature, SamplingParams
-from tests.unit.backends.engines.transformers_models import finish, generated, one, opened, reference, tokens, write
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("llama"), "llama")
+from tests.unit.backends.engines.driving import finished_by_id, generate, tokens
+from tests.unit.backends.engines.transformers_models import generated, opened, reference, write
 
 
 def refusal(folder: Path, **settings: Any) -> ConchError:
@@ -67,7 +63,9 @@ def test_speculative_decoding_is_refused(folder: Path) -> None:
 
 def test_arguments_go_to_transformers(folder: Path) -> None:
     eager = opened(folder, arguments={"attn_implementation": "eager"})
-    assert one(eager, [3, 4], temperature=0, max_tokens=8) == one(opened(folder), [3, 4], temperature=0, max_tokens=8)
+    assert generate(eager, [3, 4], temperature=0, max_tokens=8) == generate(
+        opened(folder), [3, 4], temperature=0, max_tokens=8
+    )
     assert "no_such_argument" in refusal(folder, arguments={"no_such_argument": 1}).message
 
 
@@ -97,7 +95,7 @@ def test_bfloat16_is_kept_where_the_cpu_multiplies_it(
     engine: Any = opened(folder)
     assert engine._network.model.dtype == wanted
     assert engine.padded
-    assert len(one(engine, [3, 4], temperature=0, max_tokens=8, ignore_eos=True)) == 8
+    assert len(generate(engine, [3, 4], temperature=0, max_tokens=8, ignore_eos=True)) == 8
 
 
 def test_a_closed_engine_gives_its_model_back(folder: Path) -> None:
@@ -129,7 +127,7 @@ def test_adapters_share_a_model_and_not_a_batch(folder: Path, tmp_path: Path) ->
     prompt = [3 + number % 90 for number in range(40)]
     asked = ["", "first", "second", "first", ""]
     for _ in range(2):
-        done = finish(
+        done = finished_by_id(
             engine,
             *(
                 EngineRequest(number, prompt, SamplingParams(max_tokens=8, temperature=0, lora_name=name))
@@ -173,6 +171,6 @@ def test_a_gguf_file_is_loaded(folder: Path, tmp_path: Path) -> None:
     writer.close()
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     engine = opened(tmp_path, gguf=tmp_path / "tiny.gguf")
-    assert one(engine, [3, 4, 5], temperature=0, max_tokens=10) == one(
+    assert generate(engine, [3, 4, 5], temperature=0, max_tokens=10) == generate(
         opened(folder), [3, 4, 5], temperature=0, max_tokens=10
     )

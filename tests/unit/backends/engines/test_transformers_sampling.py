@@ -18,12 +18,8 @@ from conch.backends.engines.transformers.batch import BatchRow
 from conch.backends.engines.transformers.sampling import adjust, choose, generator, logprobs
 from conch.backends.generation.engine import EngineRequest
 from conch.sampling.parameters import SamplingParams
-from tests.unit.backends.engines.transformers_models import finish, generated, one, opened, reference, tokens, write
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("llama"), "llama")
+from tests.unit.backends.engines.driving import finished_by_id, generate, tokens
+from tests.unit.backends.engines.transformers_models import generated, opened, reference
 
 
 def row(prompt: tuple[int, ...] = (0,), made: tuple[int, ...] = (), end_ids: Any = (), **sampling: Any) -> BatchRow:
@@ -83,31 +79,33 @@ def test_a_seed_gives_the_same_tokens_whoever_is_in_the_batch(folder: Path) -> N
     engine = opened(folder)
     for settings in ({}, {"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.05}, {"seed": 2**64 - 1}):
         asked = {"seed": 5, "max_tokens": 12, "ignore_eos": True, **settings}
-        alone = one(engine, [3, 4, 5], **asked)
-        assert alone == one(engine, [3, 4, 5], **asked)
+        alone = generate(engine, [3, 4, 5], **asked)
+        assert alone == generate(engine, [3, 4, 5], **asked)
         others = [
             EngineRequest(
                 number, [number] * number, SamplingParams(max_tokens=9, top_k=number - 3, top_p=0.5 + number / 20)
             )
             for number in range(3, 9)
         ]
-        done = finish(engine, *others, EngineRequest(0, [3, 4, 5], SamplingParams(**asked)))
+        done = finished_by_id(engine, *others, EngineRequest(0, [3, 4, 5], SamplingParams(**asked)))
         assert tokens(done[0]) == alone
-    assert one(engine, [3, 4, 5], seed=6, max_tokens=12) != one(engine, [3, 4, 5], seed=5, max_tokens=12)
+    assert generate(engine, [3, 4, 5], seed=6, max_tokens=12) != generate(engine, [3, 4, 5], seed=5, max_tokens=12)
 
 
 def test_penalties_and_lengths_are_those_of_generate(folder: Path) -> None:
     model, engine = reference(folder), opened(folder)
     prompt = [3, 4, 5, 6, 7]
     assert (
-        one(engine, prompt, temperature=0, max_tokens=20, repetition_penalty=1.7)
+        generate(engine, prompt, temperature=0, max_tokens=20, repetition_penalty=1.7)
         == generated(model, prompt, max_new_tokens=20, repetition_penalty=1.7)[0]
     )
     first = generated(model, prompt, max_new_tokens=20)[0]
     stop = first[4]
-    assert one(engine, prompt, temperature=0, max_tokens=20, stop_token_ids=(stop,)) == first[: first.index(stop) + 1]
-    assert one(engine, prompt, temperature=0, max_tokens=20, end_id=stop) == first[: first.index(stop) + 1]
-    longer = one(engine, prompt, temperature=0, max_tokens=20, end_id=stop, min_tokens=12)
+    assert (
+        generate(engine, prompt, temperature=0, max_tokens=20, stop_token_ids=(stop,)) == first[: first.index(stop) + 1]
+    )
+    assert generate(engine, prompt, temperature=0, max_tokens=20, end_id=stop) == first[: first.index(stop) + 1]
+    longer = generate(engine, prompt, temperature=0, max_tokens=20, end_id=stop, min_tokens=12)
     assert len(longer) >= 12
     assert stop not in longer[:11]
 
@@ -117,7 +115,7 @@ def test_log_probabilities_are_of_the_raw_logits(folder: Path) -> None:
     prompt = [3, 4, 5]
     asked = SamplingParams(max_tokens=6, temperature=0, logprobs=3, logit_bias={9: 50.0}, ignore_eos=True)
     others = EngineRequest(1, [7, 8], SamplingParams(max_tokens=6, temperature=0))
-    done = finish(engine, EngineRequest(0, prompt, asked), others)
+    done = finished_by_id(engine, EngineRequest(0, prompt, asked), others)
     assert all(progress.logprobs is None for progress in done[1])
     known = list(prompt)
     for progress in done[0]:

@@ -20,7 +20,8 @@ from conch.backends.generation.engine import EngineRequest, GenerationEngine
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature, SamplingParams
 from conch.sampling.structures import Structure
-from tests.unit.backends.engines.transformers_models import finish, opened, tokens, write
+from tests.unit.backends.engines.driving import finished_by_id, tokens
+from tests.unit.backends.engines.transformers_models import opened, write
 
 SCHEMA = {
     "type": "object",
@@ -75,7 +76,7 @@ def test_samples_fit_the_structure(
         for number in range(4)
     ]
     free = EngineRequest(9, [5, 6], SamplingParams(max_tokens=10, temperature=0))
-    done = finish(engine, *structured, free)
+    done = finished_by_id(engine, *structured, free)
     for sequence in structured:
         made = tokens(done[sequence.id])
         last = done[sequence.id][-1]
@@ -113,7 +114,7 @@ def test_what_does_not_compile_is_refused(kind: str, text: str, engine: Generati
 
 def test_a_structure_may_end_before_the_least_length(engine: GenerationEngine) -> None:
     asked = SamplingParams(max_tokens=9, min_tokens=6, temperature=0, structured_outputs=Structure("regex", "ab"))
-    done = finish(engine, EngineRequest(0, [5], asked))[0]
+    done = finished_by_id(engine, EngineRequest(0, [5], asked))[0]
     assert done[-1].finish == "stop"
     assert len(tokens(done)) == 3
 

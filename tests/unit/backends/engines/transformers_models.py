@@ -1,4 +1,4 @@
-"""Tiny causal language models with random weights, and an engine over them that is driven to the end."""
+"""Tiny causal language models with random weights, and the engine over them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any, Final
 import torch
 import transformers
 
-from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine, Progress
+from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.backends.generation.engines import open_engine
-from conch.sampling.parameters import SamplingParams
 
 VOCABULARY: Final = 96
 _SIZES: Final[dict[str, Any]] = {
@@ -95,26 +94,6 @@ def spec(folder: Path, **settings: Any) -> EngineSpec:
 
 def opened(folder: Path, **settings: Any) -> GenerationEngine:
     return open_engine("transformers", spec(folder, **settings))
-
-
-def finish(engine: GenerationEngine, *sequences: EngineRequest) -> dict[int, list[Progress]]:
-    """All that an engine does until nothing is left, by sequence."""
-    done: dict[int, list[Progress]] = {}
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.busy:
-        for progress in engine.step():
-            done.setdefault(progress.id, []).append(progress)
-    return done
-
-
-def tokens(done: list[Progress]) -> list[int]:
-    return [token for progress in done for token in progress.tokens]
-
-
-def one(engine: GenerationEngine, prompt: list[int], **sampling: Any) -> list[int]:
-    """The tokens of a sequence alone."""
-    return tokens(finish(engine, EngineRequest(0, prompt, SamplingParams(**sampling)))[0])
 
 
 def reference(folder: Path) -> Any:
