@@ -1,4 +1,4 @@
-"""Which code runs a backend, by the name that a configuration gives it, and what the server must know of it.
+"""The table of backends: by the name in a configuration, the code that runs it and what the server must know of it.
 
 The server passes the implementation's name on to the worker, which imports it; nothing here imports a backend.
 """
@@ -72,7 +72,7 @@ _GENERATION: Final = replace(BACKENDS["huggingface"], prepares=False, on_request
 
 
 def backend_of(name: str, parameters: Mapping[str, str]) -> Backend:
-    """The backend of a model with these ``parameters``, among which the task is completed from its checkpoint.
+    """The backend of a model with these ``parameters``; the task among them has been completed from its checkpoint.
 
     Raises KeyError for a name that is none of ``BACKENDS``.
     """

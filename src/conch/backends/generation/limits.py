@@ -1,7 +1,4 @@
-"""What an engine can do for a request: refused at once, with one sentence, where it cannot.
-
-Used by the threads that read the server's frames.
-"""
+"""Checks of a request against the limits and features of an engine.  Used by the threads that read frames."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from conch.sampling.parameters import SamplingParams
 
 
 class UnknownAdapter(ConchError):
-    """INVALID_ARG for an adapter that the model does not have."""
+    """INVALID_ARG for a LoRA adapter that the model does not have; ``known`` are those that it has."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(
@@ -24,16 +21,16 @@ class UnknownAdapter(ConchError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Checks requests against an engine, by what it says of itself."""
+    """Checks requests against an engine's context, cache, vocabulary, adapters and features."""
 
     engine: GenerationEngine
 
     def room(self, tokens: int) -> int:
-        """How many tokens the context has besides so many."""
+        """How many more tokens than ``tokens`` fit into the context."""
         return self.engine.context - tokens
 
     def check(self, prompt: list[int], sampling: SamplingParams) -> None:
-        """Raises INVALID_ARG for what does not fit, UNSUPPORTED for what the engine does not have."""
+        """Raise INVALID_ARG for a request that does not fit, UNSUPPORTED for features that the engine does not have."""
         engine, length = self.engine, len(prompt)
         needed = (length + sampling.max_tokens) * sampling.beam_width
         if engine.cache_tokens and needed > engine.cache_tokens and engine.cache_tokens <= engine.context:
@@ -61,7 +58,7 @@ class Limits:
         self.check_features(sampling)
 
     def check_features(self, sampling: SamplingParams) -> None:
-        """Raises UNSUPPORTED for what the engine does not have, INVALID_ARG for an unknown adapter."""
+        """Raise UNSUPPORTED for features that the engine does not have, UnknownAdapter for an unknown adapter."""
         if sampling.lora_name and sampling.lora_name not in self.engine.adapters:
             raise UnknownAdapter(sampling.lora_name, self.engine.adapters)
         for feature in sampling.features():
@@ -69,7 +66,7 @@ class Limits:
                 raise unsupported(f"engine '{self.engine.name}' does not have {feature.value}")
 
     def check_ids(self, prompt: list[int], name: str, sampling: SamplingParams) -> None:
-        """Raises INVALID_ARG for token ids that the network does not know."""
+        """Raise INVALID_ARG for token ids beyond the vocabulary; an error calls the prompt ``name``."""
         vocabulary = self.engine.vocabulary
         beyond = max(prompt)
         if beyond >= vocabulary or min(prompt) < 0:

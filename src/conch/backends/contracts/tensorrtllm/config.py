@@ -1,4 +1,4 @@
-"""The configuration of backend ``tensorrtllm``: what its parameters mean to the engines here, and the tensors it has.
+"""The parameters of backend ``tensorrtllm``, and what they mean to the engines here.
 
 Keys and defaults are those of Triton's TensorRT-LLM backend; a value that is still a template's ``${…}`` is not set.
 Runs in workers, when a model is loaded.
@@ -40,7 +40,7 @@ _READ: Final = frozenset({
     "encoder_model_path", "kv_cache_free_gpu_mem_fraction", "enable_chunked_context", "enable_kv_cache_reuse",
     "max_tokens_in_paged_kv_cache",
 })  # fmt: skip
-#: Those that tune what only TensorRT-LLM has.
+#: Parameters that tune TensorRT-LLM alone; ignored.
 _IDLE: Final = frozenset({
     "max_attention_window_size", "sink_token_length", "kv_cache_host_memory_bytes", "kv_cache_onboard_blocks",
     "cross_kv_cache_fraction", "cancellation_check_period_ms", "stats_check_period_ms", "iter_stats_max_iterations",
@@ -57,7 +57,7 @@ PARAMETERS: Final = ParameterTable("tensorrtllm", _OWN, _READ | _IDLE)
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a model's parameters ask for.
+    """The parameters of a model, read.
 
     ``options`` are those of a text model; ``arguments`` are meant for vLLM; ``unknown`` are names that have no effect
     and resemble none that has.  Without ``normalize`` the score of a beam is not divided by its length.
@@ -125,7 +125,7 @@ def _check(texts: Mapping[str, str]) -> None:
 
 
 def _arguments(given: Options) -> dict[str, Any]:
-    """What vLLM is told in its own words; no other engine divides the memory of a GPU."""
+    """Engine arguments for vLLM; no other engine divides the memory of a GPU."""
     arguments: dict[str, Any] = {}
     if "kv_cache_free_gpu_mem_fraction" in given.given:
         fraction = given.number("kv_cache_free_gpu_mem_fraction")

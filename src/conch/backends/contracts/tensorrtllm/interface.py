@@ -1,7 +1,4 @@
-"""Token ids in, token ids out: what the tensors of a request for backend ``tensorrtllm`` mean.
-
-Used by the thread that reads the server's frames.
-"""
+"""What the tensors of a request for backend ``tensorrtllm`` mean.  Used by the threads that read frames."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _GUIDES: Final = {"json": "json", **{guide: kind for kind, guide in GUIDE_TYPES.
 
 
 class _Rows:
-    """The rows of a request, which has a value of an input for each of them, or one for all."""
+    """The rows of a request.  An input has a value for each of them, or one for all."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -45,12 +42,13 @@ class _Rows:
         self._lengths = self.values("input_lengths") or [self._ids.shape[1]] * self.count
 
     def values(self, name: str) -> list[Any]:
-        """One value for each row; empty without the input."""
+        """The values of an input, one for each row; empty without the input.  Raises INVALID_ARG for another number."""
         if name not in self._values:
             self._values[name] = self._read(name) if self.request.has(name) else []
         return self._values[name]
 
     def value(self, name: str, row: int) -> Any:
+        """The value of an input for a row, None without the input."""
         values = self.values(name)
         return values[row] if values else None
 
@@ -63,7 +61,7 @@ class _Rows:
         return values[:: len(values) // self.count] if values else []
 
     def prompt(self, row: int) -> list[int]:
-        """The ids of a row without what fills it up."""
+        """The token ids of a row, without its padding."""
         length, width = int(self._lengths[row]), self._ids.shape[1]
         if not 1 <= length <= width:
             raise invalid(f"input 'input_lengths' is {length} in row {row}, where 'input_ids' has {width} tokens")
@@ -71,7 +69,10 @@ class _Rows:
         return prompt
 
     def words(self, name: str, row: int, most: int) -> list[list[int]]:
-        """Token sequences: all ids, and under them where each sequence ends; the rest is -1."""
+        """The token sequences in an input ``[rows or 1, 2, ids]``: the ids, and below them where each sequence ends.
+
+        Raises INVALID_ARG for another shape, for ends that do not increase, and for more than ``most`` sequences.
+        """
         if not self.request.has(name) or not len(self.request.inputs[name].data):
             return []
         lists = self.request.array(name)
@@ -95,7 +96,12 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class TokenInterface:
-    """Reads requests.  ``padded`` are the outputs that every response has, see :class:`TokenOutputOptions`."""
+    """Reads the requests of a model.
+
+    ``decoupled`` tells whether a request may have several responses, ``batched`` whether tensors have a batch
+    dimension.  ``exclude_input`` is the default of ``exclude_input_in_output``.  :class:`TokenOutputOptions` explains
+    the others.
+    """
 
     limits: Limits
     decoupled: bool
@@ -125,10 +131,10 @@ class TokenInterface:
             normalize=self.normalize,
             padded=self.padded,
         )
-        read = [self._row(rows, row, options) for row in range(rows.count)]
-        if options.together and len({row.samples * row.sampling.n for row in read}) > 1:
+        request_rows = [self._row(rows, row, options) for row in range(rows.count)]
+        if options.together and len({row.samples * row.sampling.n for row in request_rows}) > 1:
             raise invalid("the rows of a request must have as many sequences each, unless the model is decoupled")
-        return TokenResponseBuilder(read, options)
+        return TokenResponseBuilder(request_rows, options)
 
     def _row(self, rows: _Rows, number: int, options: TokenOutputOptions) -> RequestRow:
         requested = _requested(rows, number)
@@ -157,6 +163,7 @@ class TokenInterface:
         return RequestRow(prompt, sampling, 1 if beams > 1 else n or 1, StopWords(stops), pad)
 
     def _bias(self, rows: _Rows, row: int) -> dict[int, float]:
+        """``embedding_bias``, ``[rows or 1, vocabulary]``, as biases by token id."""
         request = rows.request
         if not request.has("embedding_bias") or not len(request.inputs["embedding_bias"].data):
             return {}

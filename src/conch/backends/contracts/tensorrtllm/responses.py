@@ -1,4 +1,4 @@
-"""Tokens become the tensors of backend ``tensorrtllm``.  Used by the thread that runs the engine."""
+"""From tokens to the tensors of backend ``tensorrtllm``.  Used by the service's thread."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.native.arrays import Array, Result
 from conch.sampling.parameters import SamplingParams
 
-#: Outputs that came with every response in the releases before ``batch_index`` did, as zeros unless asked for; and how
-#: many dims they have.
+#: Outputs that every response had before there was ``batch_index``, zeros unless asked for, and their numbers of dims.
 ALWAYS: Final = {"cum_log_probs": 1, "output_log_probs": 2, "context_logits": 2, "generation_logits": 3}
 
 
 class StopWords:
-    """Token sequences that end a text, of which they stay a part."""
+    """Token sequences that end a text and stay a part of it."""
 
     def __init__(self, words: Sequence[Sequence[int]] = ()) -> None:
         self._by_last: dict[int, list[list[int]]] = {}
@@ -33,10 +32,12 @@ class StopWords:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputOptions:
-    """What the responses of a request are to be.
+    """How the responses of a request are made.
 
-    ``together`` is one response for all rows and sequences, as a model that is not decoupled must give.
-    ``padded`` are those of ``ALWAYS`` that every response has.
+    ``stream`` asks for a response at every step.  ``together`` is one response for all rows and sequences, as a
+    model gives that is not decoupled.  ``batched`` tensors have a batch dimension.  With ``prompt``, ``output_ids``
+    begin with the prompt.  ``log_probs`` asks for log-probabilities; ``normalize`` divides the score of a beam by its
+    length.  ``padded`` are those of ``ALWAYS`` that every response has.
     """
 
     stream: bool = False
@@ -50,30 +51,30 @@ class TokenOutputOptions:
 
 @dataclass(slots=True)
 class RequestRow:
-    """A row of a request; ``pad`` fills its shorter sequences up."""
+    """A row of a request: its prompt, how many samples it gets and how; ``pad`` fills shorter sequences up."""
 
     prompt: list[int]
     sampling: SamplingParams
     samples: int = 1
-    stops: StopWords = field(default_factory=StopWords)
+    stop_words: StopWords = field(default_factory=StopWords)
     pad: int = 0
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """A continuation of a row; of its tokens, ``sent`` have gone out."""
+    """A continuation of a row, of whose tokens ``sent`` have been sent; ``finish`` is how it has ended."""
 
     row: RequestRow
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     score: float = 0.0
-    ended: str = ""
+    finish: str = ""
     sent: int = 0
 
 
 @dataclass(slots=True)
 class _Item:
-    """What has responses of its own: a sample, or all beams, of a row."""
+    """A sample of a row, or all of its beams: what has responses of its own."""
 
     row: int
     index: int
@@ -82,7 +83,7 @@ class _Item:
 
     @property
     def ended(self) -> bool:
-        return all(sequence.ended for sequence in self.sequences)
+        return all(sequence.finish for sequence in self.sequences)
 
     @property
     def fresh(self) -> bool:
@@ -90,7 +91,7 @@ class _Item:
 
 
 class TokenResponseBuilder(ResponseBuilder):
-    """The responses of a request that wants tokens."""
+    """Makes the responses of a request for token ids."""
 
     def __init__(self, rows: Sequence[RequestRow], options: TokenOutputOptions) -> None:
         self.prompts = []
@@ -115,14 +116,14 @@ class TokenResponseBuilder(ResponseBuilder):
                 sequence.logprobs.append(progress.logprobs[position].logprob)
                 if progress.cumulative_logprob is None:
                     sequence.score += sequence.logprobs[-1]
-            if sequence.row.stops.end(sequence.tokens):
-                sequence.ended = "stop"
-                return sequence.ended
-        sequence.ended = progress.finish
-        return sequence.ended
+            if sequence.row.stop_words.end(sequence.tokens):
+                sequence.finish = "stop"
+                return sequence.finish
+        sequence.finish = progress.finish
+        return sequence.finish
 
     def responses(self, final: bool) -> list[Result]:
-        """What goes out after this step; nothing comes after it if it is ``final``, also for what has not ended."""
+        """The responses that are due; after ``final`` ones nothing comes, not even for unfinished sequences."""
         if self._options.together:
             return [self._result(self._items)] if final else []
         results = []
@@ -147,28 +148,27 @@ class TokenResponseBuilder(ResponseBuilder):
         return Result({name: array if self._options.batched else array[0] for name, array in outputs.items()})
 
     def _tensors(self, grid: list[list[_Sequence]]) -> dict[str, Array]:
+        """The outputs for a grid of sequences ``[rows, sequences]``."""
         options = self._options
         prompts = options.prompt and not options.stream
-        tokens = [[(one.row.prompt if prompts else []) + one.tokens[one.sent :] for one in line] for line in grid]
+        tokens = [[(each.row.prompt if prompts else []) + each.tokens[each.sent :] for each in line] for line in grid]
         outputs: dict[str, Array] = {
             "output_ids": _filled(tokens, [line[0].row.pad for line in grid], np.int32),
-            "sequence_length": np.array([[len(one) for one in line] for line in tokens], np.int32),
+            "sequence_length": np.array([list(map(len, line)) for line in tokens], np.int32),
         }
         if options.log_probs or options.padded:
-            outputs["cum_log_probs"] = np.array([[self._score(one) for one in line] for line in grid], np.float32)
+            outputs["cum_log_probs"] = np.array([list(map(self._score, line)) for line in grid], np.float32)
             outputs |= self._log_probs(grid)
         for name in options.padded:
             outputs.setdefault(name, np.zeros((len(grid), *[1] * ALWAYS[name]), np.float32))
         return outputs
 
     def _log_probs(self, grid: list[list[_Sequence]]) -> dict[str, Array]:
-        """Those of each token that goes out, by the names that the output has had; none from an engine without."""
-        fresh = [[one.tokens[one.sent :] for one in line] for line in grid]
-        if self._options.log_probs and any(one.tokens and not one.logprobs for line in grid for one in line):
+        """The log-probabilities of the tokens that are sent, under both names of the output; empty without any."""
+        if self._options.log_probs and any(each.tokens and not each.logprobs for line in grid for each in line):
             return {}
         known = [
-            [one.logprobs[one.sent :] or [0.0] * len(tokens) for one, tokens in zip(line, among, strict=True)]
-            for line, among in zip(grid, fresh, strict=True)
+            [each.logprobs[each.sent :] or [0.0] * (len(each.tokens) - each.sent) for each in line] for line in grid
         ]
         log_probs = _filled(known, [0.0] * len(grid), np.float32)
         return {"output_log_probs": log_probs, "log_probs": log_probs}
@@ -181,7 +181,7 @@ class TokenResponseBuilder(ResponseBuilder):
 
 
 class StopResponseBuilder(ResponseBuilder):
-    """A request that ends all others with its id: it has no tokens, and its one response is empty."""
+    """The one, empty response of a request that ends all others with its id."""
 
     prompts = ()
 
@@ -196,7 +196,9 @@ class StopResponseBuilder(ResponseBuilder):
 
 
 def _filled(grid: Sequence[Sequence[Sequence[float]]], pads: Sequence[float], dtype: type) -> Array:
-    """Lists of different lengths as an array [rows, sequences, longest], each row filled up with its pad."""
-    width = max(len(one) for line in grid for one in line)
-    filled = [[[*one, *[pad] * (width - len(one))] for one in line] for line, pad in zip(grid, pads, strict=True)]
+    """Lists of different lengths as an array ``[rows, sequences, longest]``, each row filled up with its pad."""
+    width = max(len(values) for line in grid for values in line)
+    filled = [
+        [[*values, *[pad] * (width - len(values))] for values in line] for line, pad in zip(grid, pads, strict=True)
+    ]
     return np.array(filled, dtype).reshape(len(grid), len(grid[0]), width)

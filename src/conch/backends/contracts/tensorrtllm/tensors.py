@@ -1,7 +1,7 @@
-"""The tensors of backend ``tensorrtllm``: what a configuration without any gets, and what nothing here can do.
+"""The tensors of backend ``tensorrtllm``: those that a configuration without any gets, and those that are refused.
 
-Names are those of the model ``tensorrt_llm`` of the in-flight batcher.  A model has those that its configuration
-lists, with the types and dims that it gives them: both have changed from release to release.
+Names are those of the in-flight batcher's model ``tensorrt_llm``.  A model has the tensors that its configuration
+lists, with the types and dims given there: both have changed from release to release.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from conch.sampling.parameters import PARAMETERS, Parameter
 from conch.tensors import CONFIG_NAME
 
 #: Inputs of one value that are sampling parameters, by name.
-VALUES: Final[Mapping[str, Parameter]] = {name: one for one in PARAMETERS for name in one.inflight_inputs}
-#: Inputs that say something only to TensorRT-LLM, or nothing where there is one decoder.
+VALUES: Final[Mapping[str, Parameter]] = {
+    name: parameter for parameter in PARAMETERS for name in parameter.inflight_inputs
+}
+#: Inputs that matter to TensorRT-LLM alone, or not to models without an encoder; ignored.
 _PASSED_OVER: Final = frozenset({
     "decoder_input_ids", "decoder_input_lengths", "draft_acceptance_threshold", "prompt_vocab_size",
     "prompt_table_extra_ids", "runtime_top_p_min", "runtime_top_p_reset_ids", "retention_token_range_starts",
@@ -25,7 +27,7 @@ _PASSED_OVER: Final = frozenset({
     "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size",
 })  # fmt: skip
 _LORA: Final = "LoRA weights in a request (rather than in parameter 'lora_modules', by their lora_task_id)"
-#: Inputs that cannot be ignored when they hold something, and what that would be.
+#: Inputs that are refused unless they are empty, and what they ask for.
 _REFUSED: Final[Mapping[str, str]] = {
     "prompt_embedding_table": "prompt tables",
     "draft_input_ids": "draft tokens in a request",
@@ -39,7 +41,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "lora_weights": _LORA,
     "lora_config": _LORA,
 }
-#: Flags that ask for outputs that no engine gives.
+#: Flags that are refused where they are true, and what they ask for.
 _REFUSED_FLAGS: Final[Mapping[str, str]] = {
     "return_context_logits": "context logits",
     "return_generation_logits": "generation logits",
@@ -55,7 +57,7 @@ _READ: Final = frozenset({
 })  # fmt: skip
 #: Optional inputs of one value, where a configuration lists none: sampling parameters (by one name), and the others.
 _OPTIONAL: Final[Mapping[str, str]] = {
-    **{one.inflight_inputs[0]: one.type.datatype for one in VALUES.values() if one.name != "max_tokens"},
+    **{known.inflight_inputs[0]: known.type.datatype for known in VALUES.values() if known.name != "max_tokens"},
     "pad_id": "INT32",
     "lora_task_id": "UINT64",
     **dict.fromkeys(("return_log_probs", "exclude_input_in_output", "stop", "streaming"), "BOOL"),
@@ -63,7 +65,7 @@ _OPTIONAL: Final[Mapping[str, str]] = {
 
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` (as JSON has it) with tensors where it lists none."""
+    """A configuration (as JSON) with tensors where it lists none."""
     completed = dict(config)
     completed["input"] = config.get("input") or [
         _tensor("input_ids", "INT32", -1),
@@ -91,13 +93,13 @@ def _tensor(name: str, datatype: str, *dims: int, optional: bool = False) -> dic
 
 
 def unknown_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The inputs of a configuration that mean nothing here."""
+    """The inputs of a configuration that have no meaning here."""
     names = {str(tensor["name"]) for tensor in config.get("input", ())}
     return tuple(sorted(names - _READ - _PASSED_OVER - set(_REFUSED) - set(_REFUSED_FLAGS)))
 
 
 def refuse_unsupported(request: Request) -> None:
-    """Raise UNSUPPORTED for the first thing in a request that cannot be had."""
+    """Raise UNSUPPORTED for the first input of a request that asks for something that no engine does."""
     for name, what in _REFUSED.items():
         if request.has(name) and len(request.inputs[name].data):
             raise unsupported(f"input '{name}' is given, but {what} are not supported")

@@ -1,4 +1,4 @@
-"""What a text model's tensors make of a configuration.  Runs in workers, when a model is loaded."""
+"""The configuration of a text model, completed.  Runs in workers, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from conch.errors import invalid
 
 
 def complete_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` (as JSON has it) with tensors, ``decoupled`` and the task, where it leaves them open.
+    """A configuration (as JSON) with tensors, ``decoupled`` and the task, where it leaves them open.
 
-    Requests do not have a batch dimension: whatever arrives together is computed together.  Raises INVALID_ARG for
+    Requests have no batch dimension, since each joins the running batch.  Raises INVALID_ARG for
     tensors that such a model does not have, and for a ``max_batch_size``.
     """
     if int(config.get("max_batch_size") or 0) > 0:

@@ -1,7 +1,7 @@
-"""Text in, text out: the tensors of a language model, and what a request's tensors mean.
+"""The tensors of a model that writes text, and what they mean in a request.
 
-Sources: Triton's vLLM backend for ``sampling_parameters`` and what is returned on request, the in-flight batcher's
-ensemble for the single-value inputs.  Used by the thread that reads the server's frames.
+Sources: Triton's vLLM backend for ``sampling_parameters`` and the outputs on request, the ensemble of the in-flight
+batcher for the inputs of one value.  Used by the threads that read the server's frames.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from conch.backends.native.arrays import Request
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import invalid
 from conch.inference import TensorSpec
-from conch.sampling.parameters import PARAMETERS, SamplingParams
+from conch.sampling.parameters import PARAMETERS, Parameter, SamplingParams
 from conch.sampling.structures import parsed
 
 #: Parameters with an input of their own: single values, and lists of words.
-_VALUES: Final = tuple(one for one in PARAMETERS if one.text_input and one.type.dims == (1,))
-_WORDS: Final = tuple(one for one in PARAMETERS if one.text_input and one.type.dims != (1,))
+_VALUES: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims == (1,))
+_WORDS: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims != (1,))
 #: Flags that ask for outputs.
 _RETURN_FLAGS: Final = (
     "return_finish_reason",
@@ -37,12 +37,17 @@ _RETURN_FLAGS: Final = (
 )
 _TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
 
+
+def _input_of(parameter: Parameter) -> TensorSpec:
+    return TensorSpec(parameter.text_input, parameter.type.datatype, parameter.type.dims, optional=True)
+
+
 INPUTS: Final = (
     *(TensorSpec(name, "BYTES", (1,), optional=True) for name in _TEXTS),
     *(TensorSpec(name, "BOOL", (1,), optional=True) for name in ("stream", "exclude_input_in_output")),
-    *(TensorSpec(one.text_input, one.type.datatype, one.type.dims, optional=True) for one in _VALUES),
+    *map(_input_of, _VALUES),
     TensorSpec("pad_id", "INT32", (1,), optional=True),
-    *(TensorSpec(one.text_input, one.type.datatype, one.type.dims, optional=True) for one in _WORDS),
+    *map(_input_of, _WORDS),
     *(TensorSpec(name, "BOOL", (1,), optional=True) for name in _RETURN_FLAGS),
 )
 OUTPUTS: Final = (
@@ -58,7 +63,10 @@ OUTPUTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TextInterface:
-    """Reads requests.  ``decoupled`` says whether responses may be streamed."""
+    """Reads the requests of a model.
+
+    ``decoupled`` tells whether responses may be streamed, ``truncate`` whether prompts that exceed the context are cut.
+    """
 
     tokenizer: TextTokenizer
     defaults: Defaults
@@ -99,6 +107,7 @@ class TextInterface:
         return TextResponseBuilder([(prompt, sequence) for sequence in sequences], options, self.tokenizer)
 
     def _prompt(self, request: Request) -> tuple[str, list[int]]:
+        """The prompt as text and as token ids.  Raises INVALID_ARG without one."""
         text = request.option("text_input")
         messages = request.option("messages")
         if (text is None) == (messages is None):
@@ -125,7 +134,7 @@ class TextInterface:
     def _sampling(
         self, requested: RequestedSampling, prompt: list[int], chat: bool
     ) -> tuple[list[int], SamplingParams]:
-        """How the prompt is continued, and as much of its end as there is room for, if it may be cut."""
+        """The prompt, cut where it may be, and how it is to be continued.  Raises what :meth:`Limits.check` raises."""
         if (last := requested.get("truncate_prompt_tokens")) is not None:
             prompt = prompt[-last:]
         if self.truncate:
@@ -137,7 +146,7 @@ class TextInterface:
         return prompt, sampling
 
     def _token_ids_of_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """The forms in which each word may be written: as it is, and after a space."""
+        """The token ids of the ways to write each word: as it is, and after a space."""
         forms = [
             tuple(self.tokenizer.encode(form, special_tokens=False)) for word in words for form in (word, f" {word}")
         ]
@@ -153,10 +162,10 @@ def _requested(request: Request) -> RequestedSampling:
     else:
         for name, value in request.parameters.items():
             requested.take(name, value, f"parameter '{name}'")
-    for name in (one.text_input for one in _VALUES):
+    for name in (parameter.text_input for parameter in _VALUES):
         if name in request.inputs:
             requested.take(name, request.option(name), f"input '{name}'")
-    for name in (one.text_input for one in _WORDS):
+    for name in (parameter.text_input for parameter in _WORDS):
         if name in request.inputs:
             requested.take(name, request.texts(name), f"input '{name}'")
     requested.check()

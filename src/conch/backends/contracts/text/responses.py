@@ -1,4 +1,4 @@
-"""Tokens become text, with what a request wants to know besides.  Used by the thread that runs the engine."""
+"""From tokens to the outputs of the text contract.  Used by the service's thread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from conch.checkpoints.tokenizers.stream import TextStream
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.sampling.parameters import SamplingParams
 
-#: Tokens of a prompt that may decide how the first tokens after it are spelt.
+#: Tokens at the end of a prompt on which the spelling of the first tokens after it may depend.
 _CONTEXT: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TextOutputOptions:
-    """What the responses of a request are to be.
+    """The outputs that a request asks for.
 
-    ``prefix`` goes before the text (the prompt, where it is wanted back).  The others are named after the inputs that
-    ask for them.
+    ``prefix`` goes before the text: the prompt, where it is wanted back.  ``stream`` asks for a response at every step.
+    The flags are named after the outputs.
     """
 
     stream: bool = False
@@ -44,17 +44,18 @@ class TextOutputOptions:
 
 @dataclass(slots=True)
 class _Sample:
-    """A continuation; ``text``, ``count``, ``tokens`` and ``logprobs`` are what has not gone out yet.
+    """A continuation of a prompt.
 
-    Stop strings mean nothing in its first ``least`` tokens, of which it has ``made`` so many in all.
+    ``text``, ``count`` (of tokens), ``tokens`` and ``logprobs`` have not been sent yet; ``total`` counts all tokens.
+    Stop strings have no effect in the first ``min_tokens`` of them.
     """
 
     stream: TextStream
     stopping: StoppingText
-    least: int
+    min_tokens: int
     text: list[str] = field(default_factory=list)
     count: int = 0
-    made: int = 0
+    total: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     cumulative: float = 0.0
@@ -62,7 +63,7 @@ class _Sample:
 
 
 class TextResponseBuilder(ResponseBuilder):
-    """The responses of a request that wants text."""
+    """Makes the responses of a request for text."""
 
     def __init__(
         self, prompts: Sequence[tuple[list[int], SamplingParams]], options: TextOutputOptions, tokenizer: TextTokenizer
@@ -85,14 +86,14 @@ class TextResponseBuilder(ResponseBuilder):
         sample, options = self._samples[index], self._options
         tokens = progress.tokens
         sample.count += len(tokens)
-        sample.made += len(tokens)
+        sample.total += len(tokens)
         if options.token_ids:
             sample.tokens.extend(tokens)
         if progress.logprobs is not None:
-            sample.cumulative += sum(one.logprob for one in progress.logprobs)
+            sample.cumulative += sum(position.logprob for position in progress.logprobs)
             if options.logprobs:
                 sample.logprobs += [
-                    self._described(token, one) for token, one in zip(tokens, progress.logprobs, strict=True)
+                    self._described(token, logprobs) for token, logprobs in zip(tokens, progress.logprobs, strict=True)
                 ]
         elif progress.cumulative_logprob is not None:
             sample.cumulative = progress.cumulative_logprob
@@ -101,7 +102,7 @@ class TextResponseBuilder(ResponseBuilder):
         piece = sample.stream.add(tokens)
         if progress.finish:
             piece += sample.stream.flush()
-        text = sample.stopping.add(piece) if sample.made > sample.least else piece
+        text = sample.stopping.add(piece) if sample.total > sample.min_tokens else piece
         if sample.stopping.stopped:
             sample.finish = "stop"
         elif progress.finish:
@@ -133,7 +134,7 @@ class TextResponseBuilder(ResponseBuilder):
         return (Result(outputs),)
 
     def _described(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-        """A position as vLLM has it: the chosen token first, then the likeliest ones."""
+        """The alternatives of a position by token id, as vLLM returns them: the chosen token comes first."""
         described = {str(token): self._alternative(token, logprobs.logprob, logprobs.rank)}
         for rank, (other, logprob) in enumerate(logprobs.top, 1):
             described.setdefault(str(other), self._alternative(other, logprob, rank))

@@ -1,7 +1,4 @@
-"""Stop strings: where generated text ends, however tokens and strings cut each other.
-
-Pure; used by the thread that runs the engine, one object per sequence.
-"""
+"""Stop strings, found in text that arrives in pieces.  Pure; used by the service's thread."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """What a request's stop strings have in common for all of its sequences."""
+    """The stop strings of a request, shared by all of its continuations."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = strings
@@ -18,7 +15,7 @@ class StopStrings:
         self._longest = max(len(string) for string in strings)
 
     def search(self, text: str) -> tuple[int, int] | None:
-        """Where the first of the strings in ``text``, from the left, begins and ends."""
+        """Start and end of the leftmost stop string in ``text``; None without one."""
         found = None
         for string in self._strings:
             start = text.find(string)
@@ -27,7 +24,7 @@ class StopStrings:
         return found
 
     def held(self, text: str) -> int:
-        """How many characters at the end of ``text`` may be the beginning of a string."""
+        """How many characters at the end of ``text`` may begin a stop string."""
         for count in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[len(text) - count :]
             # The strings that begin with it follow it in their order.
@@ -38,7 +35,7 @@ class StopStrings:
 
 
 class StoppingText:
-    """Text that arrives in pieces and goes out as far as it cannot be part of a stop string any more."""
+    """The text of a continuation: released as soon as it cannot be part of a stop string."""
 
     __slots__ = ("_held", "_included", "_stops", "stopped")
 
@@ -46,11 +43,11 @@ class StoppingText:
         self._stops = stops
         self._included = included  # the string that stops is part of the text
         self._held = ""
-        #: Whether a stop string has been found; nothing comes out after it.
+        #: Whether a stop string has been found, which ends the text.
         self.stopped = False
 
     def add(self, piece: str) -> str:
-        """The text that is certain now."""
+        """Add a piece; returns the text that is released."""
         if self._stops is None or not piece:
             return piece
         text = self._held + piece
@@ -65,6 +62,6 @@ class StoppingText:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The rest of the text, when no more comes."""
         held, self._held = self._held, ""
         return held
