@@ -1,7 +1,7 @@
-"""What answers of chats and completions have in common: their events, their usage, and the end of each choice.
+"""The answer to a chat or a completion: its events or its one object, its usage, and the end of each choice.
 
-One ``Answer`` is made for each request and lives on the event loop.  The front end gives it pieces in the order in
-which models send them, and asks for events where the client wants a stream, else for one object at the end.
+There is one ``Answer`` for each request, on the event loop.  The front end passes it pieces in the order in which the
+model sends them, and asks it for events where the client wants a stream, else for one object at the end.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def event(data: bytes) -> bytes:
 
 
 class Usage:
-    """Tokens of prompts and answers, as far as the model tells them."""
+    """Counts the tokens of prompts and answers, as far as the model reports them."""
 
     def __init__(self) -> None:
         self.prompt: int | None = None
         self.completion: int | None = None
 
     def add(self, prompt: int | None, pieces: list[ChoiceDelta]) -> None:
-        """``prompt`` is None where it has been counted."""
+        """Add what a response reports; ``prompt`` is None for a prompt that has been counted."""
         if prompt is not None:
             self.prompt = (self.prompt or 0) + prompt
         for piece in pieces:
@@ -39,7 +39,7 @@ class Usage:
                 self.completion = (self.completion or 0) + piece.tokens
 
     def object(self) -> dict[str, int] | None:
-        """None where the model does not tell."""
+        """The ``usage`` object, None where the model does not report its tokens."""
         if self.prompt is None or self.completion is None:
             return None
         return {
@@ -50,7 +50,7 @@ class Usage:
 
 
 class Answer(ABC):
-    """The objects of one answer with a number of choices.  ``limit`` is ``max_tokens`` where the client gave it."""
+    """An answer with a number of choices.  ``limit`` is ``max_tokens`` where the client gives it."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -68,40 +68,43 @@ class Answer(ABC):
         self._ends = [""] * choices
 
     def events(self, index: int, piece: ChoiceDelta, *, last: bool) -> bytes:
-        """The events of a piece of choice ``index``; ``last`` when no more comes of it."""
+        """The events for a piece of choice ``index``; ``last`` says that it is the final one."""
         chunks = self._chunks(index, piece, self._end(index, piece, last))
         return b"".join([event(self._chunk([chunk])) for chunk in chunks])
 
     def closing(self) -> bytes:
-        """The events after those of all choices."""
+        """The events at the end of the stream."""
         usage = self.usage.object()
         if not self._include_usage or usage is None:
             return DONE
         return event(orjson.dumps({**self._chunk_head, "choices": [], "usage": usage})) + DONE
 
     def add(self, index: int, piece: ChoiceDelta, *, last: bool) -> None:
-        """Keep a piece for the object."""
+        """Add a piece of choice ``index`` to the object."""
         self._keep(index, piece, self._end(index, piece, last))
 
     def body(self) -> bytes:
-        """The one object, when all choices have ended."""
+        """The object, once all choices have ended."""
         choices = [self._choice(index) for index in range(len(self._ends))]
         return orjson.dumps(
             {**self._head, "choices": choices, "usage": self.usage.object(), "system_fingerprint": None}
         )
 
     def ended(self, index: int) -> bool:
+        """Whether a choice has ended."""
         return bool(self._ends[index])
 
     @abstractmethod
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
-        """Choices of chunks; ``end`` is the reason where the choice ends with this piece."""
+        """The ``choices`` of the chunks for a piece; ``end`` is the finish reason where the choice ends with it."""
 
     @abstractmethod
-    def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None: ...
+    def _keep(self, index: int, piece: ChoiceDelta, end: str) -> None:
+        """Keep a piece for the object."""
 
     @abstractmethod
-    def _choice(self, index: int) -> dict[str, Any]: ...
+    def _choice(self, index: int) -> dict[str, Any]:
+        """A choice of the object."""
 
     def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
         chunk = {**self._chunk_head, "choices": choices}

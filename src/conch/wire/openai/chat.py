@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -22,21 +22,21 @@ from conch.wire.openai.sampling import PASSED_OVER, Decoding, read_sampling, rea
 from conch.wire.openai.tool_calls import Delta, Parser, parser_for
 from conch.wire.openai.tools import Tools, read_tools
 
-_REFUSED = ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options")
-#: An input that a model may have for further values of its template; a member of the same name is vLLM's.
-TEMPLATE_VALUES = "chat_template_kwargs"
+_REFUSED: Final = ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options")
+#: vLLM's member for values of the chat template, and the input for them.
+TEMPLATE_VALUES: Final = "chat_template_kwargs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(Decoding):
-    """What a client asks.  ``messages`` and ``template`` are JSON."""
+    """A chat, read and checked.  ``messages`` and ``template`` (values for the chat template) are JSON."""
 
     messages: bytes
     tools: Tools
     template: bytes | None
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
-        """Those of the one request that the model gets."""
+        """The inputs of the one request to the model.  Raises ApiError for a member that it has no input for."""
         given = {MESSAGES: self.messages}
         for name, value in (("tools", self.tools.offered), (TEMPLATE_VALUES, self.template)):
             if value is not None:
@@ -50,7 +50,7 @@ class ChatRequest(Decoding):
 
 
 def read_chat(fields: Fields) -> ChatRequest:
-    """The request; ``model`` has been taken."""
+    """Read the members of a chat, but for ``model``.  Raises ApiError for what is wrong or unknown."""
     messages = read_messages(fields)
     tools = read_tools(fields)
     stream, include_usage = read_stream(fields)
@@ -90,17 +90,18 @@ def _logprobs(fields: Fields) -> int | None:
 
 @dataclass(slots=True)
 class _Message:
-    """What is there of a choice."""
+    """The state of a choice: what has been sent (``begun``), or the content and calls to send at the end."""
 
     parser: Parser | None
     begun: bool = False
     content: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     called: bool = False
-    #: Tokens whose text has not been passed on yet, or all of them.
+    #: The tokens whose log-probabilities have not been sent yet.
     tokens: list[Token] = field(default_factory=list)
 
     def deltas(self, piece: ChoiceDelta, end: str) -> list[Delta]:
+        """The deltas of a piece; text that may begin a tool call is held back."""
         if piece.logprobs:
             self.tokens += piece.logprobs
         if self.parser is None:
@@ -112,10 +113,13 @@ class _Message:
         return deltas
 
     def reason(self, end: str) -> str:
+        """OpenAI's finish reason."""
         return "tool_calls" if self.called and end == "stop" else end
 
 
 class ChatAnswer(Answer):
+    """The answer to a chat; the text of each choice goes through a parser of tool calls."""
+
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, request: ChatRequest, model: str) -> None:

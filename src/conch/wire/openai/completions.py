@@ -1,4 +1,4 @@
-"""Completions: prompts, and their continuations as an object or chunks."""
+"""Completions: the request with its prompts, and the answer as an object or chunks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MAX_PROMPTS: Final = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(Decoding):
-    """What a client asks; every prompt gets ``n`` choices."""
+    """A completion, read and checked; every prompt gets ``n`` choices."""
 
     prompts: list[str]
     echo: bool
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
-        """Those of a request to the model for each prompt."""
+        """The inputs of the requests to the model, one for each prompt."""
         return [
             generation_inputs(
                 signature, {PROMPT: prompt.encode()}, self.sampling, stream=self.stream, logprobs=self.logprobs
@@ -42,7 +42,7 @@ class CompletionRequest(Decoding):
 
 
 def read_completion(fields: Fields) -> CompletionRequest:
-    """The request; ``model`` has been taken."""
+    """Read the members of a completion, but for ``model``.  Raises ApiError for what is wrong or unknown."""
     prompts = read_texts(fields, "prompt", MAX_PROMPTS)
     stream, include_usage = read_stream(fields)
     sampling = read_sampling(fields)
@@ -65,7 +65,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
 
 
 def read_texts(fields: Fields, member: str, limit: int) -> list[str]:
-    """One text or several; token ids are refused, since models here take text."""
+    """Read one text or at most ``limit``.  Raises ApiError, also for token ids, which models here do not take."""
     value = fields.take(member)
     texts = [value] if type(value) is str else value
     if texts is None or texts == []:
@@ -85,6 +85,8 @@ def read_texts(fields: Fields, member: str, limit: int) -> list[str]:
 
 
 class CompletionAnswer(Answer):
+    """The answer to a completion; ``n`` choices for the first prompt, then those for the second …"""
+
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, request: CompletionRequest, model: str) -> None:
@@ -92,7 +94,7 @@ class CompletionAnswer(Answer):
         limit = request.sampling.get("max_tokens")
         super().__init__(model, count, include_usage=request.include_usage, limit=limit)
         self._top = request.logprobs
-        # The prompt of each choice, until it has been repeated.
+        # The prompt of each choice until it has been sent, where the client wants it back.
         self._echoes = [text if request.echo else "" for text in request.prompts for _ in range(request.choices)]
         self._offsets = [0] * count
         self._texts: list[list[str]] = [[] for _ in range(count)]

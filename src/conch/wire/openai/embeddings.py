@@ -1,4 +1,4 @@
-"""Embeddings: texts, and one vector for each as numbers or as base64 of little-endian FP32."""
+"""Embeddings: the request with its texts, and a vector for each, as numbers or as base64 of little-endian FP32."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _COUNT: Final = "num_input_tokens"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """What a client asks; ``dimensions`` 0 leaves vectors as they are."""
+    """A request for embeddings, read and checked; ``dimensions`` 0 leaves vectors as they are."""
 
     texts: list[str]
     base64: bool
     dimensions: int
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
-        """Those of the requests to the model: as many texts in each as the model takes at a time."""
+        """The inputs of the requests to the model, each with as many texts as the model takes at a time."""
         spec = signature.inputs[PROMPT]
         output = signature.outputs[embedding_output(signature) or ""]
         size = signature.max_batch_size or (len(self.texts) if spec.dims == (-1,) and len(output.dims) == 2 else 1)
@@ -46,7 +46,7 @@ class EmbeddingRequest:
 
 
 def read_embedding(fields: Fields) -> EmbeddingRequest:
-    """The request; ``model`` has been taken."""
+    """Read the members of a request, but for ``model``.  Raises ApiError for what is wrong or unknown."""
     texts = read_texts(fields, "input", MAX_INPUTS)
     form = fields.take("encoding_format")
     if form not in (None, "float", "base64"):
@@ -58,13 +58,13 @@ def read_embedding(fields: Fields) -> EmbeddingRequest:
 
 
 def wanted_outputs(signature: ModelSignature) -> tuple[str, ...]:
-    """The vectors, and the length of texts where the model tells it."""
+    """The outputs to ask the model for: the vectors, and the token counts where it has them."""
     outputs = (embedding_output(signature) or "", _COUNT)
     return tuple(name for name in outputs if name in signature.outputs)
 
 
 class EmbeddingAnswer:
-    """The vectors of all requests to the model, put together in the order of the texts."""
+    """Collects the vectors of all requests to the model, in the order of the texts."""
 
     def __init__(self, request: EmbeddingRequest, model: str, signature: ModelSignature, parts: int) -> None:
         self._request = request
@@ -74,9 +74,9 @@ class EmbeddingAnswer:
         self._tokens: int | None = None
 
     def add(self, part: int, rows: int, response: InferResponse) -> None:
-        """Take the response for the ``rows`` texts of a request.
+        """Add the response to request ``part``, which has ``rows`` texts.
 
-        Raises INVALID_ARG for more ``dimensions`` than there are, INTERNAL for a response that makes no sense.
+        Raises INVALID_ARG for more ``dimensions`` than there are, INTERNAL for a response that does not fit.
         """
         for tensor in response.outputs:
             if tensor.name == self._output:
@@ -85,6 +85,7 @@ class EmbeddingAnswer:
                 self._tokens = (self._tokens or 0) + sum(to_json(tensor))
 
     def body(self) -> bytes:
+        """The answer.  Raises INTERNAL where vectors are missing."""
         vectors = [vector for part in self._parts for vector in part]
         if len(vectors) != len(self._request.texts):
             raise internal(f"the model gave {len(vectors)} embeddings for {len(self._request.texts)} texts")

@@ -10,12 +10,12 @@ from typing import Any, Final
 from conch.errors import Code, ConchError
 from conch.wire.json import text
 
-#: ``type`` by status; others of the client's are invalid requests.
+#: The ``type`` of errors by HTTP status; other 4xx are ``invalid_request_error``.
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 class ApiError(ConchError):
-    """``param`` is the member that is wrong (``messages[0].role``), ``reason`` OpenAI's word for what is wrong."""
+    """``param`` is the member that is wrong (``messages[0].role``), ``reason`` OpenAI's ``code``."""
 
     def __init__(
         self, message: str, param: str | None = None, *, code: Code = Code.INVALID_ARG, reason: str | None = None
@@ -26,6 +26,7 @@ class ApiError(ConchError):
 
 
 def error_object(status: int, message: str, param: str | None = None, reason: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object for an HTTP status."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {
         "error": {"message": text.string(text.utf8(message)), "type": kind, "param": param, "code": reason},

@@ -1,7 +1,7 @@
-"""From what a chat or completion asks to the inputs that a model declares.
+"""From a chat or completion to the inputs that a model declares.
 
-A model with ``sampling_parameters`` gets everything about decoding there, as JSON with vLLM's names; any other gets
-each value in an input of its own, as TensorRT-LLM's models have them, and what it has no input for is refused.
+A model with ``sampling_parameters`` gets all sampling parameters there, as JSON with vLLM's names; any other gets each
+in an input of its own, as in TensorRT-LLM's models, and parameters that it has no input for are refused.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from conch.wire.json.tensor import from_json
 from conch.wire.openai.errors import ApiError
 
 SAMPLING: Final = "sampling_parameters"
-#: OpenAI's number of tokens where nobody says one, for models that must be told.
+#: OpenAI's default of ``max_tokens``, for models that require the input.
 DEFAULT_MAX_TOKENS: Final = 16
 
 #: Inputs that may take a parameter, the first that is declared; each also with ``sampling_param_`` before its name.
 _INPUTS: Final = {
-    one.name: tuple(dict.fromkeys(filter(None, (one.text_input, one.name, *one.inflight_inputs)))) for one in PARAMETERS
+    known.name: tuple(dict.fromkeys(filter(None, (known.text_input, known.name, *known.inflight_inputs))))
+    for known in PARAMETERS
 }
 #: Values that change nothing, which a model need not know.
-_NEUTRAL: Final = {one.name: one.neutral for one in PARAMETERS if one.neutral is not None}
+_NEUTRAL: Final = {known.name: known.neutral for known in PARAMETERS if known.neutral is not None}
 _COUNTS: Final = ("return_num_input_tokens", "return_num_output_tokens", "return_finish_reason")
 
 
@@ -40,7 +41,10 @@ def generation_inputs(
     stream: bool,
     logprobs: int | None = None,
 ) -> dict[str, WireTensor]:
-    """All inputs of a request: ``given`` texts by input, and the rest from what the client asks."""
+    """All inputs of a request: ``given`` texts by the name of the input, and those for the client's parameters.
+
+    Raises ApiError for a parameter that the model has no input for, or that does not fit its input.
+    """
     declared = signature.inputs
     values: dict[str, list[Any]] = {}
     if SAMPLING in declared:
@@ -69,12 +73,13 @@ def generation_inputs(
 
 
 def text_tensor(signature: ModelSignature, name: str, texts: list[bytes]) -> WireTensor:
-    """Texts as a tensor, rows of a batch where the model batches."""
+    """Texts as a BYTES tensor; where the model batches, each is a row."""
     data = b"".join([b"%b%b" % (len(text).to_bytes(4, "little"), text) for text in texts])
     return WireTensor(name, "BYTES", _shape(signature, name, len(texts), rows=True), data)
 
 
 def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dict[str, list[Any]]) -> None:
+    """Put each parameter into ``values``, by the name of its own input."""
     declared = signature.inputs
     for key, value in sampling.items():
         if key == "structured_outputs":
@@ -92,6 +97,7 @@ def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dic
 
 
 def _guide(signature: ModelSignature, structure: Any, values: dict[str, list[Any]]) -> None:
+    """Put structured output into ``values``, as the in-flight batcher's inputs have it."""
     kind, content = next(iter(structure.items())) if type(structure) is dict and len(structure) == 1 else ("", None)
     if kind not in GUIDE_TYPES or "guided_decoding_guide" not in signature.inputs:
         raise _cannot(signature, "response_format")

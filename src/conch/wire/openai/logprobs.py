@@ -8,6 +8,7 @@ from conch.wire.openai.replies import Token
 
 
 def chat_logprobs(tokens: list[Token]) -> dict[str, Any]:
+    """The ``logprobs`` object of a chat."""
     return {
         "content": [
             {**_entry(token.text, token.logprob), "top_logprobs": [_entry(text, value) for text, value in token.top]}
@@ -18,7 +19,10 @@ def chat_logprobs(tokens: list[Token]) -> dict[str, Any]:
 
 
 def completion_logprobs(tokens: list[Token], offset: int, top: int) -> tuple[dict[str, Any], int]:
-    """The object, and the offset (characters) behind its tokens; ``top`` 0 leaves alternatives out."""
+    """The ``logprobs`` object of a completion, and the offset (characters) after its tokens.
+
+    ``offset`` is that of the first token; without ``top`` there are no alternatives.
+    """
     offsets = []
     for token in tokens:
         offsets.append(offset)
@@ -33,10 +37,10 @@ def completion_logprobs(tokens: list[Token], offset: int, top: int) -> tuple[dic
 
 
 def _likeliest(token: Token) -> dict[str, float]:
-    """With the chosen token, whether or not it is among them."""
+    """The likeliest tokens, and the chosen one whether or not it is among them."""
     return {**dict(reversed(token.top)), token.text: token.logprob}
 
 
 def _entry(text: str, logprob: float) -> dict[str, Any]:
-    # Of a token that is no whole character the bytes are not known.
+    # The bytes of a token that is only part of a character are not known.
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

@@ -1,6 +1,7 @@
-"""The messages of a chat, checked, and in the form that chat templates of open models expect.
+"""The messages of a chat, checked, and converted to what the chat templates of open models expect.
 
-``developer`` is ``system`` there and ``function`` is ``tool``; content is text; arguments of tool calls are objects.
+The role ``developer`` becomes ``system`` and ``function`` becomes ``tool``; content becomes text, and the arguments of
+tool calls become objects.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ _ROLES: Final = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
     "function": "tool",
 }  # fmt: skip
-#: Members of OpenAI's answers that come back with them and that templates do not know.
+#: Members of OpenAI's answers that clients send back and templates do not know.
 _DROPPED: Final = ("annotations", "audio", "function_call", "refusal")
 
 
 def read_messages(fields: Fields) -> bytes:
-    """The messages as JSON."""
+    """Read the messages; returns them as JSON.  Raises ApiError, naming what is wrong by its path."""
     messages = fields.array("messages")
     if not messages:
         raise ApiError("'messages' must be an array of at least one message", "messages")

@@ -1,4 +1,4 @@
-"""What models can be used for through this API, by the tensors that they declare; and the list of them."""
+"""What a model can be used for through this API, by the tensors that it declares; and the list of models."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def generates(signature: ModelSignature) -> bool:
 
 
 def chats(signature: ModelSignature) -> bool:
+    """Whether the model takes conversations."""
     return _is_text(signature.inputs, MESSAGES) and _is_text(signature.outputs, TEXT)
 
 
 def embeds(signature: ModelSignature) -> bool:
+    """Whether the model makes vectors of texts."""
     return _is_text(signature.inputs, PROMPT) and embedding_output(signature) is not None
 
 
@@ -34,7 +36,7 @@ def usable(signature: ModelSignature) -> bool:
 
 
 def embedding_output(signature: ModelSignature) -> str | None:
-    """The output that holds one vector for each text."""
+    """The name of the output with a vector for each text, None without one."""
     for name in EMBEDDINGS:
         spec = signature.outputs.get(name)
         if spec is not None and spec.datatype == "FP32" and 1 <= len(spec.dims) <= 2:
@@ -43,6 +45,7 @@ def embedding_output(signature: ModelSignature) -> str | None:
 
 
 def require_chat(signature: ModelSignature) -> None:
+    """Raise ApiError for a model that takes no conversations."""
     if not chats(signature):
         raise ApiError(
             f"model '{signature.name}' has no chat template: it takes no '{MESSAGES}'; use /v1/completions"
@@ -53,11 +56,13 @@ def require_chat(signature: ModelSignature) -> None:
 
 
 def require_completion(signature: ModelSignature) -> None:
+    """Raise ApiError for a model that continues no texts."""
     if not generates(signature):
         raise ApiError(f"model '{signature.name}' does not continue texts", "model")
 
 
 def require_embedding(signature: ModelSignature) -> None:
+    """Raise ApiError for a model that embeds no texts."""
     if not embeds(signature):
         raise ApiError(f"model '{signature.name}' does not embed texts", "model")
 

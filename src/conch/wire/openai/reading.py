@@ -1,6 +1,6 @@
-"""A request's JSON object: members are taken one by one, checked, and what nobody took is refused.
+"""A request's JSON object: members are taken one by one and checked, and those that are left over are refused.
 
-Runs on the event loop, or in a thread for large bodies.  Absent members and ``null`` are the same.
+Runs on the event loop, or in a thread for large bodies.  ``null`` is the same as a missing member.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHOWN: Final = 60
 
 
 def read_body(body: Buffer) -> Fields:
-    """The members of a request's body, which must be a JSON object."""
+    """The members of a request's body.  Raises ApiError for anything but a JSON object."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -33,14 +33,17 @@ def read_body(body: Buffer) -> Fields:
 
 
 def wrong(param: str, value: Any, wanted: str) -> ApiError:
-    """A member that is not what it must be."""
+    """The error for a member that is not as ``wanted``."""
     shown = orjson.dumps(value).decode()
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
     return ApiError(f"'{param}' is {shown}; it must be {wanted}", param)
 
 
 class Fields:
-    """The members of an object of a request; ``path`` is where the object is, in errors."""
+    """The members of an object in a request; errors name the object by its ``path``.
+
+    Methods that take a member return None where it is missing, and raise ApiError where it is wrong.
+    """
 
     __slots__ = ("_members", "path")
 
@@ -49,9 +52,11 @@ class Fields:
         self.path = path
 
     def name(self, member: str) -> str:
+        """The path of a member."""
         return f"{self.path}.{member}" if self.path else member
 
     def take(self, member: str) -> Any:
+        """A member of any type."""
         return self._members.pop(member, None)
 
     def text(self, member: str) -> str | None:
@@ -113,23 +118,23 @@ class Fields:
         listed = [value] if type(value) is str else value
         if listed is None:
             return None
-        if type(listed) is not list or any(type(one) is not str or not one for one in listed):
+        if type(listed) is not list or any(type(text) is not str or not text for text in listed):
             raise wrong(self.name(member), value, "a string or an array of strings that are not empty")
         return listed
 
     def refuse(self, *members: str, hint: str = "") -> None:
-        """Refuse members that ask for what this server does not do."""
+        """Refuse members that ask for something that this server does not do."""
         for member in members:
             if self.take(member) not in (None, False):
                 raise ApiError(f"'{self.name(member)}' is not supported{hint}", self.name(member))
 
     def pass_over(self, *members: str) -> None:
-        """Take members that decide nothing here."""
+        """Ignore members that change nothing here."""
         for member in members:
             self._members.pop(member, None)
 
     def finish(self) -> None:
-        """Refuse what nobody took."""
+        """Refuse members that have not been taken."""
         for member, value in self._members.items():
             if value is not None:
                 raise ApiError(

@@ -1,4 +1,4 @@
-"""What a response of a model says of each choice: text, end, log-probabilities, numbers of tokens."""
+"""The outputs of a model's response, by choice: text, finish reason, log-probabilities and numbers of tokens."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from conch.inference import InferResponse
 from conch.tensors import WireTensor, split_bytes
 from conch.wire.json.tensor import to_json
 
-#: Log-probabilities below this (minus infinity) are shown as this.
+#: The least log-probability that is sent, in place of minus infinity.
 _LEAST: Final = -9999.0
-#: What models write for a choice that has not ended.
+#: The finish reasons of choices that have not ended.
 _UNFINISHED: Final = frozenset({"", "none", "null"})
 
 
 @dataclass(slots=True)
 class Token:
-    """A token that was chosen, and the likeliest ones in its place, best first."""
+    """A chosen token, and the likeliest ones in its place, best first."""
 
     text: str
     logprob: float
@@ -30,7 +30,7 @@ class Token:
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What is new of a choice; ``finish`` is empty while it goes on."""
+    """What a response adds to a choice; ``finish`` is empty while it goes on."""
 
     text: str = ""
     finish: str = ""
@@ -40,14 +40,14 @@ class ChoiceDelta:
 
 @dataclass(slots=True)
 class ModelResponse:
-    """One response: a piece for each choice, and the length of the prompt where the model tells it."""
+    """One response: a piece for each choice, and the length of the prompt where the model reports it."""
 
     pieces: list[ChoiceDelta]
     prompt_tokens: int | None = None
 
 
 def read_reply(response: InferResponse, top: int = 0) -> ModelResponse:
-    """``top`` is the number of alternatives that the client wants.  Raises INTERNAL for outputs that make no sense."""
+    """Read a response, with the ``top`` likeliest alternatives.  Raises INTERNAL for outputs that do not fit."""
     try:
         return _read(response, top)
     except (ConchError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -78,7 +78,7 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
 
 
 def _first(pieces: list[ChoiceDelta], tensor: WireTensor) -> list[ChoiceDelta]:
-    """The pieces that the elements of ``tensor`` are about; there are as many as the longest output has elements."""
+    """The pieces for the elements of ``tensor``; adds pieces where there are fewer."""
     count = 1
     for dim in tensor.shape:
         count *= dim
@@ -96,13 +96,13 @@ def _tokens(text: bytes, top: int) -> list[Token] | None:
 
 
 def _token(entry: dict[str, dict[str, Any]], top: int) -> Token:
-    """The chosen token stands first, whether or not it is among the likeliest."""
-    found = [(_shown(token, one), max(float(one["logprob"]), _LEAST)) for token, one in entry.items()]
-    text, logprob = found[0]
-    likeliest = sorted(found if len(found) <= top else found[1:], key=lambda one: -one[1])
+    """Read a position, where the chosen token comes first, whether or not it is among the likeliest."""
+    tokens = [(_shown(id, token), max(float(token["logprob"]), _LEAST)) for id, token in entry.items()]
+    text, logprob = tokens[0]
+    likeliest = sorted(tokens if len(tokens) <= top else tokens[1:], key=lambda token: -token[1])
     return Token(text, logprob, likeliest[:top])
 
 
-def _shown(token: str, one: dict[str, Any]) -> str:
-    decoded = one.get("decoded_token")
-    return f"token_id:{token}" if decoded is None else str(decoded)
+def _shown(id: str, token: dict[str, Any]) -> str:
+    decoded = token.get("decoded_token")
+    return f"token_id:{id}" if decoded is None else str(decoded)

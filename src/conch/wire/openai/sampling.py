@@ -42,7 +42,7 @@ class Decoding:
 
 
 #: Members of other servers' APIs that models understand under the same name.
-EXTENSIONS: Final = tuple(sorted(one.name for one in PARAMETERS if one.openai == "extension"))
+EXTENSIONS: Final = tuple(sorted(known.name for known in PARAMETERS if known.openai == "extension"))
 #: vLLM's older names of kinds of structured output.
 _GUIDED: Final = {f"guided_{kind}": kind for kind in KINDS}
 #: Members about accounts and bookkeeping, which change no answer.

@@ -1,8 +1,8 @@
-"""Tool calls in a model's text, found while the text arrives.
+"""Parsers of tool calls in a model's text, which arrives in pieces.
 
 Formats: ``<tool_call>{…}</tool_call>`` (Hermes, Qwen), ``[TOOL_CALLS]`` with a list or ``name{…}`` (Mistral),
-``<|python_tag|>{…}`` and bare ``{"name": …, "parameters": …}`` (Llama 3).  What looked like a call and is none stays
-text.
+``<|python_tag|>{…}`` and bare ``{"name": …, "parameters": …}`` (Llama 3).  Text that only looks like
+a call stays text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Delta = dict[str, Any]
 
 _OPEN: Final = "<tool_call>"
 _CLOSE: Final = "</tool_call>"
-#: Marks after which nothing but calls follows.
+#: Marks after which only calls follow.
 _REST: Final = ("[TOOL_CALLS]", "<|python_tag|>")
 _MARKS: Final = (_OPEN, *_REST)
 _MARK: Final = re.compile("|".join(map(re.escape, _MARKS)))
-#: How a bare call begins, without spaces.
+#: How a call without a mark begins, spaces removed.
 _BARE: Final = (
     '{"name":',
     '[{"name":',
@@ -41,16 +41,16 @@ _decoder: Final = json.JSONDecoder(strict=False)
 
 
 class Parser(Protocol):
-    """Turns pieces of a text into deltas: ``{"content": …}`` or ``{"tool_calls": [call]}``."""
+    """Turns pieces of a text into deltas of a message: ``{"content": …}`` or ``{"tool_calls": [call]}``."""
 
     def add(self, text: str) -> list[Delta]: ...
 
     def finish(self) -> list[Delta]:
-        """The text has ended."""
+        """The last deltas, when the text has ended."""
 
 
 def parser_for(tools: Tools) -> Parser | None:
-    """None where all text is content."""
+    """The parser for a chat's tools, None where all text is content."""
     match tools.mode:
         case "auto":
             return CallParser(tools)
@@ -67,13 +67,13 @@ def _delta(index: int, name: str, arguments: str) -> Delta:
 
 
 class CallParser:
-    """Looks for marks in any text, and at its beginning for a bare call of one of the tools."""
+    """Looks for marks anywhere in the text, and at its beginning for a call of one of the tools without a mark."""
 
     def __init__(self, tools: Tools) -> None:
         self._names = tools.names
         self._limit = 1 if tools.single else None
         self._held = ""
-        #: What stands before a mark and is shown only where no call follows.
+        #: White space before a mark, which is content only where no call follows.
         self._space = ""
         self._state = "start"
         self._calls = 0
@@ -95,7 +95,7 @@ class CallParser:
                 calls = None
         if calls:
             return self._emit(calls)
-        # Space between and behind calls is none of the answer's.
+        # White space between and after calls is no content.
         return [{"content": self._space + held}] if held and not (self._calls and held.isspace()) else []
 
     def _go(self) -> Iterator[Delta]:
@@ -112,7 +112,7 @@ class CallParser:
                 return
 
     def _begin(self) -> None:
-        """Text or bare call, once enough is there to know."""
+        """Decide between text and a call without a mark, once enough has come to know."""
         compact = _SPACE.sub("", self._held[:200])
         if not compact:
             return
@@ -133,7 +133,7 @@ class CallParser:
             return
         sure = len(self._held) - _partial_mark(self._held)
         content = self._held[:sure]
-        # Space may stand before a call, where it is not shown.
+        # White space before a call is no content, and a call may follow.
         sure = len(content.rstrip())
         if sure:
             yield {"content": self._held[:sure]}
@@ -162,7 +162,7 @@ class CallParser:
 
 
 class ListParser:
-    """The whole text is a JSON list of calls."""
+    """Parses a text that is a JSON list of calls."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
@@ -180,7 +180,7 @@ class ListParser:
 
 
 class ArgumentsParser:
-    """The whole text is the arguments of one function, passed on as they come."""
+    """Passes on a text that is the arguments of one function, as it comes."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -196,7 +196,7 @@ class ArgumentsParser:
 
 
 def _partial_mark(text: str) -> int:
-    """How many characters at the end may become a mark."""
+    """How many characters at the end of ``text`` may begin a mark."""
     for mark in _MARKS:
         start = text.rfind(mark[0], -len(mark) + 1)
         while start >= 0:
@@ -207,9 +207,9 @@ def _partial_mark(text: str) -> int:
 
 
 def _calls_in(text: str, *, named: bool = False) -> list[tuple[str, str]] | None:
-    """Name and arguments (JSON) of each call: objects one after the other, perhaps in a list; None for anything else.
+    """Name and arguments (JSON) of each call in a text of objects, perhaps in a list; None for any other text.
 
-    With ``named`` also ``name{…}``.
+    With ``named``, ``name{…}`` is a call as well.
     """
     calls: list[tuple[str, str]] = []
     at = 0
@@ -228,7 +228,7 @@ def _calls_in(text: str, *, named: bool = False) -> list[tuple[str, str]] | None
 
 
 def _between(text: str, at: int) -> int:
-    """The index behind whatever may stand in front of a call."""
+    """The index after whatever may stand before a call."""
     found = _BETWEEN.match(text, at)
     return found.end() if found is not None else at
 

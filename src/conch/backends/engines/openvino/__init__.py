@@ -1,6 +1,6 @@
 """The engine ``openvino``: OpenVINO exports and GGUF files on the CPU, by OpenVINO GenAI.
 
-Nothing heavy is imported before ``open`` is called, in the worker.
+OpenVINO is imported when ``open`` is called, in a worker.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.errors import invalid, unsupported
 
-#: What OpenVINO GenAI reads GGUF files of, as ``model_type`` says it.
+#: The values of ``model_type`` whose GGUF files OpenVINO GenAI reads.
 GGUF_MODELS: Final = ("llama", "qwen2", "qwen3")
 
 
 def open(spec: EngineSpec) -> GenerationEngine:
-    """Load a model.  Raises INVALID_ARG for what cannot be loaded, UNSUPPORTED without openvino-genai."""
+    """Load a model.  Raises INVALID_ARG for one that cannot be loaded, UNSUPPORTED without openvino-genai."""
     if spec.device != "cpu":
         raise invalid("engine 'openvino' runs on the CPU only")
     if spec.draft is not None:
@@ -25,7 +25,7 @@ def open(spec: EngineSpec) -> GenerationEngine:
         raise invalid("speculative decoding is not supported by engine 'openvino'")
     if spec.gguf is not None:
         if spec.adapters:
-            # GenAI finds no layer of theirs in what it makes of such a file, and goes on without.
+            # GenAI does not find the adapters' layers in the model that it makes of such a file, and ignores them.
             raise invalid("engine 'openvino' does not support LoRA adapters with a GGUF file")
         kind = str(spec.config.get("model_type", ""))
         if kind not in GGUF_MODELS:

@@ -12,22 +12,22 @@ from conch.errors import invalid
 from conch.sampling.parameters import SamplingParams
 from conch.sampling.structures import Structure
 
-#: A token that no model has: GenAI wants one that ends sequences, also where none is to.
+#: A token that no model has, for sequences that nothing is to end: GenAI requires an end-of-sequence token.
 NO_TOKEN: Final = 2**31 - 1
 _PLACE: Final = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
-#: GenAI's generator of random numbers takes 32 bits; this is the largest prime of so many.
+#: GenAI takes seeds of 32 bits; this is the largest prime below them.
 MOST_SEEDS: Final = 2**32 - 5
 
 
 def stop_tokens(sampling: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """The tokens that end a sequence; output that must fit a grammar ends with one in any case."""
+    """The tokens that end a sequence; with structured output always those at the end of its grammar as well."""
     if sampling.ignore_eos and sampling.structured_outputs is None:
         return frozenset(sampling.stop_token_ids)
     return frozenset(sampling.stop_token_ids) | (frozenset(eos_ids) if sampling.end_id is None else {sampling.end_id})
 
 
 def generation_config(sampling: SamplingParams, eos_ids: Sequence[int], tokens: int = 0) -> Any:
-    """For a sequence that has ``tokens`` of its tokens already.  Raises INVALID_ARG."""
+    """The configuration of a sequence that has ``tokens`` tokens already.  Raises INVALID_ARG as GenAI refuses it."""
     import openvino_genai
 
     stops = stop_tokens(sampling, eos_ids)
@@ -64,12 +64,12 @@ def generation_config(sampling: SamplingParams, eos_ids: Sequence[int], tokens: 
     return config
 
 
-#: Characters that mean something in a regular expression.
-_MEANING: Final = re.compile(r"[\\.*+?^${}()|\[\]/-]")
+#: Characters with a meaning in regular expressions.
+_SPECIAL: Final = re.compile(r"[\\.*+?^${}()|\[\]/-]")
 
 
 def structured_output(structure: Structure) -> Any:
-    """The grammar in GenAI's terms; it is compiled later."""
+    """The structure in GenAI's terms, not compiled yet."""
     import openvino_genai
 
     made: Any = openvino_genai.StructuredOutputConfig
@@ -80,18 +80,18 @@ def structured_output(structure: Structure) -> Any:
     if structure.kind == "grammar":
         return made(grammar=structure.text)
     # Not as constant strings, in which GenAI spells U+0080 to U+00FF before a hexadecimal digit wrong.
-    return made(regex="|".join(_MEANING.sub(r"\\\g<0>", text) for text in json.loads(structure.text)))
+    return made(regex="|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in json.loads(structure.text)))
 
 
 def reason(error: Exception) -> str:
-    """What GenAI says, in one line and without the places in its sources."""
+    """GenAI's message in one line, without the places in its sources."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith(("Exception from ", "Check '"))]
     return _PLACE.sub("", " ".join(said)) or type(error).__name__
 
 
 def _seed(seed: int | None) -> int:
-    """Without one GenAI takes the same for every request."""
+    """A seed for GenAI, which would give every request without one the same."""
     if seed is None:
         return random.randrange(MOST_SEEDS)
     return seed % MOST_SEEDS

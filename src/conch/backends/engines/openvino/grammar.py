@@ -1,4 +1,4 @@
-"""Whether a grammar compiles, found out before a sequence has it: a pipeline that meets a wrong one is lost."""
+"""Checks that a grammar compiles before a request gets it, since a wrong one breaks the pipeline that runs it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from conch.sampling.structures import Structure
 
 
 class GrammarValidator:
-    """Compiles grammars in a pipeline over a network of next to nothing.
+    """Compiles grammars in a pipeline over a minimal network.
 
-    What it has compiled the model's pipeline finds in the tokenizer, which both have.
+    The model's pipeline finds the compiled grammars in the tokenizer, which both pipelines share.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
@@ -24,16 +24,16 @@ class GrammarValidator:
         self._pipeline: Any = None
 
     def check(self, structure: Structure) -> None:
-        """Raises INVALID_ARG for what does not compile."""
+        """Raise INVALID_ARG for a structure that does not compile."""
         import openvino
         import openvino_genai
 
         if self._pipeline is None:
-            self._pipeline = self._made()
+            self._pipeline = self._build()
         config: Any = openvino_genai.GenerationConfig(
             max_new_tokens=1, eos_token_id=0, stop_token_ids={0}, structured_output_config=structured_output(structure)
         )
-        # Kept until the step, which leaves out what nobody wants to read.
+        # Kept until the step, which drops requests whose handle is gone.
         handle: Any = self._pipeline.add_request(0, openvino.Tensor(np.zeros((1, 1), np.int64)), config)
         try:
             self._pipeline.step()
@@ -42,7 +42,7 @@ class GrammarValidator:
             self._pipeline.step()
             raise invalid(f"the {structure.kind} that output must fit is not valid: {reason(error)}") from None
 
-    def _made(self) -> Any:
+    def _build(self) -> Any:
         import openvino
         import openvino_genai
 

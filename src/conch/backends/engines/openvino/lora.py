@@ -1,4 +1,4 @@
-"""LoRA adapters of the engine ``openvino``: what PEFT saves, checked, in OpenVINO GenAI's terms."""
+"""LoRA adapters of the engine ``openvino``: reads and checks what PEFT saves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from conch.errors import invalid
 
 
 def lora(path: Path, graph: Path) -> Any:
-    """A LoRA adapter as PEFT saves it, to be added to the weights of ``graph`` at load.  Raises INVALID_ARG."""
+    """GenAI's configuration of an adapter that it adds to the weights of ``graph`` at load.
+
+    ``path`` is a folder or file that PEFT has saved.  Raises INVALID_ARG for an adapter that does not fit the graph.
+    """
     import openvino_genai
 
     file = path / "adapter_model.safetensors" if path.is_dir() else path
@@ -28,7 +31,7 @@ def lora(path: Path, graph: Path) -> Any:
 
 
 def _scale(file: Path) -> float:
-    """By what the product of an adapter's matrices is multiplied: alpha / rank, of adapter_config.json."""
+    """The factor of an adapter's matrices: alpha / rank, from adapter_config.json."""
     beside = file.with_name("adapter_config.json")
     if not beside.is_file():
         return 1.0
@@ -46,7 +49,7 @@ def _scale(file: Path) -> float:
 
 
 def _check_layers(file: Path, graph: str) -> None:
-    """Raises INVALID_ARG for weights of layers that a graph does not have: GenAI goes on without them."""
+    """Raise INVALID_ARG for weights of layers that the graph does not have, which GenAI would ignore."""
     try:
         with file.open("rb") as content:
             (size,) = struct.unpack("<Q", content.read(8))

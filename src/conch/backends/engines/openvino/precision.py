@@ -1,4 +1,4 @@
-"""What the arithmetic and the KV cache of the engine ``openvino`` are done in, and how much cache there is."""
+"""The number formats of the engine ``openvino``, for arithmetic and for the KV cache, and the size of the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conch.errors import invalid
 
 #: Tokens in a block of the KV cache; OpenVINO's CPU plug-in has no other size.
 BLOCK: Final = 32
-#: The cache holds this many tokens of every sequence, if so many fit into this part of the memory that is free.
+#: By default the cache holds this many tokens of every sequence, if they fit into this fraction of the free memory.
 TOKENS_EACH: Final = 4096
 PART_OF_MEMORY: Final = 8
 _QUANTISED: Final = re.compile(rb'element_type="[iu][48]"')
@@ -23,7 +23,7 @@ _BYTES: Final = {"f32": 4, "f16": 2, "bf16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """``arithmetic`` and ``cache`` are OpenVINO's names; ``exact`` is without quantised activations."""
+    """Number formats by OpenVINO's names; ``exact`` forbids quantised activations."""
 
     arithmetic: str
     cache: str
@@ -31,12 +31,12 @@ class Precision:
 
     @classmethod
     def of(cls, spec: EngineSpec, capabilities: tuple[str, ...]) -> Precision:
-        """What ``spec.dtype`` asks for, on a CPU with such ``capabilities`` (OpenVINO's).  Raises INVALID_ARG.
+        """The formats for ``spec.dtype`` on a CPU with these ``capabilities`` (OpenVINO's names).  Raises INVALID_ARG.
 
-        Left to choose, quantised weights are multiplied in int8, which decodes small batches 1.5 times as fast as
+        With ``auto``, quantised weights are multiplied in int8, which decodes small batches 1.5 times as fast as
         bf16 even where there is AMX, and agrees with float32 about as often; other weights in bf16 where the CPU has
-        it.  The cache is of 16 bits, with which float32 tokens stayed the same; with the 8 bits that OpenVINO chooses
-        some did not.
+        it.  The cache has 16 bits, with which greedy tokens were those of float32; with OpenVINO's default of 8 bits
+        some were not.
         """
         if spec.dtype == "float32":
             return cls("f32", "f32", exact=True)
@@ -57,7 +57,7 @@ class Precision:
             "INFERENCE_PRECISION_HINT": self.arithmetic,
             "KV_CACHE_PRECISION": self.cache,
             "INFERENCE_NUM_THREADS": threads,
-            # Pinned threads of two models, or of a model and the server, would wait for the same core.
+            # Pinned threads of two models, or of a model and the server, would compete for the same core.
             "ENABLE_CPU_PINNING": False,
             "sampler_num_threads": threads,
         }
@@ -65,14 +65,14 @@ class Precision:
 
 
 def quantised(spec: EngineSpec) -> bool:
-    """Whether the weights are of 4 or 8 bits."""
+    """Whether the weights have 4 or 8 bits."""
     if spec.gguf is not None:
         return spec.gguf_quantised
     return _QUANTISED.search((spec.directory / "openvino_model.xml").read_bytes()) is not None
 
 
 def cache_blocks(spec: EngineSpec, precision: Precision, sequences: int, context: int) -> int:
-    """How many blocks the KV cache has."""
+    """The number of blocks in the KV cache."""
     if spec.cache_tokens:
         return max(1, spec.cache_tokens // BLOCK)
     one = min(context, TOKENS_EACH)
@@ -82,7 +82,7 @@ def cache_blocks(spec: EngineSpec, precision: Precision, sequences: int, context
 
 
 def _token_bytes(config: Mapping[str, Any], precision: Precision) -> int:
-    """What one token takes of the cache, for want of better with as many heads of keys as of queries."""
+    """The bytes of a token in the cache; assumes as many key heads as query heads where the config does not say."""
     heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
     hidden = int(config.get("hidden_size") or config.get("n_embd") or heads)
     size = int(config.get("head_dim") or hidden // heads)

@@ -1,5 +1,7 @@
-"""Which structures OpenVINO GenAI's compiler of grammars is given: not those that it ignores in part, or compiles for
-ever while every other sequence waits for the next step."""
+"""Refuses structures that OpenVINO GenAI's grammar compiler would ignore in part, or compile for minutes.
+
+All other requests wait while it compiles.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +13,25 @@ from typing import Any, Final
 from conch.errors import invalid, unsupported
 from conch.sampling.structures import Structure
 
-#: Characters that a structure may spell out with all of its repetitions: 1 ms each, more for large classes.
+#: The characters of a structure, with all of its repetitions spelt out: compiling takes 1 ms each.
 MOST_STATES: Final = 2000
-#: The same for lengths of strings in JSON, which take a third of that.
+#: The lengths of strings in a JSON schema, which take a third of that.
 MOST_LENGTH: Final = 8000
+#: What a large class of characters counts as.
 _LARGE: Final = 10
 
-#: Keywords of JSON schemas that the compiler passes over (of ``allOf`` all but one).
+#: Keywords of JSON schemas that the compiler ignores (of ``allOf``, all schemas but one).
 _IGNORED: Final = (
     "not", "if", "dependentRequired", "dependentSchemas", "multipleOf", "uniqueItems", "contains", "minContains",
     "maxContains",
 )  # fmt: skip
-#: Where schemas have other schemas: by name, in lists, and one alone or a list.
+#: Keywords whose values are schemas: objects of schemas by name, and lists or single schemas.
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _WITHIN: Final = (
     "allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalProperties", "unevaluatedProperties",
     "unevaluatedItems", "propertyNames",
 )  # fmt: skip
-#: What the compiler takes for one character, as of 2026.4: it writes the first one as an escape of any length.
+#: What the compiler of 2026.4 takes for one character: it writes the first one as an escape of any length.
 _MISSPELT: Final = re.compile(r"(?:[\u0080-\u00ff]|\\u00[89a-fA-F][0-9a-fA-F])[0-9a-fA-F]")
 _PIECES: Final = re.compile(
     r"""(?P<open>\()|(?P<close>\))|\{(?P<least>\d*),?(?P<most>\d*)\}|(?P<large>\\[wWDSpP])|\\.|"(?:\\.|[^"\\])*"|"""
@@ -38,7 +41,7 @@ _PIECES: Final = re.compile(
 
 
 def check_structure(structure: Structure) -> None:
-    """Raises UNSUPPORTED for what the compiler ignores, INVALID_ARG for what is too large for it."""
+    """Raise UNSUPPORTED for a structure that the compiler would ignore in part, INVALID_ARG for too large a one."""
     if structure.kind in ("json", "grammar") and _MISSPELT.search(structure.text):
         raise unsupported(
             "engine 'openvino' does not have structures with a character of U+0080 to U+00FF before a hexadecimal digit"
@@ -66,7 +69,7 @@ def _check_schema(schema: Any) -> None:
         if isinstance(pattern := node.get("pattern"), str):
             _check_states("pattern", pattern)
         lengths = (node.get("minLength"), node.get("maxLength"))
-        length += max(one if isinstance(one, int) else 0 for one in lengths)
+        length += max(bound if isinstance(bound, int) else 0 for bound in lengths)
     if length > MOST_LENGTH:
         raise invalid(
             f"the lengths of strings in the JSON schema sum up to {length}; engine 'openvino' compiles at most "
@@ -75,7 +78,7 @@ def _check_schema(schema: Any) -> None:
 
 
 def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """A schema and all schemas in it."""
+    """A schema and all schemas within it."""
     left = [schema]
     while left:
         node = left.pop()
@@ -98,7 +101,7 @@ def _check_states(kind: str, text: str) -> None:
 
 
 def _states(text: str) -> int:
-    """How many characters a regular expression or a grammar has once each repetition is spelt out."""
+    """The characters of a regular expression or grammar, with each repetition spelt out."""
     sums, last = [0], 0
     for piece in _PIECES.finditer(text):
         if piece["open"]:

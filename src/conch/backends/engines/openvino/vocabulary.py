@@ -1,7 +1,7 @@
 """The list of tokens in a tokenizer of OpenVINO's form, from which OpenVINO GenAI makes the masks of grammars.
 
-What is in the list must be what tokens add to a text.  In tokenizers like SentencePiece's it is not: there a space is
-``▁`` and a byte ``<0x41>``, and GenAI, which does not know, has no token for a space.
+The list must have tokens as they appear in a text.  Tokenizers like SentencePiece's write ``▁`` for a space and
+``<0x41>`` for a byte instead, so that GenAI would find no token for a space.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _BYTE: Final = re.compile(rb"<0x([0-9A-F]{2})>")
 
 
 def misfit(folder: Path, vocabulary: int) -> str:
-    """Why a network with so many logits cannot have the tokenizer in ``folder``; empty where it can.
+    """Why the tokenizer in ``folder`` does not fit a network with ``vocabulary`` logits; empty where it does.
 
-    GenAI does not look: masked by more tokens than it has, a network writes beyond its memory.
+    GenAI does not check: with more tokens than logits, its masks write beyond the memory of the logits.
     """
     import openvino
     import openvino_tokenizers  # noqa: F401  (its operators)
@@ -40,7 +40,7 @@ def misfit(folder: Path, vocabulary: int) -> str:
 
 
 def spell(detokenizer: Any) -> None:
-    """Write spaces and bytes into the list of a detokenizer as they are in a text; it decodes as before."""
+    """Rewrite the list of a detokenizer with spaces and bytes as they appear in a text; it decodes as before."""
     node = _decoder(detokenizer)
     tokens = _tokens(node)
     if b" " in tokens or _SPACE not in tokens:
@@ -55,15 +55,15 @@ def _spelt(token: bytes) -> bytes:
 
 
 def _decoder(detokenizer: Any) -> Any:
-    """The operator that has the list; None in a detokenizer of another kind."""
+    """The operator with the list; None in a detokenizer of another kind."""
     return next((node for node in detokenizer.get_ops() if node.get_type_name() == "VocabDecoder"), None)
 
 
 def _tokens(node: Any) -> list[bytes]:
     inputs = [] if node is None else [node.input_value(place).get_node() for place in (1, 2, 3)]
-    if not inputs or any(one.get_type_name() != "Constant" for one in inputs):
+    if not inputs or any(node.get_type_name() != "Constant" for node in inputs):
         return []
-    begins, ends, content = (one.data for one in inputs)
+    begins, ends, content = (node.data for node in inputs)
     text = content.tobytes()
     return [text[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 

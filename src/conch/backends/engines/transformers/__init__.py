@@ -1,6 +1,6 @@
 """The engine ``transformers``: any causal language model that transformers loads, on the CPU or a GPU.
 
-Nothing heavy is imported before ``open`` is called.
+torch and transformers are imported when ``open`` is called, in a worker.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from conch.errors import invalid, unsupported
 
 
 def open(spec: EngineSpec) -> GenerationEngine:
-    """Load a model.  Raises INVALID_ARG for what cannot be loaded, UNSUPPORTED without torch and transformers."""
+    """Load a model.  Raises INVALID_ARG for one that cannot be loaded, UNSUPPORTED without torch and transformers."""
     if spec.draft is not None:
         raise invalid("speculative decoding is not supported by engine 'transformers'")
     for package in ("torch", "transformers"):

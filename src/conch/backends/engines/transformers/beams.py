@@ -12,7 +12,7 @@ from conch.sampling.parameters import SamplingParams
 
 Tensor = Any
 
-#: The score of what must not be chosen; added, so that the order among such is kept.
+#: The score of beams that must not be chosen; added, so that their order is kept.
 _NEVER: Final = -1e9
 
 
@@ -41,7 +41,7 @@ class BeamSearch:
     def __init__(self, prompt: list[int], sampling: SamplingParams, end_ids: frozenset[int], max_tokens: int) -> None:
         self._prompt, self._sampling, self._end_ids, self._max_tokens = prompt, sampling, end_ids, max_tokens
         self.width = sampling.beam_width
-        # All begin alike; only the first may be continued at first.
+        # All beams begin alike, so only the first may be continued in the first step.
         self.running = [Beam([], 0.0 if index == 0 else _NEVER) for index in range(self.width)]
         self._finished: list[Beam] = []
         self.done = False

@@ -1,8 +1,8 @@
 """The KV cache of the engine ``transformers``: rows of different lengths that end in the same column.
 
-A row's tokens stand to the right, so that a step writes one column for all rows and every distance between tokens is
-what it is without padding: rotary, learned and ALiBi positions and sliding windows come out right.  Buffers have room
-to spare in both directions; a step copies nothing of what is there already.
+Rows are padded on the left, so that a step writes one column for all rows and the distances between tokens are those
+without padding: rotary, learned and ALiBi positions and sliding windows come out right.  Buffers have room to spare in
+both directions; a step copies nothing of what they hold.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 Tensor = Any
 
-#: Columns that are added at least when a buffer is full.
+#: The least number of columns that are added when a buffer is full.
 _ROOM: Final = 128
 
 
@@ -51,12 +51,12 @@ class PaddedLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Room for so many rows and columns; what is there stays where it is."""
+        """Make room for so many rows and columns; the content stays where it is."""
         for index, buffer in enumerate(self.buffers):
             held, heads, width, size = buffer.shape
             if rows <= held and columns <= width:
                 continue
-            # The first allocation is exact: to a prompt that is read in one piece nothing is added.
+            # The first allocation is exact: nothing is added to a prompt that is read in one piece.
             wider = columns + max(width // 4, _ROOM) if width else columns
             made = buffer.new_zeros(
                 held if rows <= held else max(rows, held + held // 2), heads, max(width, wider), size
@@ -84,7 +84,7 @@ class PaddedCache(Cache):
 
     @property
     def start(self) -> int:
-        """The first column that any row uses."""
+        """The first column in use."""
         return min(self.starts, default=self.end)
 
     @property
@@ -92,6 +92,7 @@ class PaddedCache(Cache):
         return self.end - self.start
 
     def lengths(self) -> list[int]:
+        """The number of tokens of each row."""
         return [self.end - start for start in self.starts]
 
     def mask(self, new: int, device: Any) -> tuple[Tensor, Tensor]:
@@ -101,14 +102,14 @@ class PaddedCache(Cache):
         return (columns >= starts).long(), (columns[-new:] - starts).clamp(min=0)
 
     def advance(self, new: int) -> None:
-        """After a network has run over ``new`` columns."""
+        """Count ``new`` columns that a network has written."""
         self.end += new
         for layer in self.layers:
             layer.pending = 0
             layer.keys = layer.values = None
 
     def remove(self, row: int) -> None:
-        """Give up a row; the last one takes its place."""
+        """Drop a row; the last one takes its place."""
         last = len(self.starts) - 1
         if row != last:
             for buffer in self._buffers():
@@ -119,7 +120,7 @@ class PaddedCache(Cache):
         self._compact()
 
     def select(self, rows: Sequence[int]) -> None:
-        """Put rows in another order; one may be there several times, or not any more."""
+        """Keep these rows in this order; a row may be there several times."""
         columns = slice(self.start, self.end)
         for layer in self.layers:
             for index, buffer in enumerate(layer.buffers):
@@ -129,7 +130,7 @@ class PaddedCache(Cache):
         self.starts = [self.starts[row] for row in rows]
 
     def adopt(self, other: PaddedCache) -> None:
-        """Append all rows of another cache, which is useless afterwards."""
+        """Append the rows of another cache, which is useless afterwards."""
         columns = other.width
         if columns > self.end:
             self._shift(columns - self.end)
@@ -157,7 +158,7 @@ class PaddedCache(Cache):
         ]
 
     def restore(self, pieces: Sequence[list[list[Tensor]]], tokens: int) -> None:
-        """Fill an empty cache with one row, from pieces that follow each other."""
+        """Fill an empty cache with one row of ``tokens`` tokens, from consecutive pieces."""
         self.layers = [PaddedLayer(self) for _ in pieces[0]]
         for index, layer in enumerate(self.layers):
             if pieces[0][index]:
@@ -171,7 +172,7 @@ class PaddedCache(Cache):
         return [buffer for layer in self.layers for buffer in layer.buffers]
 
     def _shift(self, columns: int) -> None:
-        """Move everything to the right (or left)."""
+        """Move the content to the right, or to the left by a negative number."""
         here = slice(self.start, self.end)
         there = slice(self.start + columns, self.end + columns)
         rows = len(self.starts)
@@ -183,7 +184,7 @@ class PaddedCache(Cache):
         self.end += columns
 
     def _compact(self) -> None:
-        """Give columns on the left back that nobody uses, when they are many."""
+        """Free unused columns on the left, when there are many."""
         if not self.starts:
             self.end = 0
         elif self.start > self.width + _ROOM:

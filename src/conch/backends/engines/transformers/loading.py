@@ -1,4 +1,4 @@
-"""Loading a causal language model with transformers, for the engine of that name."""
+"""Loads a causal language model with transformers, for the engine of that name."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from conch.errors import ConchError, invalid, one_line, unsupported
 
 _logger = logging.getLogger(__name__)
 
-#: CPUs that multiply bfloat16 in hardware; others are several times slower with it than with float32.
+#: Flags of CPUs that multiply bfloat16 in hardware; others are several times slower with it than with float32.
 _NATIVE: Final = frozenset({"amx_bf16", "avx512_bf16"})
-#: The context of a model without positions.
+#: The context of a model without a limit of positions.
 _ENDLESS: Final = 2**31 - 1
 
 
@@ -85,7 +85,7 @@ def _native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def context(spec: EngineSpec, config: Any) -> int:
-    """The most tokens of a sequence.  Raises INVALID_ARG where more are asked for than the model has positions."""
+    """The length limit of a sequence (tokens).  Raises INVALID_ARG for a context beyond the model's positions."""
     known = getattr(config, "max_position_embeddings", None)
     if known and spec.context > known:
         raise invalid(f"max_model_len {spec.context} is more than the {known} positions of the model")

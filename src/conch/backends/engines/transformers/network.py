@@ -1,4 +1,4 @@
-"""A causal language model of transformers as the engine sees it: token ids and a cache in, the next logits out."""
+"""A causal language model of transformers as the engine runs it: from token ids and a cache to the next logits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class DecoderNetwork:
         taken = inspect.signature(model.forward).parameters
         self.cached = "past_key_values" in taken and "attention_mask" in taken
         self._positions = "position_ids" in taken
-        #: Only the last position's logits are wanted.
+        #: Arguments that ask for the logits of the last position alone.
         self.last = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
 
     def use(self, adapter: str) -> None:
-        """Run under a LoRA adapter, or under none (``""``)."""
+        """Switch to a LoRA adapter, or to none (``""``)."""
         if adapter == self._adapter or not self.adapters:
             return
         if adapter:
@@ -37,7 +37,7 @@ class DecoderNetwork:
         self._adapter = adapter
 
     def run(self, ids: Tensor, cache: PaddedCache) -> Tensor:
-        """Read ``ids`` ``[rows, new]`` into a cache; the logits ``[rows, vocabulary]`` (FP32) after the last ones."""
+        """Read ``ids`` ``[rows, new]`` into a cache; returns the FP32 logits ``[rows, vocabulary]`` after them."""
         new = ids.shape[1]
         mask, positions = cache.mask(new, self.device)
         arguments = {"position_ids": positions} if self._positions else {}

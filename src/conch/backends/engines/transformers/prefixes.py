@@ -1,4 +1,4 @@
-"""Prefix caching: keys and values of what sequences began with, in blocks, for others that begin alike."""
+"""Prefix caching: keys and values of earlier prompts, in blocks, for prompts that begin alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Piece = list[list[Any]]
 
 
 class Prefixes:
-    """Blocks that were used last, up to ``limit`` bytes; a block is known by all tokens up to its end."""
+    """The most recently used blocks, up to ``limit`` bytes; the key of a block covers all tokens up to its end."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -30,7 +30,7 @@ class Prefixes:
         return BLOCK * len(self._blocks)
 
     def find(self, adapter: str, tokens: list[int]) -> list[_Piece]:
-        """The blocks that ``tokens`` begin with; at least one token is left to be read."""
+        """The blocks that ``tokens`` begin with; at least one token remains to be read."""
         found = []
         for key, stop in _keys(adapter, tokens):
             if stop >= len(tokens) or key not in self._blocks:
@@ -40,12 +40,12 @@ class Prefixes:
         return [self._blocks[key] for key in found]
 
     def count(self, tokens: int, hits: int) -> None:
-        """For the statistics: a sequence of so many tokens is read, all but ``hits`` of them."""
+        """Count a prompt of ``tokens`` tokens, of which ``hits`` are cached."""
         self.queries += tokens
         self.hits += hits
 
     def keep(self, adapter: str, tokens: list[int], cache: PaddedCache, row: int) -> None:
-        """Copy the whole blocks of ``tokens``, which a row of a cache begins with."""
+        """Copy the whole blocks of ``tokens``, with which ``row`` of a cache begins."""
         keys = []
         for key, stop in _keys(adapter, tokens):
             keys.append(key)
@@ -58,12 +58,12 @@ class Prefixes:
             self._drop()
 
     def shrink(self, tokens: int) -> None:
-        """Give up what was used least recently until so many tokens are left."""
+        """Drop the least recently used blocks until at most ``tokens`` tokens are left."""
         while self._blocks and self.tokens > tokens:
             self._drop()
 
     def _touch(self, keys: list[bytes]) -> None:
-        # A block is of no use without those before it, which therefore go later.
+        # A block is useless without those before it, which therefore are dropped later.
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 

@@ -1,4 +1,4 @@
-"""Rows of a batch with their KV cache: padded ones, which come and go, and ones whose state transformers alone knows.
+"""The rows of a batch with their state: padded rows over a KV cache of ours, or rows whose state transformers keeps.
 
 All rows of an object take every step together.
 """
@@ -17,23 +17,24 @@ from conch.errors import unsupported
 
 Tensor = Any
 
-#: Under which names the models of transformers carry their state from step to step.
+#: The names under which models of transformers carry their state from step to step.
 _STATES: Final = ("past_key_values", "cache_params", "state")
 
 
 class Rows(ABC):
-    """``feed`` reads tokens, as many for each row, and gives the logits ``[rows, vocabulary]`` after the last ones."""
+    """Rows of one length, or of several where an implementation pads them."""
 
     @abstractmethod
-    def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor: ...
+    def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Read the next tokens, equally many for each row; returns the logits ``[rows, vocabulary]`` after them."""
 
     @abstractmethod
     def select(self, rows: Sequence[int]) -> None:
-        """Put rows in another order; one may be there several times, or not any more."""
+        """Keep these rows in this order; a row may be there several times."""
 
 
 class PaddedRows(Rows):
-    """Rows over a :class:`PaddedCache`.  The first tokens may be of different number."""
+    """Rows over a :class:`PaddedCache`, whose prompts may have different lengths."""
 
     def __init__(self, network: DecoderNetwork) -> None:
         self._network = network
@@ -51,7 +52,7 @@ class PaddedRows(Rows):
 
 
 class OwnRows(Rows):
-    """Rows of one length, run as ``generate`` runs them, with whatever state the model keeps (any architecture)."""
+    """Rows of one length, run as ``generate`` runs them, with the state of any architecture."""
 
     def __init__(self, network: DecoderNetwork) -> None:
         self._network = network

@@ -16,12 +16,12 @@ Tensor = Any
 
 
 def available(directory: Path) -> bool:
-    """Whether the package is there, and a tokenizer that it can read."""
+    """Whether the package is installed and can read the tokenizer in ``directory``."""
     return find_spec("llguidance") is not None and (directory / "tokenizer.json").is_file()
 
 
 class GrammarCompiler:
-    """Compiles structures for the tokenizer in ``directory``, which is read when the first one comes."""
+    """Compiles structures for the tokenizer in ``directory``, which is read with the first one."""
 
     def __init__(self, directory: Path, vocabulary: int, eos_ids: tuple[int, ...], trust_remote_code: bool) -> None:
         self._directory, self._vocabulary, self._eos_ids = directory, vocabulary, eos_ids
@@ -29,7 +29,7 @@ class GrammarCompiler:
         self._tokenizer: Any = None
 
     def matcher(self, structure: Structure) -> Any:
-        """The state of one sequence.  Raises INVALID_ARG for what does not compile."""
+        """The matcher of one sequence.  Raises INVALID_ARG for a structure that does not compile."""
         import llguidance
 
         matchers = llguidance.LLMatcher
@@ -56,7 +56,7 @@ class GrammarCompiler:
 
 
 def restrict(logits: Tensor, matchers: list[Any]) -> None:
-    """Rule out, in place, what the matcher of a row (None: it has none) does not allow next."""
+    """Mask the logits ``[rows, vocabulary]``, in place, by the matchers of the rows (None: no structure)."""
     for index, matcher in enumerate(matchers):
         if matcher is not None:
             allowed = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)
@@ -66,8 +66,8 @@ def restrict(logits: Tensor, matchers: list[Any]) -> None:
 
 
 def accept(matcher: Any, token: int) -> ConchError | None:
-    """Tell a matcher what was chosen; says what is wrong when it does not fit, or when nothing does."""
-    # One that has failed allows the end of the text, as if it were complete.
+    """Tell a matcher the chosen token; returns an error where the token does not fit, or nothing does."""
+    # A failed matcher allows the end of the text, as if the structure were complete.
     if not matcher.is_error() and matcher.consume_token(token):
         return None
     return invalid(f"the structured output cannot be continued: {_line(matcher.get_error())}")
