@@ -53,7 +53,7 @@ STRUCTURED_OUTPUTS: Final = frozenset(Feature[kind.upper()] for kind in KINDS)
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class SamplingParameter:
     """A sampling parameter.
 
     ``neutral`` is the value that asks for nothing (None: there is none).  ``aliases`` are further names in
@@ -85,7 +85,7 @@ def _parameter(type: ValueType, default: Any, description: str, **more: Any) -> 
     """A field of ``SamplingParams``; ``neutral`` is the default unless it is given."""
     values = {"default_factory": default, "default": MISSING} if callable(default) else {"default": default}
     neutral = more.pop("neutral", default() if callable(default) else default)
-    return field(**values, metadata={"parameter": Parameter(type, description, neutral, **more)})
+    return field(**values, metadata={"parameter": SamplingParameter(type, description, neutral, **more)})
 
 
 _PENALTY: Final = Number(-2, 2, "a number from -2 to 2")
@@ -223,7 +223,7 @@ PARAMETERS: Final = tuple(
     if "parameter" in declared.metadata
 )
 #: Every name that ``sampling_parameters`` may have: its parameter, and the type of its values.
-NAMES: Final[Mapping[str, tuple[Parameter, ValueType]]] = {
+NAMES: Final[Mapping[str, tuple[SamplingParameter, ValueType]]] = {
     name: (parameter, type)
     for parameter in PARAMETERS
     for name, type in {

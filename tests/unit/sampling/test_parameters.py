@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.sampling.parameters import NAMES, PARAMETERS, Feature, Parameter, SamplingParams
+from conch.sampling.parameters import NAMES, PARAMETERS, Feature, SamplingParameter, SamplingParams
 from conch.sampling.structures import Structure
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "generation.md"
@@ -17,7 +17,7 @@ def cell(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def documented(parameter: Parameter) -> str:
+def documented(parameter: SamplingParameter) -> str:
     also = (*parameter.aliases, *parameter.forms)
     datatype = parameter.type.datatype.replace("BYTES", "STRING")
     own = f"`{parameter.text_input}` {datatype}" if parameter.text_input else ""

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from conch.backends.native.arrays import Request
 from conch.errors import unsupported
-from conch.sampling.parameters import PARAMETERS, Parameter
+from conch.sampling.parameters import PARAMETERS, SamplingParameter
 from conch.tensors import CONFIG_NAME
 
 #: Inputs of one value that are sampling parameters, by name.
-VALUES: Final[Mapping[str, Parameter]] = {
+VALUES: Final[Mapping[str, SamplingParameter]] = {
     name: parameter for parameter in PARAMETERS for name in parameter.inflight_inputs
 }
 #: Inputs that matter to TensorRT-LLM alone, or not to models without an encoder; ignored.

@@ -19,7 +19,7 @@ from conch.backends.native.arrays import Request
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import invalid
 from conch.inference import TensorSpec
-from conch.sampling.parameters import PARAMETERS, Parameter, SamplingParams
+from conch.sampling.parameters import PARAMETERS, SamplingParameter, SamplingParams
 from conch.sampling.structures import parsed
 
 #: Parameters with an input of their own: single values, and lists of words.
@@ -38,7 +38,7 @@ _RETURN_FLAGS: Final = (
 _TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
 
 
-def _input_of(parameter: Parameter) -> TensorSpec:
+def _input_of(parameter: SamplingParameter) -> TensorSpec:
     return TensorSpec(parameter.text_input, parameter.type.datatype, parameter.type.dims, optional=True)
 
 
