@@ -16,7 +16,7 @@ from conch.backends.contracts.text.interface import OUTPUTS, TextInterface
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.limits import Limits
 from conch.backends.generation.service import BROKEN
-from conch.backends.native.arrays import DTYPES, Request, Result, Strings, wire
+from conch.backends.native.arrays import DTYPES, Request, Result, Strings, wire_tensor
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.errors import Code, ConchError
 from conch.tensors import WireTensor, pack_bytes
@@ -55,7 +55,7 @@ def _tensor(name: str, value: Any) -> WireTensor:
 def _shown(result: Result) -> dict[str, list[Any]]:
     datatypes = {spec.name: spec.datatype for spec in OUTPUTS}
     for name, value in result.outputs.items():
-        wire(name, datatypes[name], value)  # of the right type
+        wire_tensor(name, datatypes[name], value)  # of the right type
     return {
         name: list(value.elements) if isinstance(value, Strings) else value.tolist()
         for name, value in result.outputs.items()
