@@ -26,7 +26,7 @@ NEED_EXTRAS: Final = (
     "checkpoints/tokenizers",
     "convert/causal",
     "convert/encoder",
-    "convert/test_layout.py",
+    "convert/layout",
     "convert/test_run.py",
 )
 _PATHS: Final = frozenset(Path(__file__).parent / path for path in NEED_EXTRAS)
@@ -34,7 +34,7 @@ _PATHS: Final = frozenset(Path(__file__).parent / path for path in NEED_EXTRAS)
 
 def pytest_configure(config: pytest.Config) -> None:
     gone = sorted(str(path) for path in _PATHS if not path.exists())
-    if gone:
+    if gone and config.getoption("core"):
         raise pytest.UsageError(f"{__file__}: NEED_EXTRAS has what is not there: {', '.join(gone)}")
 
 
