@@ -12,13 +12,13 @@ from typing import Final
 
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.native.backend import NativeBackend
-from conch.backends.table import TEXT_GENERATION
 from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_FILE, read_model_file
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.config.parameters import ParameterTable
 from conch.errors import ConchError
+from conch.sampling import TEXT_GENERATION
 from conch.workers.child.channel import Channel, Header
 
 PARAMETERS: Final = ParameterTable(

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-#: The task of checkpoints that write text, token by token.
-TEXT_GENERATION: Final = "text-generation"
+from conch.sampling import TEXT_GENERATION
 
 
 @dataclass(frozen=True, slots=True)

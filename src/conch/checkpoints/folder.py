@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conch.backends.table import TEXT_GENERATION
 from conch.checkpoints import files, hub
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
@@ -22,6 +21,7 @@ from conch.checkpoints.manifest import Manifest, Variant
 from conch.checkpoints.options import TEXT_ENGINES, Options
 from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
 from conch.errors import invalid
+from conch.sampling import TEXT_GENERATION
 
 
 @dataclass(slots=True)

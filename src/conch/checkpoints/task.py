@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from conch.backends.table import TEXT_GENERATION
+from conch.sampling import TEXT_GENERATION
 
 #: Other names of tasks, and the one that is used here.
 ALIASES: Final[Mapping[str, str]] = {

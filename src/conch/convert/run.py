@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conch.backends.table import TEXT_GENERATION
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Latency, Manifest, Variant, hashes
 from conch.convert.causal.conversion import CausalConversion
@@ -25,6 +24,7 @@ from conch.convert.report import document
 from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
 from conch.errors import invalid
+from conch.sampling import TEXT_GENERATION
 
 
 @dataclass(frozen=True, slots=True)

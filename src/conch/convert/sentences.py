@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conch.backends.table import TEXT_GENERATION
 from conch.errors import invalid
+from conch.sampling import TEXT_GENERATION
 
 _DATA: Final = Path(__file__).with_name("data")
 

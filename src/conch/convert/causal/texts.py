@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from conch.backends.table import TEXT_GENERATION
 from conch.convert import sentences
 from conch.errors import invalid
+from conch.sampling import TEXT_GENERATION
 
 #: A passage is cut at the one; shorter than the other it says nothing.
 MAX_PASSAGE_TOKENS: Final = 512

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from conch.backends.table import TEXT_GENERATION
 from conch.checkpoints.manifest import Latency, Manifest, Variant
 from conch.convert.measure import Shape, by_shape, speed_up
 from conch.convert.variant import REFERENCE
 from conch.convert.verdict import NOT_ASKED_FOR
+from conch.sampling import TEXT_GENERATION
 
 _ENGINES: Final = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT"}
 #: Stands where there is no figure.

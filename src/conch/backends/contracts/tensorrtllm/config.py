@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
-from conch.backends.table import TEXT_GENERATION
 from conch.checkpoints.hub import MODEL_DIRECTORY
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.config.parameters import ParameterTable
 from conch.errors import invalid, unsupported
+from conch.sampling import TEXT_GENERATION
 
 _PLACEHOLDER: Final = re.compile(r"\s*\$\{[^{}]*\}\s*")
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from conch.backends.contracts.text.interface import INPUTS, OUTPUTS
-from conch.backends.table import TEXT_GENERATION
 from conch.backends.tasks.base import TaskDescription
 from conch.backends.tasks.signature import complete_config
 from conch.errors import invalid
+from conch.sampling import TEXT_GENERATION
 
 
 def complete_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
