@@ -18,7 +18,7 @@ from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.checkpoints.labels import check_head, labels_of
 from conch.checkpoints.lengths import DEFAULT_MAX_LENGTH, max_length_of, positions_of
 from conch.checkpoints.manifest import Manifest, Variant
-from conch.checkpoints.options import TEXT_ENGINES, Options
+from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, files_for
 from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
 from conch.errors import invalid
 from conch.sampling import TEXT_GENERATION
@@ -88,8 +88,7 @@ class Checkpoint:
         self.task = self._task()
         self.options = self._with_engine()
         if manifest is not None:
-            engine = "torch" if self.options.engine in ("transformers", "vllm") else self.options.engine
-            self.variant = manifest.select(options.variant, engine)
+            self.variant = manifest.select(options.variant, files_for(self.options.engine))
         elif options.variant:
             raise invalid(f"parameter 'variant' is '{options.variant}', but {folder} has no conch.json with variants")
         self._require_files()
@@ -141,7 +140,7 @@ class Checkpoint:
     def engine(self) -> str:
         """The engine that runs it: that of the variant, of the options, or of the files that are there."""
         engine = self.options.engine
-        if self.variant is not None and not (engine == "vllm" and self.variant.engine == "torch"):
+        if self.variant is not None and self.variant.engine != files_for(engine):
             engine = self.variant.engine
         if engine == "auto":
             engine = "openvino" if self.gguf is not None else files.engines_of(self.directory)[0]
@@ -171,12 +170,12 @@ class Checkpoint:
         """
         engine = self.options.engine
         if self.task == TEXT_GENERATION:
-            if engine == "onnxruntime":
+            if engine not in ("auto", "torch", *TEXT_ENGINES):
                 raise invalid(f"engine '{engine}' does not generate text: choose one of {', '.join(TEXT_ENGINES)}")
             return replace(self.options, engine="transformers") if engine == "torch" else self.options
         if self.gguf is not None:
             raise invalid(f"{self.gguf.path} is for task '{TEXT_GENERATION}', not for '{self.task}'")
-        if engine == "vllm":
+        if engine not in ("auto", *ENGINES, "transformers"):
             raise invalid(f"engine '{engine}' is for task '{TEXT_GENERATION}', and the task is '{self.task}'")
         return replace(self.options, engine="torch") if engine == "transformers" else self.options
 
@@ -211,8 +210,7 @@ class Checkpoint:
             return
         if self.variant is None or (self.variant.engine == "torch" and not self.variant.path):
             engine = self.options.engine if self.variant is None else "torch"
-            engine = "torch" if engine in ("transformers", "vllm") else engine
-            shapes = files.require_weights(self.directory, engine)
+            shapes = files.require_weights(self.directory, files_for(engine))
             check_head(self.labels, self.config, shapes, str(self.directory))
         kind = str(self.config.get("model_type", ""))
         if self.task.split("_")[0] in TEXT_TASKS:
@@ -227,7 +225,7 @@ class Checkpoint:
 
     def _require_trust(self) -> None:
         """Refuse code that comes with the checkpoint unless the configuration trusts it, where it would be needed."""
-        if self.options.trust_remote_code or self.engine not in ("torch", "transformers", "vllm"):
+        if self.options.trust_remote_code or files_for(self.engine) != "torch":
             return
         if self.config.get("auto_map") and not _known_to_transformers(str(self.config.get("model_type", ""))):
             raise invalid(

@@ -5,7 +5,7 @@ Runs in workers and in ``conch convert``; needs the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, Final
@@ -13,9 +13,11 @@ from typing import Any, Final
 from conch.config.parameters import Parameter
 from conch.errors import ConchError, invalid
 
+#: Engines that answer in one pass; each loads files of its own kind.
 ENGINES: Final = ("torch", "onnxruntime", "openvino")
-#: Engines that generate text; ``torch`` is another name for ``transformers`` there.
-TEXT_ENGINES: Final = ("openvino", "transformers", "vllm")
+#: Engines that generate text, each with the kind of files that it loads: ``torch`` is a checkpoint's own weights,
+#: ``openvino`` an export.  ``torch`` is another name for ``transformers`` there.
+TEXT_ENGINES: Final[Mapping[str, str]] = {"openvino": "openvino", "transformers": "torch", "vllm": "torch"}
 
 #: The values that a parameter may have, where they are few.
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -24,6 +26,15 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "truncation": ("truncate", "refuse"),
     "pooling": ("", "mean", "cls", "max", "last"),
 }
+
+
+def files_for(engine: str) -> str:
+    """The kind of files that an engine loads, as ``conch.json`` names it; ``auto`` for ``auto``."""
+    return TEXT_ENGINES.get(engine, engine)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _parameter(default: Any, values: str, shown: str, help: str) -> Any:
@@ -48,7 +59,7 @@ class Options:
     task: str = _parameter("", "see [Tasks](#tasks)", "told from the files", "what the model does")
     engine: str = _parameter(
         "auto",
-        "`auto`, `torch`, `onnxruntime`, `openvino`; for text generation `openvino`, `transformers`, `vllm`",
+        f"{_listed(('auto', *ENGINES))}; for text generation {_listed(TEXT_ENGINES)}",
         "`auto`",
         "what runs the network, see [Engines](#engines)",
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
+from conch.checkpoints.options import TEXT_ENGINES, Options
 from conch.errors import Code, ConchError
 from tests.unit.checkpoints.folders import checkpoint
 from tests.unit.checkpoints.gguf.gguf_files import LLAMA, write
@@ -63,6 +63,20 @@ def test_engines_of_encoders(tmp_path: Path) -> None:
     assert opened(tmp_path, engine="transformers").engine == "torch"
     message = "engine 'vllm' is for task 'text-generation', and the task is 'feature-extraction'"
     assert refusal(tmp_path, engine="vllm") == message
+
+
+def test_another_engine_is_one_entry_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TEXT_ENGINES, "mlx", "torch")  # type: ignore[arg-type]
+    folder = checkpoint(tmp_path / "text", CAUSAL)
+    assert Checkpoint.open(folder, Options(engine="mlx")).engine == "mlx"
+
+    checkpoint(tmp_path / "encoder")
+    with pytest.raises(ConchError, match="engine 'mlx' is for task 'text-generation'"):
+        Checkpoint.open(tmp_path / "encoder", Options(engine="mlx"))
+
+    checkpoint(tmp_path / "code", {**CAUSAL, "model_type": "new", "auto_map": {"AutoModelForCausalLM": "code.New"}})
+    with pytest.raises(ConchError, match="needs the Python code that comes with it"):
+        Checkpoint.open(tmp_path / "code", Options(engine="mlx"))
 
 
 def test_content_of_a_model_file_may_be_given(tmp_path: Path) -> None:
