@@ -25,12 +25,11 @@ import argparse
 import importlib
 import os
 import sys
-
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+from collections.abc import Sequence
 
 from benchmarks.exporters import architectures
 from benchmarks.exporters.compare import cell, compare
-from benchmarks.exporters.run import apart
+from benchmarks.exporters.run import THREADS, apart
 from benchmarks.exporters.speed import speed
 from conch.convert.libraries import silence_libraries
 
@@ -52,7 +51,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--exports", type=int, default=3)
     options = parser.parse_args()
-    exporters = [name for name in installed() if name in options.exporters]
+    # torch reads it when it is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+    exporters = installed(options.exporters)
+    if not exporters:
+        parser.error("none of the exporters is installed: --help names the packages of each")
     if options.question == "speed":
         return speed(options, exporters)
     causal = options.question == "causal"
@@ -62,20 +65,24 @@ def main() -> None:
     for name in options.architectures or known:
         if name not in known:
             parser.error(f"no architecture '{name}': choose from {', '.join(known)}")
-        print(f"| {name} | {' | '.join(cell(apart(compare, one, name, task)) for one in exporters)} |", flush=True)
+        cells = [cell(apart(compare, exporter, name, task)) for exporter in exporters]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-def installed() -> list[str]:
-    """The exporters that are there, imported, so that no process apart has to; says which are not, and why."""
-    found = []
-    for name, module in NEEDED.items():
+def installed(exporters: Sequence[str]) -> list[str]:
+    """Import each exporter, so that no process apart has to, and return those that can be imported.
+
+    Says on stderr which cannot, and why.
+    """
+    importable = []
+    for name in exporters:
         try:
             with silence_libraries():
-                importlib.import_module(module)
-            found.append(name)
+                importlib.import_module(NEEDED[name])
+            importable.append(name)
         except ImportError as error:
-            print(f"without {name}: {error}", file=sys.stderr)
-    return found
+            print(f"{name} is left out: {error} (--help names its packages)", file=sys.stderr)
+    return importable
 
 
 if __name__ == "__main__":

@@ -49,8 +49,19 @@ LATENT: Final[Settings] = {
     "v_head_dim": 8,
     "num_key_value_heads": 4,
 }
-LONG_ROPE: Final[Settings] = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-LONG_ROPE |= {"original_max_position_embeddings": 20, "rope_theta": 1e4}
+#: Other positions for texts longer than the first length, as the compared texts are.  That length counts only beside
+#: ``rope_parameters``, not in them.
+LONG_ROPE: Final[Settings] = {
+    **GROUPED,
+    "sliding_window": None,
+    "original_max_position_embeddings": 20,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+    },
+}
 DISENTANGLED: Final[Settings] = {
     "relative_attention": True,
     "pos_att_type": ["p2c", "c2p"],
@@ -93,7 +104,7 @@ CAUSAL: Final[dict[str, Settings]] = {
     "llama": GROUPED, "qwen2": GROUPED, "qwen3": GROUPED, "gpt2": {}, "gpt_neox": {}, "falcon": {"alibi": False},
     "falcon:alibi": {"alibi": True}, "persimmon": {}, "mistral": {**GROUPED, "sliding_window": None},
     "mistral:window": WINDOW, "phi": {}, "phi3": {**GROUPED, "sliding_window": None}, "phi3:window": WINDOW,
-    "phi3:longrope": {**GROUPED, "sliding_window": None, "rope_parameters": LONG_ROPE},
+    "phi3:longrope": LONG_ROPE,
     "gemma": GROUPED, "gemma2": {**ALTERNATING, "query_pre_attn_scalar": 8},
     "gemma3_text": {**ALTERNATING, "query_pre_attn_scalar": 8}, "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "bloom": {}, "mpt": {}, "starcoder2": {**GROUPED, "sliding_window": None}, "starcoder2:window": WINDOW,

@@ -76,7 +76,7 @@ def compare_causal(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
     import torch
     from transformers import DynamicCache
 
-    from conch.convert.causal.served import Served
+    from conch.convert.causal.served import ServedGraph
 
     ids = np.random.default_rng(7).integers(4, module.config.vocab_size, (2, TEXT))
     mask = np.ones_like(ids)
@@ -110,14 +110,16 @@ def compare_causal(module: Any, graphs: Sequence[Path]) -> dict[str, float]:
         found[name] = share(np.concatenate(got, axis=1)[kept == 1], np.concatenate(wanted, axis=1)[kept == 1])
     with torch.inference_mode():
         said = module(input_ids=torch.from_numpy(ids[:1]), use_cache=False).logits[0].double().log_softmax(-1).numpy()
-    served = Served(graphs[0], "fp32", module.config.to_dict(), longest=64, room=512, threads=THREADS)
+    served = ServedGraph(
+        graphs[0], "fp32", module.config.to_dict(), max_text_tokens=64, cache_tokens=512, threads=THREADS
+    )
     found["paged"] = share(served.logprobs(ids[0].tolist()), said[np.arange(TEXT - 1), ids[0, 1:]])
     return found
 
 
 def cell(outcome: Outcome) -> str:
     if "differences" not in outcome:
-        return outcome.get("refused") or outcome.get("absent", "")
+        return str(outcome.get("refused") or outcome.get("absent", ""))
     wrong = {name: value for name, value in outcome["differences"].items() if not value <= SAME}
     if wrong:
         return "**wrong**: " + ", ".join(f"{name} {value:.1g}" for name, value in wrong.items())

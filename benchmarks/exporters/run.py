@@ -5,6 +5,7 @@ Used by benchmarks.exporters in a process for each export.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import multiprocessing
@@ -12,14 +13,16 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
+from conch.convert.libraries import describe_error
 
-THREADS = int(os.environ["OMP_NUM_THREADS"])
+#: What exports and graphs compute with; __main__ tells torch, before torch is imported.
+THREADS: Final = int(os.environ.get("OMP_NUM_THREADS", "2"))
 Outcome = dict[str, Any]
 
 
@@ -30,16 +33,15 @@ def export(exporter: str, folder: Path, task: str, target: Path) -> list[Path]:
         longest = min(64, config.get("max_position_embeddings", 64))
         checkpoint = Checkpoint(folder, str(folder), "", config, Options(), task=task, max_length=longest)
         return list((conch_causal if task == "text-generation" else conch_encoder)(checkpoint, target))
+    # optimum is imported by name, so that type checks are the same whether or not it is installed.
     if exporter == "optimum-intel":
-        from optimum.exporters.openvino import main_export
-        from optimum.intel import OVConfig
-
         task = "text-generation-with-past" if task == "text-generation" else task
-        main_export(str(folder), target, task=task, library_name="transformers", ov_config=OVConfig(dtype="fp32"))
+        config = importlib.import_module("optimum.intel").OVConfig(dtype="fp32")
+        main_export = importlib.import_module("optimum.exporters.openvino").main_export
+        main_export(str(folder), target, task=task, library_name="transformers", ov_config=config)
         return [target / "openvino_model.xml"]
-    from optimum.exporters.onnx import main_export as onnx_export
-
-    onnx_export(str(folder), target, task=task, library_name="transformers", do_validation=False)
+    main_export = importlib.import_module("optimum.exporters.onnx").main_export
+    main_export(str(folder), target, task=task, library_name="transformers", do_validation=False)
     return [target / "model.onnx"]
 
 
@@ -47,29 +49,31 @@ def conch_encoder(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
     """ONNX as exported and fused, and OpenVINO's IR where there is OpenVINO."""
     from conch.convert.encoder import export, network, openvino, optimise
 
-    loaded = network.load(checkpoint, Options())
+    loaded = network.load(checkpoint)
     export.export(loaded, target / "model.onnx")
     yield target / "model.onnx"
     optimise.optimise(target / "model.onnx", loaded, target / "fused.onnx")
     yield target / "fused.onnx"
     if importlib.util.find_spec("openvino"):
-        openvino.plain(target / "model.onnx", loaded, target / "model.xml")
+        openvino.convert_graph(target / "model.onnx", loaded, target / "model.xml")
         yield target / "model.xml"
 
 
 def conch_causal(checkpoint: Checkpoint, target: Path) -> Iterator[Path]:
     from conch.convert.causal import export, network, weights
 
-    model = export.export(network.load(checkpoint, Options()))
+    model = export.export(network.load(checkpoint))
     yield weights.write(model, target / "fp32", "fp32", [])
 
 
 def runner(graph: Path) -> Callable[[dict[str, Any]], list[Any]]:
     """The graph of an encoder: a function of all inputs there are, which takes those it has."""
     if graph.suffix == ".onnx":
-        from conch.convert.encoder.onnx_graph import session
+        import onnxruntime
 
-        loaded = session(graph, threads=THREADS)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = THREADS, 4
+        loaded = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         names = [port.name for port in loaded.get_inputs()]
         return lambda arrays: loaded.run(None, {name: arrays[name] for name in names})
     import openvino

@@ -8,6 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,26 +78,29 @@ def timed_encoder(config: Any, graphs: dict[str, Path], rounds: int) -> Iterator
 def timed_causal(config: Any, graphs: dict[str, Path], rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Milliseconds of each graph by itself and in the serving pipeline, to a first token and for a decoding step."""
     from conch.convert.causal.export import StatefulGraph
-    from conch.convert.causal.served import Served
+    from conch.convert.causal.served import ServedGraph
 
     ids = np.random.default_rng(7).integers(4, config.vocab_size, (1, PREFILL))
     plain = {name: StatefulGraph(graph, THREADS) for name, graph in graphs.items()}
 
-    def prefill(graph: StatefulGraph) -> Callable[[], float]:
-        return lambda: (graph.reset(), seconds_of(graph.run, ids, times=1)())[1]
+    def prefill(graph: StatefulGraph) -> float:
+        graph.reset()
+        return seconds_of(graph.run, ids, times=1)()
 
-    yield "graph, prefill", in_turns({name: prefill(graph) for name, graph in plain.items()}, rounds)
+    def decode(graph: ServedGraph) -> float:
+        return statistics.median(graph.decode([prompt], 8))
+
+    yield "graph, prefill", in_turns({name: partial(prefill, graph) for name, graph in plain.items()}, rounds)
     steps = {name: seconds_of(graph.run, ids[:, :1], times=4) for name, graph in plain.items()}
     yield "graph, decode", in_turns(steps, rounds)
     del plain, steps
-    settings = config.to_dict()
+    settings, prompt = config.to_dict(), ids[0].tolist()
     served = {
-        name: Served(graph, "fp32", settings, longest=256, room=1024, threads=THREADS) for name, graph in graphs.items()
+        name: ServedGraph(graph, "fp32", settings, max_text_tokens=256, cache_tokens=1024, threads=THREADS)
+        for name, graph in graphs.items()
     }
-    prompt = ids[0].tolist()
-    yield "served, prefill", in_turns({name: (lambda s=one: s.prefill(prompt)) for name, one in served.items()}, rounds)
-    decode = {name: (lambda s=one: statistics.median(s.decode([prompt], 8))) for name, one in served.items()}
-    yield "served, decode", in_turns(decode, rounds)
+    yield "served, prefill", in_turns({name: partial(graph.prefill, prompt) for name, graph in served.items()}, rounds)
+    yield "served, decode", in_turns({name: partial(decode, graph) for name, graph in served.items()}, rounds)
 
 
 def seconds_of(run: Callable[..., Any], *arguments: Any, times: int = 3) -> Callable[[], float]:

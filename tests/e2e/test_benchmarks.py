@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks import columns as text_columns
 from benchmarks import converted
+from benchmarks.exporters import architectures
 from benchmarks.generation.columns import USUAL
 from benchmarks.layers import STAGES
 from benchmarks.peers import environment, llama
@@ -24,7 +25,9 @@ from tests.oracle import OracleUnavailable, install
 ROOT = Path(__file__).parents[2]
 VARIANT = "onnxruntime-int8"
 #: Programs that the tests below start, and those that these start in turn.
-STARTED = {"__main__", "serving", "layers", "huggingface", "direct", "offline", "generation.__main__"}
+STARTED = {
+    "__main__", "serving", "layers", "huggingface", "direct", "offline", "generation.__main__", "exporters.__main__",
+}  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
 PREPARING = {"peers.graph", "peers.llama", "peers.web", "generation.unpack"}
@@ -129,3 +132,22 @@ def test_generation_asks_all_servers() -> None:
         assert answered == set(names) - ({"triton"} if "streams" in title else set()), title
     alone = rest[-1]
     assert number(alone[1][3]) > 0
+
+
+@pytest.mark.parametrize(("question", "architecture"), [("encoders", "roberta"), ("causal", "mistral:window")])
+def test_exporters_compare_one_architecture(question: str, architecture: str) -> None:
+    options = ["--exporters", "conch", "--architectures", architecture]
+    (table,) = tables(run("benchmarks.exporters", question, *options))
+    assert table[0] == ["architecture", "conch"]
+    [[name, difference]] = table[1:]
+    assert name == architecture and number(difference) < 1e-3
+
+
+def test_exporters_are_timed(tmp_path: Path) -> None:
+    architectures.write(tmp_path, "llama", "AutoModelForCausalLM", {**architectures.SIZES, **architectures.GROUPED})
+    options = ["--causal", "--exporters", "conch", "--exports", 1, "--rounds", 1]
+    output = run("benchmarks.exporters", "speed", tmp_path, *options)
+    figures = re.findall(
+        r"^(graph|served), (prefill|decode): conch openvino_model.xml ([0-9.]+) ms", output, re.MULTILINE
+    )
+    assert len(figures) == 4 and all(float(milliseconds) > 0 for *_, milliseconds in figures), output
