@@ -38,7 +38,7 @@ class Feature(StrEnum):
     SEED = "a random seed"
     REPETITION = "a repetition penalty"
     PENALTIES = "presence and frequency penalties"
-    MIN_TOKENS = "a least number of tokens"
+    MIN_TOKENS = "a minimum number of tokens"
     BAD_WORDS = "bad words"
     LOGIT_BIAS = "logit_bias"
     JSON = "structured output by JSON schema"

@@ -22,9 +22,12 @@ from conch.backends.generation.engine import (
     TokenLogprobs,
 )
 from conch.errors import internal, invalid, one_line, unsupported
-from conch.sampling.parameters import Feature, SamplingParams
+from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 
-_FEATURES: Final = frozenset(Feature) - {Feature.BEAMS, Feature.LORA}
+_FEATURES: Final = STRUCTURED_OUTPUTS | {
+    *(Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),
+    *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
+}
 #: The values that vLLM knows for ``max_lora_rank``.
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 _BLOCK: Final = 16

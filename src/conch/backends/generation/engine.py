@@ -6,12 +6,13 @@ To add an engine:
 
 1. Write a module or package below ``conch/backends/engines`` with ``open(spec: EngineSpec) -> GenerationEngine``.  It
    imports its library in functions, so that it need not be installed for other engines.
-2. Add the name of that module to ``TEXT_ENGINES`` in ``conch/checkpoints/options.py``, which parameter ``engine`` may
-   then have, and say in ``choose_engine`` (``engines.py`` beside this file) when it is the best choice.
-3. State its ``features``; the sampling parameters that need others are refused before it sees them.
+2. Add the name of that module to ``TEXT_ENGINES`` in ``conch/checkpoints/options.py``, with the kind of files that it
+   loads; parameter ``engine`` may then have it.  Say in ``choose_engine`` (``engines.py`` beside this file) when it is
+   the best choice.  Its library becomes an extra in pyproject.toml, and mypy is told there that it may be missing.
+3. List its ``features``, one by one; the sampling parameters that need others are refused before it sees them.
 4. Test it as ``tests/unit/backends/engines`` does its siblings (the same tokens as transformers alone and in a busy
-   batch, cancellation, ends, usage), run ``tests/e2e/test_generation.py`` over it, and add a column to the table of
-   engines in docs/generation.md.
+   batch, cancellation, ends, usage), and add it to docs/generation.md (the table of engines) and docs/huggingface.md
+   (parameter ``engine``).
 """
 
 from __future__ import annotations

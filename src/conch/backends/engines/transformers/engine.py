@@ -31,7 +31,12 @@ from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature
 
 Tensor = Any
 
-_ALWAYS: Final = frozenset(Feature) - STRUCTURED_OUTPUTS - {Feature.LORA}
+_ALWAYS: Final = frozenset(
+    {
+        *(Feature.BEAMS, Feature.LOGPROBS, Feature.TOP_LOGPROBS, Feature.MIN_P, Feature.SEED, Feature.REPETITION),
+        *(Feature.PENALTIES, Feature.MIN_TOKENS, Feature.BAD_WORDS, Feature.LOGIT_BIAS),
+    }
+)
 #: Bytes of prefixes that are kept at most.
 _PREFIXES: Final = 1 << 30
 
