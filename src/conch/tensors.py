@@ -8,7 +8,6 @@ protocol's tensor representation and its binary data extension.
 from __future__ import annotations
 
 import struct
-from math import prod
 from typing import Dict, Iterable, List, Sequence, Tuple, Union
 
 from conch.errors import invalid
@@ -52,17 +51,7 @@ class WireTensor:
         self.data = data
 
     def __repr__(self) -> str:
-        return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)}, {len(self.data)} bytes)"
-
-
-def element_count(shape: Sequence[int]) -> int:
-    """Elements of a fully specified shape; 1 for the empty shape."""
-    return prod(shape)
-
-
-def byte_size(datatype: str, shape: Sequence[int]) -> int:
-    """Bytes that a tensor of a fixed-size datatype takes; ``KeyError`` for BYTES and unknown names."""
-    return ELEMENT_SIZE[datatype] * prod(shape)
+        return f"WireTensor({self.name!r}, {self.datatype}, {list(self.shape)}, {len(self.data)} bytes)"
 
 
 def pack_bytes(elements: Iterable[bytes]) -> bytes:

@@ -93,9 +93,8 @@ class _Model:
     def versions(self) -> tuple[int, ...]:
         return select_versions(self.config, self.files.versions).versions
 
-    def finding(self, problem: ConchError, severity: str = "error") -> Finding:
-        field, hint = (problem.field, problem.hint) if isinstance(problem, Problem) else ((), "")
-        return _finding(self.files, problem.message, field, hint, severity)
+    def finding(self, problem: Problem) -> Finding:
+        return _finding(self.files, problem.message, problem.field, problem.hint)
 
 
 def _finding(

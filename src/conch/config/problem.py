@@ -31,8 +31,8 @@ class ConfigError(ConchError):
 class Problem(ConchError):
     """A configuration that can be read and is wrong; ``field`` is where, ``hint`` what to do about it."""
 
-    def __init__(self, message: str, field: FieldPath = (), *, hint: str = "", code: Code = Code.INVALID_ARG) -> None:
-        super().__init__(message, code)
+    def __init__(self, message: str, field: FieldPath = (), *, hint: str = "") -> None:
+        super().__init__(message, Code.INVALID_ARG)
         self.field = field
         self.hint = hint
 

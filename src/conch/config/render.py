@@ -50,13 +50,8 @@ _FLOAT = Struct("<f")
 _PARSER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
-def to_dict(config: ModelConfig) -> dict[str, Any]:
-    """The configuration as JSON-ready values, keys in the order of the schema."""
-    return _message(config)
-
-
 def to_json(config: ModelConfig) -> str:
-    """The configuration as compact JSON."""
+    """The configuration as compact JSON, keys in the order of the schema."""
     return orjson.dumps(_message(config)).decode()
 
 

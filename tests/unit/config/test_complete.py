@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from conch.config.complete import (
@@ -15,7 +18,7 @@ from conch.config.complete import (
 )
 from conch.config.pbtxt import parse
 from conch.config.problem import Problem
-from conch.config.render import to_dict
+from conch.config.render import to_json
 from conch.config.schema import InstanceGroup, ModelConfig
 from conch.errors import ConchError
 
@@ -28,6 +31,10 @@ def completed(
     preference: InstancePreference = PYTHON,
 ) -> ModelConfig:
     return complete(parse(text, "config.pbtxt"), name, files or {"model.py"}, gpus=gpus, preference=preference)
+
+
+def as_json(config: ModelConfig) -> Any:
+    return json.loads(to_json(config))
 
 
 def test_model_without_a_configuration_gets_one_from_its_file() -> None:
@@ -154,7 +161,7 @@ def test_sequences_idle_for_a_second_by_default() -> None:
 
 
 def test_pinned_memory_is_on_unless_the_configuration_speaks() -> None:
-    shown = to_dict(completed("optimization { input_pinned_memory { enable: false } }"))["optimization"]
+    shown = as_json(completed("optimization { input_pinned_memory { enable: false } }"))["optimization"]
 
     assert (shown["input_pinned_memory"], shown["output_pinned_memory"]) == ({"enable": False}, {"enable": True})
 
@@ -250,9 +257,9 @@ def test_ensemble_is_decoupled_when_a_member_is() -> None:
     ensemble = ModelConfig()
 
     complete_ensemble(ensemble, [plain, plain])
-    assert to_dict(ensemble)["model_transaction_policy"] == {"decoupled": False}
+    assert as_json(ensemble)["model_transaction_policy"] == {"decoupled": False}
     complete_ensemble(ensemble, [plain, decoupled])
-    assert to_dict(ensemble)["model_transaction_policy"] == {"decoupled": True}
+    assert as_json(ensemble)["model_transaction_policy"] == {"decoupled": True}
 
 
 def test_normalising_twice_changes_nothing() -> None:

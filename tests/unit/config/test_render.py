@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from conch.config.pbtxt import parse
-from conch.config.render import from_json, to_dict, to_json
+from conch.config.render import from_json, to_json
+from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError
 
 TENSOR = '"is_shape_tensor":false,"allow_ragged_batch":false,"optional":false,"is_non_linear_format_io":false'
@@ -25,8 +26,13 @@ PLAIN = (
 )
 
 
+def shown(config: ModelConfig) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(to_json(config))
+    return values
+
+
 def render(text: str) -> dict[str, Any]:
-    return to_dict(parse(text, "config.pbtxt"))
+    return shown(parse(text, "config.pbtxt"))
 
 
 def test_effective_configuration_prints_as_triton_prints_it() -> None:
@@ -106,10 +112,10 @@ def test_override_takes_enum_values_in_any_case() -> None:
     )
 
     assert config.max_batch_size == 3
-    shown = to_dict(config)
-    assert shown["input"][0]["data_type"] == "TYPE_FP32"
-    assert shown["instance_group"][0]["kind"] == "KIND_CPU"
-    assert shown["dynamic_batching"]["priority_queue_policy"]["1"]["timeout_action"] == "DELAY"
+    values = shown(config)
+    assert values["input"][0]["data_type"] == "TYPE_FP32"
+    assert values["instance_group"][0]["kind"] == "KIND_CPU"
+    assert values["dynamic_batching"]["priority_queue_policy"]["1"]["timeout_action"] == "DELAY"
 
 
 def test_override_keeps_the_case_of_strings() -> None:
