@@ -18,7 +18,8 @@ from conch.backends.native.arrays import Request, Result, failure
 from conch.backends.native.backend import BatchBackend
 from conch.backends.native.threads import divided, usable_cores
 from conch.backends.tasks.base import ExecutionWork, PreparedRequest, Task
-from conch.backends.tasks.engines.choice import NetworkEngine, open_engine
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines.choice import open_engine
 from conch.backends.tasks.signature import complete_config
 from conch.backends.tasks.table import describe_task, make_task
 from conch.checkpoints.folder import Checkpoint

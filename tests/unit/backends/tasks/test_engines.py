@@ -21,7 +21,8 @@ from onnx import helper
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from conch.backends.native.arrays import Array
-from conch.backends.tasks.engines.choice import NetworkEngine, choose, open_engine
+from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines.choice import choose, open_engine
 from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
 from conch.backends.tasks.engines.openvino import WORTH_COMPILING, OpenVinoEngine, on_grid
 from conch.backends.tasks.engines.torch import TorchEngine

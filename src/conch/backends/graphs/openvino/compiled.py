@@ -32,27 +32,23 @@ _HINTS: Final = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
 class CompileSettings:
     """The settings for a graph that ``instances`` threads run at once, on ``threads`` cores together.
 
-    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``, anything else the device's choice, which on a CPU
-    with such arithmetic is bf16.  ``properties`` are OpenVINO's own and go before the rest.
+    ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``, anything else OpenVINO's choice, which is bf16 where the
+    CPU has such arithmetic.  ``properties`` are OpenVINO's own and go before the rest.
     """
 
     threads: int = 1
     instances: int = 1
     precision: str = ""
-    device: str = "CPU"
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def compiled(self) -> dict[str, str]:
         """OpenVINO's properties for compiling a model."""
-        if self.device != "CPU":
-            chosen = {"NUM_STREAMS": str(self.instances)}
-        else:
-            chosen = {
-                "NUM_STREAMS": str(min(self.instances, self.threads)),
-                "INFERENCE_NUM_THREADS": str(self.threads),
-                # Pinned threads of two models, or of a model and the server, would wait for the same core.
-                "ENABLE_CPU_PINNING": "NO",
-            }
+        chosen = {
+            "NUM_STREAMS": str(min(self.instances, self.threads)),
+            "INFERENCE_NUM_THREADS": str(self.threads),
+            # Pinned threads of two models, or of a model and the server, would wait for the same core.
+            "ENABLE_CPU_PINNING": "NO",
+        }
         if self.precision in _HINTS:
             chosen["INFERENCE_PRECISION_HINT"] = _HINTS[self.precision]
         return {**chosen, **self.properties}
@@ -72,7 +68,7 @@ class CompiledGraph(Graph):
             raise unavailable(f"unable to find '{path}'")
         try:
             core = openvino.Core()
-            self._compiled = core.compile_model(core.read_model(path), settings.device, settings.compiled())
+            self._compiled = core.compile_model(core.read_model(path), "CPU", settings.compiled())
         except Exception as error:
             raise runtime_error(error) from None
         # With several streams a run on the caller's thread would take their cores; texts it would copy twice.

@@ -1,19 +1,15 @@
-"""The engines that run a checkpoint's network, and the choice among them."""
+"""Which engine runs a checkpoint's network; engines are imported when they are chosen."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.checkpoints.files import engines_of
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
 from conch.errors import invalid, unsupported
-
-if TYPE_CHECKING:
-    from conch.checkpoints.folder import Checkpoint
-    from conch.checkpoints.options import Options
-
-__all__ = ["NetworkEngine", "open_engine"]
 
 #: PyTorch's types by the precision of a variant.
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from conch.backends.graphs.onnxruntime.session import CPU, CUDA, TENSORRT, Session, SessionSettings
@@ -29,12 +29,10 @@ class OnnxRuntimeEngine(GraphEngine):
         device: str = "cpu",
         device_id: int = 0,
         tensorrt: bool = False,
-        entries: Mapping[str, str] | None = None,
     ) -> None:
         size = pooled(threads or usable_cores(), instances)
         providers = [(CPU, {})] if device == "cpu" else _on_gpu(device_id, precision if tensorrt else "")
-        settings = SessionSettings(threads=size, entries=entries or {}, providers=providers)
-        super().__init__(Session(path, settings), precision, device)
+        super().__init__(Session(path, SessionSettings(threads=size, providers=providers)), precision, device)
 
 
 def _on_gpu(device_id: int, tensorrt: str) -> Sequence[tuple[str, dict[str, str]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -34,11 +33,8 @@ class OpenVinoEngine(GraphEngine):
         precision: str = "fp32",
         threads: int = 0,
         instances: int = 1,
-        properties: Mapping[str, str] | None = None,
     ) -> None:
-        settings = CompileSettings(
-            threads=threads or usable_cores(), instances=instances, precision=precision, properties=properties or {}
-        )
+        settings = CompileSettings(threads=threads or usable_cores(), instances=instances, precision=precision)
         super().__init__(CompiledGraph(path, settings), precision)
         self._requested: Counter[tuple[int, int]] = Counter()
 

@@ -91,13 +91,14 @@ class PipelineTask(Task):
             images = [media.image(data, pixels=self._pixels, row=n // per_row) for n, data in enumerate(files)]
             _spread(values, "image", images)
         if "audio" in self._names:
-            if request.has("audio") and request.has("samples"):
+            given = request.has("audio") + request.has("samples")
+            if given > 1:
                 raise invalid("a request has at most one of the inputs 'audio' and 'samples'")
+            if self._needs_sound and not given:
+                raise invalid("a request needs one of the inputs 'audio' and 'samples'")
             sounds = media.sounds_of(request, self._rate, seconds=self._seconds, least=self._shortest)
             if sounds:
                 _spread(values, "audio", sounds)
-            elif self._needs_sound and not (request.has("audio") or request.has("samples")):
-                raise invalid("a request needs one of the inputs 'audio' and 'samples'")
         if "video" in self._names:
             files = request.files("video")
             _spread(values, "video", [media.file_bytes(data, "video", row) for row, data in enumerate(files)])
