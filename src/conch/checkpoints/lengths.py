@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from conch.errors import invalid
 
-#: What a text may have where nothing says how long it may be.
+#: The maximum length where no file names one.
 DEFAULT_MAX_LENGTH: Final = 512
 #: Limits from here on mean that there is none: transformers writes 10^30.
 _UNLIMITED: Final = 10**9

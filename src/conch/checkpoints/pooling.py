@@ -109,7 +109,7 @@ class Pooling:
         return self.finish(vectors[0] if len(vectors) == 1 else np.concatenate(vectors, 1))
 
     def finish(self, vectors: Array) -> Array:
-        """What comes after pooling: ``[n, size]`` to ``[n, dimension]``."""
+        """Apply the steps after pooling: ``[n, size]`` to ``[n, dimension]``."""
         for step in self.steps:
             vectors = step(vectors)
         return vectors

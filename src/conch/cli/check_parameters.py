@@ -19,14 +19,14 @@ from conch.config.schema import ModelConfig
 from conch.config.signature import parameters
 from conch.repository.scan import ModelFiles
 
-#: What Triton reads of a Python model's parameters; all others are the model's own.
+#: The parameters of a Python model that Triton reads; all others are the model's own.
 _PYTHON: Final = ParameterTable("python", accepted=frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"}))
 _MODEL_FILE: Final = "model.json"
 _PLACEHOLDER: Final = re.compile(r"\s*(\$\{[^{}]*\}\s*)?")
 
 
 def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[int]) -> Iterator[Finding]:
-    """What is wrong with the parameters' names, and with the ``model.json`` of the ``versions`` that are served."""
+    """Faults in the parameters' names, and in the ``model.json`` of each of ``versions``, those that are served."""
     backend = BACKENDS.get(config.backend)
     if backend is None:
         return

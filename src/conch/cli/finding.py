@@ -1,4 +1,4 @@
-"""What ``conch check`` reports: one line a fault."""
+"""A fault that ``conch check`` reports, on one line."""
 
 from __future__ import annotations
 

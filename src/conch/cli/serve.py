@@ -20,7 +20,7 @@ from conch.settings import OPTIONS, RENAMED, Option
 _BARE: Final = "disable-auto-complete-config"
 
 
-#: What may be said of a MODEL: the name in ``model.json``, and the help.
+#: The options for one MODEL: their names, which are those in ``model.json``, and their help.
 _OF_MODEL: Final = {
     "name": "Name to serve it under.",
     "task": "What it does, such as text-classification.",
@@ -28,7 +28,7 @@ _OF_MODEL: Final = {
     "revision": "Branch, tag or commit on the Hub.",
     "trust_remote_code": "Run the code that comes with it.",
 }
-#: The one of them that takes no value.
+#: The only one of them without a value.
 _SWITCH: Final = "trust_remote_code"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("conch")
 
-#: What is shown for an input in the example of a request.
+#: Values of inputs in the example of a request.
 _SAMPLES: Final[Mapping[str, Any]] = {
     "text_input": "Where is the library?",
     "text_pair": "The library is near the station.",

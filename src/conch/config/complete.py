@@ -19,7 +19,7 @@ DEFAULT_SEQUENCE_IDLE_MICROSECONDS: Final = 1_000_000
 
 @dataclass(frozen=True)
 class InstancePreference:
-    """What a backend wants where the configuration names no instances; count 0 means its default."""
+    """The instances that a backend gets where the configuration names none; a count of 0 stands for its default."""
 
     kind: str = "KIND_AUTO"
     count: int = 0

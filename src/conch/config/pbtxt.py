@@ -55,7 +55,7 @@ def _unreadable(error: text_format.ParseError, text: str, source: str) -> Config
 
 
 def _unfilled(text: str, line: int, column: int) -> str:
-    """What to say where the text has a placeholder of a template; empty where it has none."""
+    """The message about a template's placeholder at this place, empty where there is none."""
     found = _PLACEHOLDER.match("".join(text.split("\n")[line - 1 : line]), max(column - 1, 0))
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, and where.
+"""Faults of a configuration: what is wrong, and where.
 
 A problem names the field by its path: field names, and indices into repeated fields, as in
 ``("input", 1, "dims")``.  Checks are generators of problems; loading stops at the first one,

@@ -1,4 +1,4 @@
-"""What requests to a model are checked against, and the settings that the server reads from a configuration."""
+"""Values that the server reads from a configuration: the signature that requests are checked against, and others."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def parameters(config: ModelConfig) -> dict[str, str]:
 
 
 def platform(config: ModelConfig) -> str:
-    """What metadata calls the model's platform: ``platform``, or else the backend."""
+    """The platform that a model's metadata shows: ``platform``, or else the backend."""
     return str(config.platform or config.backend)

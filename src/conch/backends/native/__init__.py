@@ -1,1 +1,1 @@
-"""What the backends of conch's own have in common: one worker per model and device, a thread per instance."""
+"""The base of conch's own backends: one worker per model and device, a thread per instance."""

@@ -1,4 +1,4 @@
-"""What backends of conch's own have in common: frames become requests, results become frames.
+"""The base classes of conch's own backends: frames become requests, results become frames.
 
 Runs in workers; ``workers/child/worker.py`` calls it.
 """

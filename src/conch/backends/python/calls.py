@@ -88,7 +88,7 @@ class BlsClient:
 class BlsCall:
     """One call: the answers that have arrived, and the coroutine that waits for the next.
 
-    Whoever waits keeps it; when nobody does any more before its last answer, it is given up.
+    Only those who wait for its answers hold a reference; when the last of them drops it early, the call is cancelled.
     """
 
     __slots__ = ("__weakref__", "_answers", "_calls", "_ended", "_lock", "_waiter", "number")
@@ -137,7 +137,7 @@ class BlsCall:
         return future
 
     def add(self, response: InferenceResponse, final: bool) -> None:
-        """An answer has arrived."""
+        """Hand an answer to the coroutine that waits for one, or keep it for whoever asks next."""
         with self._lock:
             self._ended = self._ended or final
             waiter, self._waiter = self._waiter, None

@@ -1,4 +1,4 @@
-"""What models raise and return when something goes wrong, and how an exception reads in an answer.
+"""The errors that models raise and return, and the text of an exception in a response.
 
 Part of ``triton_python_backend_utils``; runs in the worker of a Python model.
 """
@@ -14,7 +14,7 @@ _OWN = __name__.rpartition(".")[0]
 
 
 class TritonModelException(Exception):
-    """What the functions of ``triton_python_backend_utils`` raise."""
+    """The exception that the functions of ``triton_python_backend_utils`` raise."""
 
 
 class ErrorCode(IntEnum):

@@ -149,7 +149,7 @@ class InferenceRequest:
         return self._trace or InferenceTrace()
 
     def is_cancelled(self) -> bool:
-        """Whether the client has given the request up."""
+        """Whether the client has cancelled the request."""
         return self._received_reply().is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:

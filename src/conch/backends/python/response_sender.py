@@ -47,5 +47,5 @@ class InferenceResponseSender:
         reply.send(response, bool(flags))
 
     def is_cancelled(self) -> bool:
-        """Whether the client has given the request up."""
+        """Whether the client has cancelled the request."""
         return self._reply.is_cancelled()

@@ -92,12 +92,12 @@ class ResponseChannel:
         return self.cancelled
 
     def open(self) -> None:
-        """The model is given the request now."""
+        """Register the request, which the model is about to be given, so that it can be cancelled."""
         self.closed = False
         self.runtime.replies[self.serial] = self
 
     def close(self) -> None:
-        """The last response is on its way."""
+        """Forget the request, whose last response is being sent."""
         self.closed = True
         self.runtime.replies.pop(self.serial, None)
 

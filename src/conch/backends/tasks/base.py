@@ -35,7 +35,7 @@ class PreparedRequest:
 
 @dataclass(slots=True)
 class ExecutionWork:
-    """What one execution computed: real tokens, tokens with padding, sequences, runs of the engine.
+    """The work of one execution: real tokens, tokens with padding, sequences, runs of the engine.
 
     ``prepare_ns`` is the time that its worker took to prepare requests since the last one.
     """
@@ -55,7 +55,7 @@ class ExecutionWork:
 
 
 def library_failure(what: str, error: Exception, *, of_request: bool = False) -> ConchError:
-    """What a request is answered with where a library raised ``error``: INVALID_ARG for a ValueError, else INTERNAL.
+    """The error for a request in which a library raised ``error``: INVALID_ARG for a ValueError, else INTERNAL.
 
     ``of_request``: whatever was raised, the request is to blame.
     """

@@ -18,13 +18,12 @@ _PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
 
 
 def device_of(open_engine: object) -> str:
-    """PyTorch's name of the device that a worker serves: the opener's ``device``, and the CPU when it names none."""
+    """PyTorch's name of the device to run on: the opener's ``device``, and ``cpu`` where it has none."""
     return str(getattr(open_engine, "device", "cpu"))
 
 
 def dtype_of(options: Options, device: str) -> Any:
-    """What ``from_pretrained`` is given as ``dtype``: FP32 on a CPU, whatever the checkpoint is stored in elsewhere,
-    unless the configuration says otherwise."""
+    """The argument ``dtype`` of ``from_pretrained``: the option's, else FP32 on a CPU and the stored type elsewhere."""
     import torch
 
     if options.dtype != "auto":
@@ -55,7 +54,7 @@ def loading(checkpoint: Checkpoint, what: str) -> Iterator[None]:
 
 
 def missing(error: ImportError) -> str:
-    """What to install for an import that failed."""
+    """The command that installs what an import did not find, else the import's own message."""
     if error.name and error.msg.startswith("No module named"):
         package = _PACKAGES.get(error.name.partition(".")[0], error.name.partition(".")[0])
         return f"pip install {package}"

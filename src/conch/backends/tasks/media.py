@@ -47,7 +47,7 @@ _IMAGE_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _DATA_URI: Final = re.compile(rb"data:[\w.+-]*/?[\w.+-]*(?:;[\w.+-]+=[^;,]*)*;base64,")
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/\s]*={0,2}\s*")
 
-#: What soundfile takes the length of a FLAC stream to be that does not say it.
+#: From here on, what soundfile reports as the length of a FLAC stream without one (samples).
 _UNKNOWN: Final = 1 << 62
 #: Samples that are decoded at a time.
 _BLOCK: Final = 1 << 20

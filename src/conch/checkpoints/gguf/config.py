@@ -57,7 +57,7 @@ _TOKENS: Final[Mapping[str, str]] = {
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """What config.json would say of the file's model.
+    """The config.json of the model in a GGUF file.
 
     An architecture that is not known here keeps llama.cpp's name.  Raises INVALID_ARG for a file that holds none.
     """

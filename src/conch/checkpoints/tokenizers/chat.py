@@ -16,7 +16,7 @@ from conch.errors import ConchError, invalid, one_line, unsupported
 
 #: The names that a message's reasoning goes by.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
-#: Of a model's named templates, the one for all conversations, and the one for those with tools.
+#: The names of the template for all conversations, and of the one for conversations with tools.
 _DEFAULT: Final = "default"
 _WITH_TOOLS: Final = "tool_use"
 
@@ -114,7 +114,7 @@ def read_file(path: Path) -> dict[str, str]:
 
 
 def _named(value: Any) -> dict[str, str]:
-    """What a ``chat_template`` in JSON holds: a template, or a list of them with their names."""
+    """The templates by name in a ``chat_template`` of JSON: a template, a list of named ones, or an object of them."""
     match value:
         case str():
             return {_DEFAULT: value}

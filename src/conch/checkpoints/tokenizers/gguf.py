@@ -26,7 +26,7 @@ _ROLES: Final[Mapping[str, str]] = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-#: What ends a text besides ``eos_token_id``: a turn, a message to a tool.
+#: The keys of the tokens that end a text, a turn, and a message to a tool.
 _ENDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TEMPLATE: Final = "tokenizer.chat_template"
 
@@ -60,10 +60,10 @@ _SPLITS: Final[Mapping[str, tuple[str, ...]]] = {
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie"), (_GPT4O,)),
 }  # fmt: skip
-#: Those whose models take a piece of text that is a token as that token, whatever the merges say, and whose texts begin
-#: with a BOS token unless the file says otherwise.
+#: Divisions whose models take a piece of text that is a token as that token, whatever the merges say, and whose texts
+#: begin with a BOS token unless the file says otherwise.
 _LIKE_LLAMA3: Final = frozenset({*_LLAMA3_NAMES, "tekken"})
-#: Those whose models compose characters first.
+#: Divisions whose models compose characters (NFC) first.
 _COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 

@@ -106,7 +106,7 @@ def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def _load(checkpoint: Checkpoint) -> Any:
-    """What AutoTokenizer finds in the folder; INVALID_ARG when it finds nothing."""
+    """The folder's tokenizer as transformers loads it.  Raises INVALID_ARG where it cannot, UNSUPPORTED without it."""
     try:
         from transformers import AutoTokenizer
     except ImportError:

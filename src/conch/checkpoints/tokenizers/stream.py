@@ -36,7 +36,7 @@ class TextStream(ABC):
 
     @abstractmethod
     def flush(self) -> str:
-        """What was kept back, as it is without further ids; U+FFFD stands for half a character."""
+        """The text that was kept back, when no ids follow; U+FFFD stands for half a character."""
 
 
 #: The tokens of ids, None for one that is not shown.
@@ -234,7 +234,7 @@ def _chain(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_single(chain: list[dict[str, Any]]) -> bool:
-    """Whether all that matters for a token besides itself is whether it is the first."""
+    """Whether the text of a token depends on nothing but the token and whether it is the first."""
     fused = False
     for one in chain:
         if one.get("type") == "Fuse":

@@ -109,7 +109,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def stream(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> TextStream:
-        """What turns ids into text as they come; ``after`` are ids before them, whose text it does not give.
+        """A stream that turns ids into text as they come; ``after`` are ids before them, whose text is left out.
 
         Without ``after`` a text begins, which with SentencePiece drops the space before its first word.
         """

@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
+from transformers import AutoTokenizer
+
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.slow import SlowTokenizer
 from tests.text_checkpoints import TEXTS
 from tests.unit.checkpoints.tokenizers.encoders import LONG, in_python, opened
+
+
+class InPython:
+    """A tokenizer of transformers that passes for one written in Python."""
+
+    is_fast = False
+
+    def __init__(self, loaded: Any) -> None:
+        self._loaded = loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loaded, name)
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+
+def test_special_tokens_are_the_same(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    checkpoint = Checkpoint.open(copy, Options(task="feature-extraction"))
+    loaded = InPython(AutoTokenizer.from_pretrained(copy))
+    monkeypatch.setattr("conch.checkpoints.tokenizers.open._load", lambda checkpoint: loaded)
+    (copy / "tokenizer.json").unlink()
+    slow = open_tokenizer(checkpoint)
+    assert isinstance(slow, SlowTokenizer) and slow.special.mask_id is not None
+    assert slow.special == opened(folder).tokenizer.special
 
 
 def test_ids_and_texts_are_the_same(folder: Path) -> None:

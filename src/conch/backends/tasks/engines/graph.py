@@ -12,7 +12,7 @@ from conch.backends.native.arrays import DTYPES, Array, Strings
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import internal, unsupported
 
-#: What a task may leave out: all tokens are then of one kind.
+#: The only input that a task may leave out; all tokens are then of type 0.
 _ZEROS = "token_type_ids"
 
 
@@ -39,7 +39,7 @@ class GraphEngine(NetworkEngine):
         }
 
     def _feeds(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """What the graph takes of ``arrays``, in its types; INTERNAL when one is missing."""
+        """Those of ``arrays`` that the graph takes, in its types.  Raises INTERNAL where one is missing."""
         feeds = {}
         for name, dtype in self._dtypes.items():
             array = arrays.get(name)

@@ -15,11 +15,11 @@ from conch.backends.native.threads import divided, usable_cores
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import invalid, one_line, unsupported
 
-#: What tasks make, of what a network's ``forward`` may take.
+#: The arguments of a network's ``forward`` that tasks make.
 _INPUTS: Final = frozenset(
     ("input_ids", "attention_mask", "token_type_ids", "pixel_values", "input_values", "input_features", "bbox")
 )
-#: What a head gives, as transformers calls it.
+#: The outputs of a head, as transformers names them.
 _OUTPUTS: Final[dict[str, tuple[str, ...]]] = {
     "AutoModel": ("last_hidden_state",),
     "AutoModelForTextEncoding": ("last_hidden_state",),

@@ -1,4 +1,4 @@
-"""What a pipeline of transformers answers, as text or as JSON."""
+"""Answers of transformers' pipelines as text or JSON."""
 
 from __future__ import annotations
 
