@@ -55,3 +55,4 @@ class TextBackend(GenerationBackend):
             truncate=settings.truncate,
         )
         self.serve(engine, contract, reserve=settings.reserve)
+        del self._checkpoint  # the vocabulary of a GGUF file takes tens of megabytes
