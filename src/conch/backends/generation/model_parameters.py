@@ -1,6 +1,6 @@
 """The parameters of a model that generates, besides those of every checkpoint (``checkpoints/options.py``).
 
-What a request may ask for is in ``parameters.py``.
+The parameters of requests are declared in ``conch/sampling/parameters.py``.
 """
 
 from __future__ import annotations
