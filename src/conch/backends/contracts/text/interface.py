@@ -13,8 +13,8 @@ from conch.backends.contracts.text.responses import TextOutputOptions, TextRespo
 from conch.backends.contracts.text.stops import StopStrings
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.limits import Limits
+from conch.backends.generation.overrides import SamplingOverrides, read_document
 from conch.backends.generation.request_state import ResponseBuilder
-from conch.backends.generation.requested import RequestedSampling, read_document
 from conch.backends.native.arrays import Request
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import invalid
@@ -76,7 +76,7 @@ class TextInterface:
 
     def response_builder(self, request: Request) -> ResponseBuilder:
         """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
-        requested = _requested(request)
+        overrides = _overrides(request)
         stream = bool(request.option("stream", False))
         if stream and not self.decoupled:
             raise invalid("Streaming is only supported in decoupled mode.")
@@ -85,7 +85,7 @@ class TextInterface:
         exclude = request.option("exclude_input_in_output", stream or chat)
         if stream and not exclude:
             raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
-        prompt, sampling = self._sampling(requested, prompt, chat)
+        prompt, sampling = self._sampling(overrides, prompt, chat)
         options = TextOutputOptions(
             stream=stream,
             prefix="" if exclude else text,
@@ -132,15 +132,15 @@ class TextInterface:
         return conversation, prompt
 
     def _sampling(
-        self, requested: RequestedSampling, prompt: list[int], chat: bool
+        self, overrides: SamplingOverrides, prompt: list[int], chat: bool
     ) -> tuple[list[int], SamplingParams]:
         """The prompt, cut where it may be, and how it is to be continued.  Raises what :meth:`Limits.check` raises."""
-        if (last := requested.get("truncate_prompt_tokens")) is not None:
+        if (last := overrides.get("truncate_prompt_tokens")) is not None:
             prompt = prompt[-last:]
         if self.truncate:
-            answer = requested.get("max_tokens") or min(self.defaults.max_tokens, self.limits.room(0) // 2)
-            prompt = prompt[-max(self.limits.room(answer), 1) :]
-        sampling = self.defaults.sampling(requested, self.limits.room(len(prompt)), chat=chat)
+            answer = overrides.get("max_tokens") or min(self.defaults.max_tokens, self.limits.remaining(0) // 2)
+            prompt = prompt[-max(self.limits.remaining(answer), 1) :]
+        sampling = self.defaults.sampling(overrides, self.limits.remaining(len(prompt)), chat=chat)
         sampling.bad_words_token_ids = self._token_ids_of_words(sampling.bad_words)
         self.limits.check(prompt, sampling)
         return prompt, sampling
@@ -153,23 +153,23 @@ class TextInterface:
         return tuple(dict.fromkeys(form for form in forms if form))
 
 
-def _requested(request: Request) -> RequestedSampling:
+def _overrides(request: Request) -> SamplingOverrides:
     """The sampling parameters of a request: of its JSON document, or else its parameters, and of its inputs."""
-    requested = RequestedSampling()
+    overrides = SamplingOverrides()
     document = request.option("sampling_parameters")
     if document is not None:
-        read_document(requested, document, "sampling_parameters")
+        read_document(overrides, document, "sampling_parameters")
     else:
         for name, value in request.parameters.items():
-            requested.take(name, value, f"parameter '{name}'")
+            overrides.set(name, value, f"parameter '{name}'")
     for name in (parameter.text_input for parameter in _VALUES):
         if name in request.inputs:
-            requested.take(name, request.option(name), f"input '{name}'")
+            overrides.set(name, request.option(name), f"input '{name}'")
     for name in (parameter.text_input for parameter in _WORDS):
         if name in request.inputs:
-            requested.take(name, request.texts(name), f"input '{name}'")
-    requested.check()
-    return requested
+            overrides.set(name, request.texts(name), f"input '{name}'")
+    overrides.check()
+    return overrides
 
 
 def _any_flag(request: Request, *names: str) -> bool:
