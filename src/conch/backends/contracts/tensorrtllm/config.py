@@ -82,7 +82,7 @@ class Parameters:
         values: dict[str, Any] = {
             "kv_cache_tokens": given.integer("max_tokens_in_paged_kv_cache"),
             "enable_prefix_caching": given.flag("enable_kv_cache_reuse"),
-            **{one.name: texts[one.name] for one in _OWN if one.name in texts},
+            **{known.name: texts[known.name] for known in _OWN if known.name in texts},
             "model": checkpoint_path(next((texts[name] for name in _PATHS if name in texts), ""), version_directory),
             "task": TEXT_GENERATION,
         }

@@ -127,10 +127,10 @@ def logprobs(logits: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]
 
     None where a row wants none.
     """
-    found: list[TokenLogprobs | None] = [None] * len(chosen)
+    results: list[TokenLogprobs | None] = [None] * len(chosen)
     indices = [index for index, count in enumerate(wanted) if count is not None]
     if not indices:
-        return found
+        return results
     values = logits[indices].log_softmax(dim=-1)
     of_chosen = values.gather(1, torch.tensor([[chosen[index]] for index in indices], device=logits.device))
     ranks = (values > of_chosen).sum(dim=-1) + 1
@@ -138,9 +138,9 @@ def logprobs(logits: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]
     top, ids = (values.tolist() for values in values.topk(most, dim=-1))
     for place, index in enumerate(indices):
         count = wanted[index] or 0
-        found[index] = TokenLogprobs(
+        results[index] = TokenLogprobs(
             float(of_chosen[place, 0]),
             int(ranks[place]),
             list(zip(ids[place][:count], top[place][:count], strict=True)),
         )
-    return found
+    return results
