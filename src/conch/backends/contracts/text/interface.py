@@ -6,6 +6,7 @@ batcher for the inputs of one value.  Used by the threads that read the server's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,16 +26,16 @@ from conch.sampling.structures import parsed
 #: Parameters with an input of their own: single values, and lists of words.
 _VALUES: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims == (1,))
 _WORDS: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims != (1,))
-#: Flags that ask for outputs.
-_RETURN_FLAGS: Final = (
-    "return_finish_reason",
-    "return_cumulative_logprob",
-    "return_logprobs",
-    "return_num_input_tokens",
-    "return_num_output_tokens",
-    "return_token_ids",
-    "return_log_probs",
-)
+#: Flags, and the outputs that each asks for.
+_RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "return_finish_reason": ("finish_reason",),
+    "return_cumulative_logprob": ("cumulative_logprob",),
+    "return_logprobs": ("logprobs",),
+    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_output_tokens": ("num_output_tokens",),
+    "return_token_ids": ("token_ids",),
+    "return_log_probs": ("cumulative_logprob", "logprobs"),
+}
 _TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
 
 
@@ -92,14 +93,11 @@ class TextInterface:
             stop=StopStrings(sampling.stop) if sampling.stop else None,
             include_stop=sampling.include_stop_str_in_output,
             skip_special_tokens=sampling.skip_special_tokens,
-            finish_reason=_any_flag(request, "return_finish_reason"),
-            cumulative_logprob=_any_flag(request, "return_cumulative_logprob", "return_log_probs"),
-            logprobs=_any_flag(request, "return_logprobs", "return_log_probs"),
-            num_input_tokens=_any_flag(request, "return_num_input_tokens"),
-            num_output_tokens=_any_flag(request, "return_num_output_tokens"),
-            token_ids=_any_flag(request, "return_token_ids"),
+            outputs=frozenset(
+                name for flag, names in _RETURN_FLAGS.items() if request.option(flag, False) for name in names
+            ),
         )
-        if sampling.logprobs is None and (options.logprobs or options.cumulative_logprob):
+        if sampling.logprobs is None and not options.outputs.isdisjoint(("logprobs", "cumulative_logprob")):
             sampling.logprobs = 0
             self.limits.check_features(sampling)
         # The beams of a search are one sequence for the engine, samples are one each.
@@ -170,11 +168,6 @@ def _overrides(request: Request) -> SamplingOverrides:
             overrides.set(name, request.texts(name), f"input '{name}'")
     overrides.check()
     return overrides
-
-
-def _any_flag(request: Request, *names: str) -> bool:
-    """Whether one of the inputs is there and true."""
-    return any(request.option(name, False) for name in names)
 
 
 def _document(request: Request, name: str, kind: type) -> Any:
