@@ -70,9 +70,8 @@ class GenerationBackend(NativeBackend):
 
         Raises INVALID_ARG for what cannot be loaded, UNSUPPORTED without the engine's library.
         """
-        options = checkpoint.options
-        name = choose_engine(checkpoint, options, instance["kind"] == "GPU")
-        return open_engine(name, engine_spec(checkpoint, options, instance, eos_ids, arguments=arguments(name)))
+        name = choose_engine(checkpoint, instance["kind"] == "GPU")
+        return open_engine(name, engine_spec(checkpoint, instance, eos_ids, arguments=arguments(name)))
 
     def serve(self, engine: GenerationEngine, contract: Contract, *, reserve: bool) -> None:
         """Start the service over ``engine``."""

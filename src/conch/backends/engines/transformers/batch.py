@@ -40,7 +40,7 @@ class BatchRow:
     @property
     def width(self) -> int:
         """The number of rows that it takes up in a batch."""
-        return max(1, self.sampling.beam_width)
+        return self.sampling.beam_width
 
     @property
     def size(self) -> int:

@@ -83,7 +83,7 @@ class BeamSearch:
 
     def results(self) -> list[Beam]:
         """The best beams, once ``done``."""
-        return self._finished[: max(1, self._sampling.n)]
+        return self._finished[: self._sampling.n]
 
     def _finish(self, ended: list[Beam]) -> None:
         if len(self._finished) == self.width and self._sampling.early_stopping:
