@@ -17,7 +17,7 @@ from conch.wire.openai.logprobs import chat_logprobs
 from conch.wire.openai.messages import read_messages
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import Fields, wrong
-from conch.wire.openai.replies import ChoiceDelta, Token
+from conch.wire.openai.responses import ChoiceDelta, Token
 from conch.wire.openai.sampling import PASSED_OVER, Decoding, read_sampling, read_stream
 from conch.wire.openai.tool_calls import Delta, Parser, parser_for
 from conch.wire.openai.tools import Tools, read_tools

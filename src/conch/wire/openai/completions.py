@@ -14,7 +14,7 @@ from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.logprobs import completion_logprobs
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import Fields, wrong
-from conch.wire.openai.replies import ChoiceDelta, Token
+from conch.wire.openai.responses import ChoiceDelta, Token
 from conch.wire.openai.sampling import PASSED_OVER, Decoding, read_sampling, read_stream
 
 #: Prompts of one request; each becomes a request to the model.
