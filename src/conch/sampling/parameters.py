@@ -233,4 +233,4 @@ NAMES: Final[Mapping[str, tuple[SamplingParameter, ValueType]]] = {
 #: Names of vLLM's that mean what nothing here does; refused rather than ignored.
 REFUSED: Final = ("prompt_logprobs", "logits_processors", "allowed_token_ids", "extra_args")
 #: Names that some clients send and that decide nothing here.
-PASSED_OVER: Final = frozenset({"detokenize", "output_kind", "stream", "priority", "return_token_ids"})
+IGNORED: Final = frozenset({"detokenize", "output_kind", "stream", "priority", "return_token_ids"})

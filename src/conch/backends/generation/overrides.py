@@ -10,7 +10,7 @@ from math import isclose
 from typing import Any
 
 from conch.errors import invalid
-from conch.sampling.parameters import NAMES, PASSED_OVER, REFUSED
+from conch.sampling.parameters import IGNORED, NAMES, REFUSED
 from conch.sampling.structures import parsed
 
 
@@ -90,5 +90,5 @@ def read_document(overrides: SamplingOverrides, text: str, source: str) -> None:
         if name in REFUSED:
             if value:
                 raise invalid(f"sampling parameter '{name}' is not supported")
-        elif name not in PASSED_OVER:
+        elif name not in IGNORED:
             raise invalid(f"sampling parameter '{name}' is not known")

@@ -15,7 +15,7 @@ from conch.wire.openai.logprobs import completion_logprobs
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import Fields, wrong
 from conch.wire.openai.responses import ChoiceDelta, Token
-from conch.wire.openai.sampling import PASSED_OVER, Decoding, read_sampling, read_stream
+from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
 
 #: Prompts of one request; each becomes a request to the model.
 MAX_PROMPTS: Final = 2048
@@ -57,7 +57,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
         raise ApiError("'echo' with 'logprobs' is not supported: a prompt has no log-probabilities here", "echo")
     if fields.take("suffix") not in (None, ""):
         raise ApiError("suffix is not currently supported", "suffix")
-    fields.pass_over(*PASSED_OVER)
+    fields.ignore(*IGNORED)
     fields.finish()
     return CompletionRequest(
         prompts=prompts, sampling=sampling, logprobs=logprobs, echo=echo, stream=stream, include_usage=include_usage

@@ -128,7 +128,7 @@ class Fields:
             if self.take(member) not in (None, False):
                 raise ApiError(f"'{self.name(member)}' is not supported{hint}", self.name(member))
 
-    def pass_over(self, *members: str) -> None:
+    def ignore(self, *members: str) -> None:
         """Ignore members that change nothing here."""
         for member in members:
             self._members.pop(member, None)

@@ -41,7 +41,7 @@ _READ: Final = frozenset({
     "max_tokens_in_paged_kv_cache",
 })  # fmt: skip
 #: Parameters that tune TensorRT-LLM alone; ignored.
-_IDLE: Final = frozenset({
+_IGNORED: Final = frozenset({
     "max_attention_window_size", "sink_token_length", "kv_cache_host_memory_bytes", "kv_cache_onboard_blocks",
     "cross_kv_cache_fraction", "cancellation_check_period_ms", "stats_check_period_ms", "iter_stats_max_iterations",
     "request_stats_max_iterations", "medusa_choices", "eagle_choices", "gpu_weights_percent", "multi_block_mode",
@@ -52,7 +52,7 @@ _IDLE: Final = frozenset({
     "guided_decoding_backend", "max_num_sequences", "max_queue_size", "speculative_decoding_fast_logits",
     "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size", "encoder_engine_dir",
 })  # fmt: skip
-PARAMETERS: Final = ParameterTable("tensorrtllm", _OWN, _READ | _IDLE)
+PARAMETERS: Final = ParameterTable("tensorrtllm", _OWN, _READ | _IGNORED)
 
 
 @dataclass(frozen=True, slots=True)
