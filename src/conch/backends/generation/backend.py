@@ -66,7 +66,7 @@ class GenerationBackend(NativeBackend):
         eos_ids: tuple[int, ...],
         arguments: Callable[[str], Mapping[str, Any]],
     ) -> GenerationEngine:
-        """Choose an engine and load a checkpoint; ``arguments`` tells what the engine by that name gets unchanged.
+        """Choose an engine and load a checkpoint; ``arguments`` maps its name to its library's own arguments.
 
         Raises INVALID_ARG for what cannot be loaded, UNSUPPORTED without the engine's library.
         """

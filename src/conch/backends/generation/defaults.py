@@ -81,7 +81,7 @@ class Defaults:
 
 
 def _asks_to_sample(overrides: SamplingOverrides) -> bool:
-    """Whether a value says something about sampling other than that the likeliest token is wanted."""
+    """Whether a request without a temperature has a value that only matters when tokens are sampled."""
     return bool(
         overrides.get("top_k", 1) != 1
         or overrides.get("top_p", 1) < 1

@@ -94,7 +94,7 @@ class CompletionAnswer(Answer):
         limit = request.sampling.get("max_tokens")
         super().__init__(model, count, include_usage=request.include_usage, limit=limit)
         self._top = request.logprobs
-        # The prompt of each choice until it has been sent, where the client wants it back.
+        # The prompt of each choice until it has been sent, where the client asks for it (``echo``).
         self._echoes = [text if request.echo else "" for text in request.prompts for _ in range(request.choices)]
         self._offsets = [0] * count
         self._texts: list[list[str]] = [[] for _ in range(count)]

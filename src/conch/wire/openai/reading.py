@@ -33,7 +33,7 @@ def read_body(body: Buffer) -> Fields:
 
 
 def wrong(param: str, value: Any, wanted: str) -> ApiError:
-    """The error for a member that is not as ``wanted``."""
+    """The error for member ``param``, which is ``value`` and must be ``wanted``."""
     shown = orjson.dumps(value).decode()
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
     return ApiError(f"'{param}' is {shown}; it must be {wanted}", param)

@@ -96,7 +96,7 @@ def _tokens(text: bytes, top: int) -> list[Token] | None:
 
 
 def _token(entry: dict[str, dict[str, Any]], top: int) -> Token:
-    """Read a position, where the chosen token comes first, whether or not it is among the likeliest."""
+    """Read the tokens of a position: the chosen one, which need not be among the likeliest, and then those."""
     tokens = [(_shown(id, token), max(float(token["logprob"]), _LEAST)) for id, token in entry.items()]
     text, logprob = tokens[0]
     likeliest = sorted(tokens if len(tokens) <= top else tokens[1:], key=lambda token: -token[1])

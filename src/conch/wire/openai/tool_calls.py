@@ -112,7 +112,7 @@ class CallParser:
                 return
 
     def _begin(self) -> None:
-        """Decide between text and a call without a mark, once enough has come to know."""
+        """Choose between text and a call without a mark, once enough text has arrived to tell."""
         compact = _SPACE.sub("", self._pending[:200])
         if not compact:
             return
@@ -180,7 +180,7 @@ class ListParser:
 
 
 class ArgumentsParser:
-    """Passes on a text that is the arguments of one function, as it comes."""
+    """Passes on a text that is the arguments of one function, piece by piece."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -228,7 +228,7 @@ def _calls_in(text: str, *, named: bool = False) -> list[tuple[str, str]] | None
 
 
 def _between(text: str, at: int) -> int:
-    """The index after whatever may stand before a call."""
+    """The index after white space, separators and marks that may precede a call."""
     match = _BETWEEN.match(text, at)
     return match.end() if match is not None else at
 

@@ -97,7 +97,7 @@ class Parameters:
 
 
 def set_parameters(config: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters that have a value: neither empty nor a placeholder that nobody filled in."""
+    """The parameters that have a value: neither empty nor an unfilled placeholder."""
     parameters = config.get("parameters") or {}
     texts = {name: str(value.get("string_value", "")) for name, value in parameters.items()}
     return {name: text.strip() for name, text in texts.items() if text.strip() and not _PLACEHOLDER.fullmatch(text)}

@@ -62,6 +62,6 @@ class StoppingText:
         return text[: len(text) - count]
 
     def flush(self) -> str:
-        """The rest of the text, when no more comes."""
+        """Release the rest of the text, at its end."""
         pending, self._pending = self._pending, ""
         return pending

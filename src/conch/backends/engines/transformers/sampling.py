@@ -60,7 +60,7 @@ def adjust(logits: Tensor, rows: Sequence[History]) -> None:
         if row.end_ids and len(made) < sampling.min_tokens:
             longer = scores.clone()
             longer[list(row.end_ids)] = -torch.inf
-            # A structure may have come to its end before that.
+            # A structure may be complete before that.
             if not bool(longer.isneginf().all()):
                 scores.copy_(longer)
         if (penalty := sampling.repetition_penalty) != 1:
@@ -114,7 +114,7 @@ def _draw(logits: Tensor, rows: Sequence[Drawn], *, ordered: bool) -> list[int]:
     noise = torch.empty_like(probabilities).exponential_()
     for index, row in enumerate(rows):
         if row.generator is not None:
-            # As many numbers as the row alone would take, whatever the others in the batch do.
+            # As many numbers as the row would draw alone: its tokens do not depend on the others in the batch.
             size = sizes[index] if ordered else vocabulary
             noise[index, :size] = torch.empty(size, device=logits.device).exponential_(generator=row.generator)
     best = (probabilities / noise.clamp(min=1e-30)).argmax(dim=-1, keepdim=True)
