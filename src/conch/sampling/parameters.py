@@ -29,7 +29,7 @@ MAX_BAD_WORDS: Final = 1024
 
 
 class Feature(StrEnum):
-    """What not every engine can do; the value is how a refusal names it."""
+    """An optional ability of engines; the value names it in errors."""
 
     BEAMS = "beam search"
     LOGPROBS = "log-probabilities"
@@ -230,7 +230,7 @@ NAMES: Final[Mapping[str, tuple[SamplingParameter, ValueType]]] = {
         **dict.fromkeys((parameter.name, *parameter.aliases), parameter.type), **parameter.forms
     }.items()
 }  # fmt: skip
-#: Names of vLLM's that mean what nothing here does; refused rather than ignored.
+#: vLLM's parameters that are not supported; refused where they have a value.
 REFUSED: Final = ("prompt_logprobs", "logits_processors", "allowed_token_ids", "extra_args")
-#: Names that some clients send and that decide nothing here.
-PASSED_OVER: Final = frozenset({"detokenize", "output_kind", "stream", "priority", "return_token_ids"})
+#: Names that some clients send and that have no effect here.
+IGNORED: Final = frozenset({"detokenize", "output_kind", "stream", "priority", "return_token_ids"})

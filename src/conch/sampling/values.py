@@ -1,7 +1,7 @@
 """Types of sampling parameters: each reads a value from JSON, from text or from a tensor, and refuses what is wrong.
 
 Pure.  ``read`` gets the name under which a value was given and a label for it, such as ``input 'beam_width'``; it
-raises INVALID_ARG with one of the two.
+raises INVALID_ARG, naming either.
 """
 
 from __future__ import annotations

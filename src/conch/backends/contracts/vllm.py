@@ -23,7 +23,7 @@ from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.config.parameters import ParameterTable
 from conch.errors import ConchError, invalid
 
-#: Engine arguments that every engine here understands, and the model parameters that they become.
+#: Engine arguments that apply to every engine here, and the model parameters with their meaning.
 _PARAMETERS: Final[Mapping[str, str]] = {
     "model": "model",
     "revision": "revision",

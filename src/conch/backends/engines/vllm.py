@@ -137,7 +137,9 @@ class VllmEngine(GenerationEngine):
         tokens = list(made.token_ids)
         logprobs = None
         if made.logprobs is not None:
-            logprobs = [_logprobs(token, found, wanted) for token, found in zip(tokens, made.logprobs, strict=True)]
+            logprobs = [
+                _logprobs(token, position, wanted) for token, position in zip(tokens, made.logprobs, strict=True)
+            ]
         return Progress(id, tokens, made.finish_reason or "", logprobs=logprobs)
 
 
@@ -280,9 +282,9 @@ def _sampling_params(vllm: Any, sampling: SamplingParams, eos_ids: tuple[int, ..
     return parameters
 
 
-def _logprobs(token: int, found: Any, wanted: int) -> TokenLogprobs:
+def _logprobs(token: int, position: Any, wanted: int) -> TokenLogprobs:
     """The log-probabilities in vLLM's dict of a position, which has the likeliest tokens and the chosen one."""
-    chosen = found[token]
-    ranked = sorted((entry.rank, id, entry.logprob) for id, entry in found.items() if entry.rank is not None)
+    chosen = position[token]
+    ranked = sorted((entry.rank, id, entry.logprob) for id, entry in position.items() if entry.rank is not None)
     top = [(int(id), float(value)) for _, id, value in ranked]
     return TokenLogprobs(float(chosen.logprob), int(chosen.rank or 0), top[:wanted])

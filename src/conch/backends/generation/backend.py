@@ -66,13 +66,12 @@ class GenerationBackend(NativeBackend):
         eos_ids: tuple[int, ...],
         arguments: Callable[[str], Mapping[str, Any]],
     ) -> GenerationEngine:
-        """Choose an engine and load a checkpoint; ``arguments`` tells what the engine by that name gets unchanged.
+        """Choose an engine and load a checkpoint; ``arguments`` maps its name to its library's own arguments.
 
         Raises INVALID_ARG for what cannot be loaded, UNSUPPORTED without the engine's library.
         """
-        options = checkpoint.options
-        name = choose_engine(checkpoint, options, instance["kind"] == "GPU")
-        return open_engine(name, engine_spec(checkpoint, options, instance, eos_ids, arguments=arguments(name)))
+        name = choose_engine(checkpoint, instance["kind"] == "GPU")
+        return open_engine(name, engine_spec(checkpoint, instance, eos_ids, arguments=arguments(name)))
 
     def serve(self, engine: GenerationEngine, contract: Contract, *, reserve: bool) -> None:
         """Start the service over ``engine``."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conch.backends.generation.requested import RequestedSampling
+from conch.backends.generation.overrides import SamplingOverrides
 from conch.sampling.parameters import SamplingParams
 
 #: Tokens after a text where neither the request nor the model says how many.
@@ -58,33 +58,33 @@ class Defaults:
         """The values of vLLM's ``SamplingParams``: 16 tokens, sampled, whatever the checkpoint says."""
         return cls(max_tokens=16, sample=True)
 
-    def sampling(self, requested: RequestedSampling, room: int, *, chat: bool = False) -> SamplingParams:
-        """The parameters of a request, completed; ``room`` is the number of tokens that fit after its prompt.
+    def sampling(self, overrides: SamplingOverrides, remaining: int, *, chat: bool = False) -> SamplingParams:
+        """The parameters of a request, completed; ``remaining`` tokens fit after its prompt.
 
         In a ``chat`` for which nothing is ``chosen`` the answer may take all of it.
         """
-        limit = room if chat and not self.chosen else min(self.max_tokens, room)
+        limit = remaining if chat and not self.chosen else min(self.max_tokens, remaining)
         sampling = SamplingParams(
-            **{"max_tokens": max(limit, 1), "repetition_penalty": self.repetition_penalty, **requested.values}
+            **{"max_tokens": max(limit, 1), "repetition_penalty": self.repetition_penalty, **overrides.values}
         )
         beams = sampling.beam_width > 1
-        if requested.get("temperature") is None:
-            sampled = not beams and (self.sample or _asks_to_sample(requested))
+        if overrides.get("temperature") is None:
+            sampled = not beams and (self.sample or _asks_to_sample(overrides))
             sampling.temperature = self.temperature if sampled else 0.0
         if sampling.temperature < GREEDY:
             sampling.make_greedy()
         elif self.sample:
             for name in ("top_k", "top_p", "min_p"):
-                if name not in requested.values:
+                if name not in overrides.values:
                     setattr(sampling, name, getattr(self, name))
         return sampling
 
 
-def _asks_to_sample(requested: RequestedSampling) -> bool:
-    """Whether a value says something about sampling other than that the likeliest token is wanted."""
+def _asks_to_sample(overrides: SamplingOverrides) -> bool:
+    """Whether a request without a temperature has a value that only matters when tokens are sampled."""
     return bool(
-        requested.get("top_k", 1) != 1
-        or requested.get("top_p", 1) < 1
-        or requested.get("min_p", 0)
-        or requested.get("n", 1) > 1
+        overrides.get("top_k", 1) != 1
+        or overrides.get("top_p", 1) < 1
+        or overrides.get("min_p", 0)
+        or overrides.get("n", 1) > 1
     )

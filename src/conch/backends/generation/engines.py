@@ -11,16 +11,15 @@ from typing import Any
 
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.options import Options
 
 
-def choose_engine(checkpoint: Checkpoint, options: Options, on_gpu: bool) -> str:
+def choose_engine(checkpoint: Checkpoint, on_gpu: bool) -> str:
     """The name of the engine that the parameter ``engine`` asks for, or else of the best for the files and the device.
 
     ``Checkpoint.open`` has checked the parameter.
     """
-    if options.engine != "auto":
-        return options.engine
+    if checkpoint.options.engine != "auto":
+        return checkpoint.options.engine
     if checkpoint.variant is not None and checkpoint.variant.engine == "openvino":
         return "openvino"
     if on_gpu:

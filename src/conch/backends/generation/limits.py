@@ -25,7 +25,7 @@ class Limits:
 
     engine: GenerationEngine
 
-    def room(self, tokens: int) -> int:
+    def remaining(self, tokens: int) -> int:
         """How many more tokens than ``tokens`` fit into the context."""
         return self.engine.context - tokens
 

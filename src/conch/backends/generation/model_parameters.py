@@ -1,6 +1,6 @@
 """The parameters of a model that generates, besides those of every checkpoint (``checkpoints/options.py``).
 
-What a request may ask for is in ``parameters.py``.
+The parameters of requests are declared in ``conch/sampling/parameters.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GENERATION_PARAMETERS: Final = (
         "enable_prefix_caching", "`true`, `false`", "`true`", "keep what was computed for prompts that begin alike"
     ),
     Parameter(
-        "max_tokens", "tokens", "the checkpoint's, else 256", "the longest answer to a request that does not say"
+        "max_tokens", "tokens", "the checkpoint's, else 256", "the length limit of answers to requests without one"
     ),
     Parameter("chat_template", "file", "the checkpoint's", "a Jinja template that makes a prompt of a conversation"),
     Parameter("speculative_model", "folder", "none", "a smaller checkpoint that guesses tokens ahead"),

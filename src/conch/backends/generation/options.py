@@ -37,8 +37,12 @@ class ServingOptions:
     chat_template: Path | None = None
 
     @classmethod
-    def from_options(cls, options: Options, directory: Path, *, policy: str = POLICIES[0]) -> ServingOptions:
-        """Read them; ``policy`` is the default of ``batch_scheduler_policy``.  INVALID_ARG names the parameter."""
+    def from_checkpoint(cls, checkpoint: Checkpoint, *, policy: str = POLICIES[0]) -> ServingOptions:
+        """Read the checkpoint's options; ``policy`` is the default of ``batch_scheduler_policy``.
+
+        Raises INVALID_ARG, naming the parameter.
+        """
+        options = checkpoint.options
         policy = _choice(options, "batch_scheduler_policy", POLICIES, policy)
         truncation = options.truncation if "truncation" in options.given else "refuse"
         template = options.text("chat_template")
@@ -46,20 +50,19 @@ class ServingOptions:
             max_tokens=options.integer("max_tokens"),
             truncate=truncation == "truncate",
             reserve=policy == "guaranteed_no_evict",
-            chat_template=_path(template, "chat_template", directory) if template else None,
+            chat_template=_path(template, "chat_template", checkpoint.directory) if template else None,
         )
 
 
 def engine_spec(
     checkpoint: Checkpoint,
-    options: Options,
     instance: Mapping[str, Any],
     eos_ids: tuple[int, ...],
     *,
     arguments: Mapping[str, Any] | None = None,
 ) -> EngineSpec:
     """The spec for a checkpoint on the device of a model ``instance``.  Raises INVALID_ARG, naming the parameter."""
-    graph = checkpoint.graph_file("openvino")
+    options, graph = checkpoint.options, checkpoint.graph_file("openvino")
     context = options.integer("max_model_len")
     if checkpoint.positions and context > checkpoint.positions:
         raise invalid(
@@ -76,7 +79,7 @@ def engine_spec(
         device="cuda" if instance["kind"] == "GPU" else "cpu",
         device_id=int(instance["device_id"]),
         threads=options.threads or usable_cores(),
-        dtype=_dtype(checkpoint, options),
+        dtype=_dtype(checkpoint),
         trust_remote_code=options.trust_remote_code,
         context=context or checkpoint.positions,
         max_sequences=options.integer("max_num_seqs"),
@@ -90,11 +93,11 @@ def engine_spec(
     )
 
 
-def _dtype(checkpoint: Checkpoint, options: Options) -> str:
+def _dtype(checkpoint: Checkpoint) -> str:
     """The parameter ``dtype``; left to choose, a graph that ``conch convert`` judged in float32 runs in float32."""
-    variant = checkpoint.variant
-    exact = options.dtype == "auto" and variant is not None and variant.precision == "fp32"
-    return "float32" if exact else options.dtype
+    dtype, variant = checkpoint.options.dtype, checkpoint.variant
+    exact = dtype == "auto" and variant is not None and variant.precision == "fp32"
+    return "float32" if exact else dtype
 
 
 def _choice(options: Options, name: str, choices: tuple[str, ...], default: str) -> str:

@@ -165,7 +165,7 @@ class GenerationService:
             self._add(state)
 
     def _needed(self, state: RequestState) -> int:
-        """The tokens of KV cache, in whole blocks, that a request may come to take up."""
+        """The most tokens of KV cache, in whole blocks, that a request can occupy."""
         block = self._engine.block_tokens
         return sum(
             -(-(len(prompt) + sampling.max_tokens) // block) * block * sampling.beam_width

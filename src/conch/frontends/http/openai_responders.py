@@ -24,7 +24,7 @@ from conch.wire.openai.completions import CompletionRequest
 from conch.wire.openai.embeddings import EmbeddingAnswer, EmbeddingRequest, wanted_outputs
 from conch.wire.openai.errors import error_body
 from conch.wire.openai.models import PROMPT
-from conch.wire.openai.replies import ChoiceDelta, read_reply
+from conch.wire.openai.responses import ChoiceDelta, read_response
 
 LOG = logging.getLogger("conch")
 
@@ -121,11 +121,11 @@ class GenerationResponder(OpenAiResponder):
 
     def _take(self, part: int, response: InferResponse) -> None:
         answer, last = self._answer, response.final
-        reply = read_reply(response, self._top)
-        pieces = reply.pieces[: self._choices]
+        contents = read_response(response, self._top)
+        pieces = contents.pieces[: self._choices]
         if last:
             pieces += [ChoiceDelta()] * (self._choices - len(pieces))
-        prompt = reply.prompt_tokens
+        prompt = contents.prompt_tokens
         if prompt is not None:
             prompt = None if part in self._counted else prompt
             self._counted.add(part)

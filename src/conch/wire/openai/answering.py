@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import orjson
 
-from conch.wire.openai.replies import ChoiceDelta
+from conch.wire.openai.responses import ChoiceDelta
 
 DONE = b"data: [DONE]\n\n"
 

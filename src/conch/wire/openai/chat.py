@@ -17,8 +17,8 @@ from conch.wire.openai.logprobs import chat_logprobs
 from conch.wire.openai.messages import read_messages
 from conch.wire.openai.models import MESSAGES
 from conch.wire.openai.reading import Fields, wrong
-from conch.wire.openai.replies import ChoiceDelta, Token
-from conch.wire.openai.sampling import PASSED_OVER, Decoding, read_sampling, read_stream
+from conch.wire.openai.responses import ChoiceDelta, Token
+from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
 from conch.wire.openai.tool_calls import Delta, Parser, parser_for
 from conch.wire.openai.tools import Tools, read_tools
 
@@ -67,7 +67,7 @@ def read_chat(fields: Fields) -> ChatRequest:
     if template is not None and type(template) is not dict:
         raise wrong(TEMPLATE_VALUES, template, "an object")
     fields.refuse(*_REFUSED)
-    fields.pass_over(*PASSED_OVER)
+    fields.ignore(*IGNORED)
     fields.finish()
     return ChatRequest(
         messages=messages,

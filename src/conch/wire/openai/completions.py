@@ -14,8 +14,8 @@ from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.logprobs import completion_logprobs
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.reading import Fields, wrong
-from conch.wire.openai.replies import ChoiceDelta, Token
-from conch.wire.openai.sampling import PASSED_OVER, Decoding, read_sampling, read_stream
+from conch.wire.openai.responses import ChoiceDelta, Token
+from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_stream
 
 #: Prompts of one request; each becomes a request to the model.
 MAX_PROMPTS: Final = 2048
@@ -57,7 +57,7 @@ def read_completion(fields: Fields) -> CompletionRequest:
         raise ApiError("'echo' with 'logprobs' is not supported: a prompt has no log-probabilities here", "echo")
     if fields.take("suffix") not in (None, ""):
         raise ApiError("suffix is not currently supported", "suffix")
-    fields.pass_over(*PASSED_OVER)
+    fields.ignore(*IGNORED)
     fields.finish()
     return CompletionRequest(
         prompts=prompts, sampling=sampling, logprobs=logprobs, echo=echo, stream=stream, include_usage=include_usage
@@ -94,7 +94,7 @@ class CompletionAnswer(Answer):
         limit = request.sampling.get("max_tokens")
         super().__init__(model, count, include_usage=request.include_usage, limit=limit)
         self._top = request.logprobs
-        # The prompt of each choice until it has been sent, where the client wants it back.
+        # The prompt of each choice until it has been sent, where the client asks for it (``echo``).
         self._echoes = [text if request.echo else "" for text in request.prompts for _ in range(request.choices)]
         self._offsets = [0] * count
         self._texts: list[list[str]] = [[] for _ in range(count)]

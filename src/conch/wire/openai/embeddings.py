@@ -19,7 +19,7 @@ from conch.wire.openai.errors import ApiError
 from conch.wire.openai.inputs import text_tensor
 from conch.wire.openai.models import PROMPT, embedding_output
 from conch.wire.openai.reading import Fields, wrong
-from conch.wire.openai.sampling import PASSED_OVER
+from conch.wire.openai.sampling import IGNORED
 
 MAX_INPUTS: Final = 2048
 _COUNT: Final = "num_input_tokens"
@@ -52,7 +52,7 @@ def read_embedding(fields: Fields) -> EmbeddingRequest:
     if form not in (None, "float", "base64"):
         raise wrong("encoding_format", form, "float or base64")
     dimensions = fields.integer("dimensions", 1, 2**31 - 1)
-    fields.pass_over(*PASSED_OVER)
+    fields.ignore(*IGNORED)
     fields.finish()
     return EmbeddingRequest(texts, form == "base64", dimensions or 0)
 

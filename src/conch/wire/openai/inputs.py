@@ -25,9 +25,8 @@ DEFAULT_MAX_TOKENS: Final = 16
 
 #: Inputs that may take a parameter, the first that is declared; each also with ``sampling_param_`` before its name.
 _INPUTS: Final = {
-    known.name: tuple(dict.fromkeys(filter(None, (known.text_input, known.name, *known.inflight_inputs))))
-    for known in PARAMETERS
-}
+    known.name: tuple(filter(None, (known.name, known.text_input, *known.inflight_inputs))) for known in PARAMETERS
+} | {"stop": ("stop_words", "stop")}  # the in-flight batcher's ``stop`` is a flag that ends a request
 #: Values that change nothing, which a model need not know.
 _NEUTRAL: Final = {known.name: known.neutral for known in PARAMETERS if known.neutral is not None}
 _COUNTS: Final = ("return_num_input_tokens", "return_num_output_tokens", "return_finish_reason")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conch.wire.openai.replies import Token
+from conch.wire.openai.responses import Token
 
 
 def chat_logprobs(tokens: list[Token]) -> dict[str, Any]:

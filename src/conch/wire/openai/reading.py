@@ -33,7 +33,7 @@ def read_body(body: Buffer) -> Fields:
 
 
 def wrong(param: str, value: Any, wanted: str) -> ApiError:
-    """The error for a member that is not as ``wanted``."""
+    """The error for member ``param``, which is ``value`` and must be ``wanted``."""
     shown = orjson.dumps(value).decode()
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
     return ApiError(f"'{param}' is {shown}; it must be {wanted}", param)
@@ -128,7 +128,7 @@ class Fields:
             if self.take(member) not in (None, False):
                 raise ApiError(f"'{self.name(member)}' is not supported{hint}", self.name(member))
 
-    def pass_over(self, *members: str) -> None:
+    def ignore(self, *members: str) -> None:
         """Ignore members that change nothing here."""
         for member in members:
             self._members.pop(member, None)

@@ -46,7 +46,7 @@ EXTENSIONS: Final = tuple(sorted(known.name for known in PARAMETERS if known.ope
 #: vLLM's older names of kinds of structured output.
 _GUIDED: Final = {f"guided_{kind}": kind for kind in KINDS}
 #: Members about accounts and bookkeeping, which change no answer.
-PASSED_OVER: Final = (
+IGNORED: Final = (
     "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
 )  # fmt: skip
 
@@ -84,7 +84,7 @@ def read_stream(fields: Fields) -> tuple[bool, bool]:
     if not stream:
         raise ApiError("`stream_options` can only be used when `stream` is True", "stream_options")
     include_usage = options.flag("include_usage")
-    options.pass_over("include_obfuscation")
+    options.ignore("include_obfuscation")
     options.finish()
     return stream, include_usage
 

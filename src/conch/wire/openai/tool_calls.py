@@ -72,35 +72,35 @@ class CallParser:
     def __init__(self, tools: Tools) -> None:
         self._names = tools.names
         self._limit = 1 if tools.single else None
-        self._held = ""
+        self._pending = ""
         #: White space before a mark, which is content only where no call follows.
         self._space = ""
         self._state = "start"
         self._calls = 0
 
     def add(self, text: str) -> list[Delta]:
-        self._held += text
+        self._pending += text
         return list(self._go())
 
     def finish(self) -> list[Delta]:
-        held, self._held = self._held, ""
+        pending, self._pending = self._pending, ""
         calls = None
         if self._state == "hermes":
-            calls = _calls_in(held.removeprefix(_OPEN))
+            calls = _calls_in(pending.removeprefix(_OPEN))
         elif self._state == "rest":
-            calls = _calls_in(_MARK.sub("", held, count=1), named=True)
+            calls = _calls_in(_MARK.sub("", pending, count=1), named=True)
         elif self._state == "bare":
-            calls = _calls_in(held)
+            calls = _calls_in(pending)
             if calls and not all(name in self._names for name, _ in calls):
                 calls = None
         if calls:
             return self._emit(calls)
         # White space between and after calls is no content.
-        return [{"content": self._space + held}] if held and not (self._calls and held.isspace()) else []
+        return [{"content": self._space + pending}] if pending and not (self._calls and pending.isspace()) else []
 
     def _go(self) -> Iterator[Delta]:
         while True:
-            before = (self._state, len(self._held))
+            before = (self._state, len(self._pending))
             match self._state:
                 case "start":
                     self._begin()
@@ -108,12 +108,12 @@ class CallParser:
                     yield from self._text()
                 case "hermes":
                     yield from self._hermes()
-            if (self._state, len(self._held)) == before:
+            if (self._state, len(self._pending)) == before:
                 return
 
     def _begin(self) -> None:
-        """Decide between text and a call without a mark, once enough has come to know."""
-        compact = _SPACE.sub("", self._held[:200])
+        """Choose between text and a call without a mark, once enough text has arrived to tell."""
+        compact = _SPACE.sub("", self._pending[:200])
         if not compact:
             return
         if compact.startswith(_BARE):
@@ -122,28 +122,28 @@ class CallParser:
             self._state = "text"
 
     def _text(self) -> Iterator[Delta]:
-        found = _MARK.search(self._held)
-        if found is not None:
-            content, self._held = self._held[: found.start()], self._held[found.start() :]
-            self._state = "hermes" if found.group() == _OPEN else "rest"
+        match = _MARK.search(self._pending)
+        if match is not None:
+            content, self._pending = self._pending[: match.start()], self._pending[match.start() :]
+            self._state = "hermes" if match.group() == _OPEN else "rest"
             shown = content.rstrip()
             self._space = content[len(shown) :]
             if shown:
                 yield {"content": shown}
             return
-        sure = len(self._held) - _partial_mark(self._held)
-        content = self._held[:sure]
+        sure = len(self._pending) - _partial_mark(self._pending)
+        content = self._pending[:sure]
         # White space before a call is no content, and a call may follow.
         sure = len(content.rstrip())
         if sure:
-            yield {"content": self._held[:sure]}
-            self._held = self._held[sure:]
+            yield {"content": self._pending[:sure]}
+            self._pending = self._pending[sure:]
 
     def _hermes(self) -> Iterator[Delta]:
-        end = self._held.find(_CLOSE)
+        end = self._pending.find(_CLOSE)
         if end < 0:
             return
-        block, self._held = self._held[: end + len(_CLOSE)], self._held[end + len(_CLOSE) :]
+        block, self._pending = self._pending[: end + len(_CLOSE)], self._pending[end + len(_CLOSE) :]
         space, self._space = self._space, ""
         self._state = "text"
         calls = _calls_in(block[len(_OPEN) : -len(_CLOSE)])
@@ -165,14 +165,14 @@ class ListParser:
     """Parses a text that is a JSON list of calls."""
 
     def __init__(self) -> None:
-        self._held: list[str] = []
+        self._pending: list[str] = []
 
     def add(self, text: str) -> list[Delta]:
-        self._held.append(text)
+        self._pending.append(text)
         return []
 
     def finish(self) -> list[Delta]:
-        text = "".join(self._held)
+        text = "".join(self._pending)
         calls = _calls_in(text)
         if calls:
             return [_delta(index, *call) for index, call in enumerate(calls)]
@@ -180,7 +180,7 @@ class ListParser:
 
 
 class ArgumentsParser:
-    """Passes on a text that is the arguments of one function, as it comes."""
+    """Passes on a text that is the arguments of one function, piece by piece."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -219,8 +219,8 @@ def _calls_in(text: str, *, named: bool = False) -> list[tuple[str, str]] | None
             value, at = _decoder.raw_decode(text, at if name is None else name.end())
         except (ValueError, RecursionError):
             return None
-        for one in [{"name": name[1], "arguments": value}] if name is not None else _listed(value):
-            call = _call(one)
+        for item in [{"name": name[1], "arguments": value}] if name is not None else _listed(value):
+            call = _call(item)
             if call is None:
                 return None
             calls.append(call)
@@ -228,9 +228,9 @@ def _calls_in(text: str, *, named: bool = False) -> list[tuple[str, str]] | None
 
 
 def _between(text: str, at: int) -> int:
-    """The index after whatever may stand before a call."""
-    found = _BETWEEN.match(text, at)
-    return found.end() if found is not None else at
+    """The index after white space, separators and marks that may precede a call."""
+    match = _BETWEEN.match(text, at)
+    return match.end() if match is not None else at
 
 
 def _listed(value: Any) -> list[Any]:

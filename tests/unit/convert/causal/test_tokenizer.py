@@ -21,7 +21,7 @@ from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.engine import EngineRequest, EngineSpec, GenerationEngine
 from conch.backends.generation.engines import open_engine
-from conch.backends.generation.requested import RequestedSampling, read_document
+from conch.backends.generation.overrides import SamplingOverrides, read_document
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
@@ -77,7 +77,7 @@ def opened(folder: Path, llama: Path, *, eos_ids: tuple[int, ...] = (1,), **chan
 
 
 def answered(engine: GenerationEngine, tokenizer: TextTokenizer, structure: dict[str, Any]) -> str:
-    asked = RequestedSampling()
+    asked = SamplingOverrides()
     read_document(asked, json.dumps({"structured_outputs": structure}), "sampling_parameters")
     engine.add(EngineRequest(0, tokenizer.encode("a ferry"), Defaults().sampling(asked, 20)))
     ids: list[int] = []

@@ -14,7 +14,7 @@ from conch.tensors import WireTensor, pack_bytes
 from conch.wire.openai.chat import ChatAnswer, read_chat
 from conch.wire.openai.embeddings import EmbeddingAnswer, read_embedding
 from conch.wire.openai.reading import Fields
-from conch.wire.openai.replies import ChoiceDelta, Token, read_reply
+from conch.wire.openai.responses import ChoiceDelta, Token, read_response
 
 
 def texts(name: str, *values: bytes) -> WireTensor:
@@ -40,22 +40,22 @@ def test_response_is_read_whatever_the_order_of_its_outputs() -> None:
         texts("text_output", "ä".encode(), b"\xffb"),
         counts("num_input_tokens", 5),
     ]
-    reply = read_reply(InferResponse(outputs))
+    reply = read_response(InferResponse(outputs))
     assert [(one.text, one.finish, one.tokens) for one in reply.pieces] == [("ä", "", 1), ("\ufffdb", "length", 2)]
     assert reply.prompt_tokens == 5
 
 
 def test_log_probabilities_are_read_with_infinities() -> None:
     text = b'[{"5": {"logprob": -Infinity, "rank": 9, "decoded_token": "x"}, "1": {"logprob": -0.1}}]'
-    (piece,) = read_reply(InferResponse([texts("logprobs", text)]), 1).pieces
+    (piece,) = read_response(InferResponse([texts("logprobs", text)]), 1).pieces
     assert piece.logprobs == [Token("x", -9999.0, [("token_id:1", -0.1)])]
-    assert read_reply(InferResponse([texts("logprobs", b"null")])).pieces[0].logprobs is None
+    assert read_response(InferResponse([texts("logprobs", b"null")])).pieces[0].logprobs is None
 
 
 @pytest.mark.parametrize("text", [b"{", b'[{"1": 2}]', b"[[1]]", b"7", b'[{"1": {}}]'])
 def test_response_without_sense_is_the_models_failure(text: bytes) -> None:
     with pytest.raises(ConchError) as caught:
-        read_reply(InferResponse([texts("logprobs", text)]))
+        read_response(InferResponse([texts("logprobs", text)]))
     assert caught.value.code is Code.INTERNAL
 
 

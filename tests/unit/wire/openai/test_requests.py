@@ -163,6 +163,30 @@ def test_values_go_into_tensors_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("member", "value", "names"),
+    [
+        ("seed", 7, ("seed", "random_seed")),
+        ("min_tokens", 7, ("min_tokens", "min_length")),
+        ("top_k", 7, ("top_k", "runtime_top_k")),
+        ("length_penalty", 7, ("length_penalty", "len_penalty")),
+        ("stop", ["a"], ("stop_words", "stop")),
+    ],
+)
+def test_a_value_goes_into_the_first_input_that_may_take_it(member: str, value: Any, names: tuple[str, str]) -> None:
+    datatype = "BYTES" if member == "stop" else "INT32"
+    specs = [TensorSpec(name, datatype, (1,), optional=True) for name in reversed(names)]
+    both = generation_inputs(signature(TEXT, *specs), {"text_input": b"hi"}, {member: value}, stream=False)
+    assert set(both) == {"text_input", names[0]}
+    other = generation_inputs(signature(TEXT, specs[0]), {"text_input": b"hi"}, {member: value}, stream=False)
+    assert set(other) == {"text_input", names[1]}
+
+
+@pytest.mark.parametrize("value", [{"top_k": 0}, {"min_tokens": 0}, {"length_penalty": 1}, {"beam_width": 1}])
+def test_values_that_change_nothing_need_no_input(value: dict[str, Any]) -> None:
+    assert set(generation_inputs(signature(TEXT), {"text_input": b"hi"}, value, stream=False)) == {"text_input"}
+
+
+@pytest.mark.parametrize(
     ("asked", "param"),
     [
         ({"temperature": 0.5}, "temperature"),

@@ -33,8 +33,7 @@ class TensorRtLlmBackend(GenerationBackend):
         parameters = Parameters.of(self.config, directory)
         self._warn(parameters)
         checkpoint = Checkpoint.open(directory, parameters.options)
-        options = checkpoint.options
-        settings = ServingOptions.from_options(options, checkpoint.directory, policy="guaranteed_no_evict")
+        settings = ServingOptions.from_checkpoint(checkpoint, policy="guaranteed_no_evict")
         tokenizer = open_tokenizer(checkpoint)
         eos_ids = tokenizer.special.eos_ids
         engine = self.open_engine(

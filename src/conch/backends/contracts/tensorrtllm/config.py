@@ -41,7 +41,7 @@ _READ: Final = frozenset({
     "max_tokens_in_paged_kv_cache",
 })  # fmt: skip
 #: Parameters that tune TensorRT-LLM alone; ignored.
-_IDLE: Final = frozenset({
+_IGNORED: Final = frozenset({
     "max_attention_window_size", "sink_token_length", "kv_cache_host_memory_bytes", "kv_cache_onboard_blocks",
     "cross_kv_cache_fraction", "cancellation_check_period_ms", "stats_check_period_ms", "iter_stats_max_iterations",
     "request_stats_max_iterations", "medusa_choices", "eagle_choices", "gpu_weights_percent", "multi_block_mode",
@@ -52,7 +52,7 @@ _IDLE: Final = frozenset({
     "guided_decoding_backend", "max_num_sequences", "max_queue_size", "speculative_decoding_fast_logits",
     "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size", "encoder_engine_dir",
 })  # fmt: skip
-PARAMETERS: Final = ParameterTable("tensorrtllm", _OWN, _READ | _IDLE)
+PARAMETERS: Final = ParameterTable("tensorrtllm", _OWN, _READ | _IGNORED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Parameters:
         values: dict[str, Any] = {
             "kv_cache_tokens": given.integer("max_tokens_in_paged_kv_cache"),
             "enable_prefix_caching": given.flag("enable_kv_cache_reuse"),
-            **{one.name: texts[one.name] for one in _OWN if one.name in texts},
+            **{known.name: texts[known.name] for known in _OWN if known.name in texts},
             "model": checkpoint_path(next((texts[name] for name in _PATHS if name in texts), ""), version_directory),
             "task": TEXT_GENERATION,
         }
@@ -97,7 +97,7 @@ class Parameters:
 
 
 def set_parameters(config: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters that have a value: neither empty nor a placeholder that nobody filled in."""
+    """The parameters that have a value: neither empty nor an unfilled placeholder."""
     parameters = config.get("parameters") or {}
     texts = {name: str(value.get("string_value", "")) for name, value in parameters.items()}
     return {name: text.strip() for name, text in texts.items() if text.strip() and not _PLACEHOLDER.fullmatch(text)}

@@ -17,8 +17,8 @@ from conch.backends.contracts.tensorrtllm.responses import (
 )
 from conch.backends.contracts.tensorrtllm.tensors import VALUES, refuse_unsupported
 from conch.backends.generation.limits import Limits
+from conch.backends.generation.overrides import SamplingOverrides
 from conch.backends.generation.request_state import ResponseBuilder
-from conch.backends.generation.requested import RequestedSampling
 from conch.backends.native.arrays import Request
 from conch.errors import invalid
 from conch.sampling.parameters import MAX_BAD_WORDS, MAX_STOPS, SamplingParams
@@ -137,16 +137,16 @@ class TokenInterface:
         return TokenResponseBuilder(request_rows, options)
 
     def _row(self, rows: _Rows, number: int, options: TokenOutputOptions) -> RequestRow:
-        requested = _requested(rows, number)
-        if "max_tokens" not in requested.values:
+        overrides = _overrides(rows, number)
+        if "max_tokens" not in overrides.values:
             raise invalid("input 'request_output_len' is missing")
-        beams, n = requested.get("beam_width", 1), requested.get("n")
+        beams, n = overrides.get("beam_width", 1), overrides.get("n")
         if beams > self.max_beam_width:
             raise invalid(f"input 'beam_width' is {beams}, but parameter 'max_beam_width' is {self.max_beam_width}")
         if 1 < beams < (n or 1):
             raise invalid(f"input 'num_return_sequences' is {n}, which is more than 'beam_width', {beams}")
         prompt = rows.prompt(number)
-        sampling = _sampling(requested)
+        sampling = _sampling(overrides)
         words = rows.words("bad_words_list", number, MAX_BAD_WORDS)
         sampling.bad_words_token_ids = tuple(tuple(word) for word in words)
         sampling.logit_bias = self._bias(rows, number)
@@ -187,26 +187,26 @@ class TokenInterface:
             raise invalid(f"input '{name}' has token id {unknown}; the vocabulary of the model has {vocabulary} tokens")
 
 
-def _requested(rows: _Rows, number: int) -> RequestedSampling:
+def _overrides(rows: _Rows, number: int) -> SamplingOverrides:
     """The sampling parameters of a row.  Zero leaves top-k and top-p open, a negative ``end_id`` ends nothing."""
-    requested = RequestedSampling()
+    overrides = SamplingOverrides()
     for name, parameter in VALUES.items():
         key, value = parameter.name, rows.value(name, number)
         if key in ("top_k", "top_p"):
             value = value or None
         elif key == "end_id" and value is not None and value < 0:
             key, value = "ignore_eos", True
-        requested.take(key, value, f"input '{name}'", label=f"input '{name}'")
-    return requested
+        overrides.set(key, value, f"input '{name}'", label=f"input '{name}'")
+    return overrides
 
 
-def _sampling(requested: RequestedSampling) -> SamplingParams:
+def _sampling(overrides: SamplingOverrides) -> SamplingParams:
     """The parameters as TensorRT-LLM understands them: without top-k and top-p, decoding is greedy."""
-    sampling = SamplingParams(**requested.values)
+    sampling = SamplingParams(**overrides.values)
     sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
     beams = sampling.beam_width
-    sampling.n = requested.get("n", beams) if beams > 1 else 1
-    top = sampling.top_k or "top_p" in requested.values
+    sampling.n = overrides.get("n", beams) if beams > 1 else 1
+    top = sampling.top_k or "top_p" in overrides.values
     if beams > 1 or not top or sampling.top_k == 1 or sampling.temperature == 0:
         sampling.make_greedy()
     return sampling

@@ -26,7 +26,7 @@ class StopWords:
             self._by_last.setdefault(word[-1], []).append(list(word))
 
     def end(self, tokens: list[int]) -> bool:
-        """Whether ``tokens``, of which there is at least one, end with one of the words."""
+        """Whether ``tokens``, at least one, end with one of the words."""
         return any(tokens[-len(word) :] == word for word in self._by_last.get(tokens[-1], ()))
 
 
@@ -123,7 +123,7 @@ class TokenResponseBuilder(ResponseBuilder):
         return sequence.finish
 
     def responses(self, final: bool) -> list[Result]:
-        """The responses that are due; after ``final`` ones nothing comes, not even for unfinished sequences."""
+        """The responses that are due; ``final`` ones are the last, also for sequences that have not finished."""
         if self._options.together:
             return [self._result(self._items)] if final else []
         results = []

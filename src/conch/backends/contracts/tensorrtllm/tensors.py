@@ -19,7 +19,7 @@ VALUES: Final[Mapping[str, SamplingParameter]] = {
     name: parameter for parameter in PARAMETERS for name in parameter.inflight_inputs
 }
 #: Inputs that matter to TensorRT-LLM alone, or not to models without an encoder; ignored.
-_PASSED_OVER: Final = frozenset({
+_IGNORED: Final = frozenset({
     "decoder_input_ids", "decoder_input_lengths", "draft_acceptance_threshold", "prompt_vocab_size",
     "prompt_table_extra_ids", "runtime_top_p_min", "runtime_top_p_reset_ids", "retention_token_range_starts",
     "retention_token_range_ends", "retention_token_range_priorities", "retention_token_range_durations_ms",
@@ -95,7 +95,7 @@ def _tensor(name: str, datatype: str, *dims: int, optional: bool = False) -> dic
 def unknown_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The inputs of a configuration that have no meaning here."""
     names = {str(tensor["name"]) for tensor in config.get("input", ())}
-    return tuple(sorted(names - _READ - _PASSED_OVER - set(_REFUSED) - set(_REFUSED_FLAGS)))
+    return tuple(sorted(names - _READ - _IGNORED - set(_REFUSED) - set(_REFUSED_FLAGS)))
 
 
 def refuse_unsupported(request: Request) -> None:

@@ -43,7 +43,7 @@ class TextBackend(GenerationBackend):
 
     def load(self, instance: Mapping[str, Any]) -> None:
         checkpoint = self._checkpoint
-        settings = ServingOptions.from_options(checkpoint.options, checkpoint.directory)
+        settings = ServingOptions.from_checkpoint(checkpoint)
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
         engine = self.open_engine(checkpoint, instance, tokenizer.special.eos_ids, self.arguments)
         self.log("INFO", f"model '{self.model['name']}' runs on engine '{engine.name}'")

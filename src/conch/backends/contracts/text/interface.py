@@ -6,6 +6,7 @@ batcher for the inputs of one value.  Used by the threads that read the server's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,8 +14,8 @@ from conch.backends.contracts.text.responses import TextOutputOptions, TextRespo
 from conch.backends.contracts.text.stops import StopStrings
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.limits import Limits
+from conch.backends.generation.overrides import SamplingOverrides, read_document
 from conch.backends.generation.request_state import ResponseBuilder
-from conch.backends.generation.requested import RequestedSampling, read_document
 from conch.backends.native.arrays import Request
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import invalid
@@ -25,16 +26,16 @@ from conch.sampling.structures import parsed
 #: Parameters with an input of their own: single values, and lists of words.
 _VALUES: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims == (1,))
 _WORDS: Final = tuple(known for known in PARAMETERS if known.text_input and known.type.dims != (1,))
-#: Flags that ask for outputs.
-_RETURN_FLAGS: Final = (
-    "return_finish_reason",
-    "return_cumulative_logprob",
-    "return_logprobs",
-    "return_num_input_tokens",
-    "return_num_output_tokens",
-    "return_token_ids",
-    "return_log_probs",
-)
+#: Flags, and the outputs that each asks for.
+_RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "return_finish_reason": ("finish_reason",),
+    "return_cumulative_logprob": ("cumulative_logprob",),
+    "return_logprobs": ("logprobs",),
+    "return_num_input_tokens": ("num_input_tokens",),
+    "return_num_output_tokens": ("num_output_tokens",),
+    "return_token_ids": ("token_ids",),
+    "return_log_probs": ("cumulative_logprob", "logprobs"),
+}
 _TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
 
 
@@ -76,7 +77,7 @@ class TextInterface:
 
     def response_builder(self, request: Request) -> ResponseBuilder:
         """What makes the responses of a request.  Raises INVALID_ARG or UNSUPPORTED, in one sentence."""
-        requested = _requested(request)
+        overrides = _overrides(request)
         stream = bool(request.option("stream", False))
         if stream and not self.decoupled:
             raise invalid("Streaming is only supported in decoupled mode.")
@@ -85,21 +86,18 @@ class TextInterface:
         exclude = request.option("exclude_input_in_output", stream or chat)
         if stream and not exclude:
             raise invalid("When streaming, `exclude_input_in_output` = False is not allowed.")
-        prompt, sampling = self._sampling(requested, prompt, chat)
+        prompt, sampling = self._sampling(overrides, prompt, chat)
         options = TextOutputOptions(
             stream=stream,
             prefix="" if exclude else text,
             stop=StopStrings(sampling.stop) if sampling.stop else None,
             include_stop=sampling.include_stop_str_in_output,
             skip_special_tokens=sampling.skip_special_tokens,
-            finish_reason=_any_flag(request, "return_finish_reason"),
-            cumulative_logprob=_any_flag(request, "return_cumulative_logprob", "return_log_probs"),
-            logprobs=_any_flag(request, "return_logprobs", "return_log_probs"),
-            num_input_tokens=_any_flag(request, "return_num_input_tokens"),
-            num_output_tokens=_any_flag(request, "return_num_output_tokens"),
-            token_ids=_any_flag(request, "return_token_ids"),
+            outputs=frozenset(
+                name for flag, names in _RETURN_FLAGS.items() if request.option(flag, False) for name in names
+            ),
         )
-        if sampling.logprobs is None and (options.logprobs or options.cumulative_logprob):
+        if sampling.logprobs is None and not options.outputs.isdisjoint(("logprobs", "cumulative_logprob")):
             sampling.logprobs = 0
             self.limits.check_features(sampling)
         # The beams of a search are one sequence for the engine, samples are one each.
@@ -132,15 +130,15 @@ class TextInterface:
         return conversation, prompt
 
     def _sampling(
-        self, requested: RequestedSampling, prompt: list[int], chat: bool
+        self, overrides: SamplingOverrides, prompt: list[int], chat: bool
     ) -> tuple[list[int], SamplingParams]:
         """The prompt, cut where it may be, and how it is to be continued.  Raises what :meth:`Limits.check` raises."""
-        if (last := requested.get("truncate_prompt_tokens")) is not None:
+        if (last := overrides.get("truncate_prompt_tokens")) is not None:
             prompt = prompt[-last:]
         if self.truncate:
-            answer = requested.get("max_tokens") or min(self.defaults.max_tokens, self.limits.room(0) // 2)
-            prompt = prompt[-max(self.limits.room(answer), 1) :]
-        sampling = self.defaults.sampling(requested, self.limits.room(len(prompt)), chat=chat)
+            answer = overrides.get("max_tokens") or min(self.defaults.max_tokens, self.limits.remaining(0) // 2)
+            prompt = prompt[-max(self.limits.remaining(answer), 1) :]
+        sampling = self.defaults.sampling(overrides, self.limits.remaining(len(prompt)), chat=chat)
         sampling.bad_words_token_ids = self._token_ids_of_words(sampling.bad_words)
         self.limits.check(prompt, sampling)
         return prompt, sampling
@@ -153,28 +151,23 @@ class TextInterface:
         return tuple(dict.fromkeys(form for form in forms if form))
 
 
-def _requested(request: Request) -> RequestedSampling:
+def _overrides(request: Request) -> SamplingOverrides:
     """The sampling parameters of a request: of its JSON document, or else its parameters, and of its inputs."""
-    requested = RequestedSampling()
+    overrides = SamplingOverrides()
     document = request.option("sampling_parameters")
     if document is not None:
-        read_document(requested, document, "sampling_parameters")
+        read_document(overrides, document, "sampling_parameters")
     else:
         for name, value in request.parameters.items():
-            requested.take(name, value, f"parameter '{name}'")
+            overrides.set(name, value, f"parameter '{name}'")
     for name in (parameter.text_input for parameter in _VALUES):
         if name in request.inputs:
-            requested.take(name, request.option(name), f"input '{name}'")
+            overrides.set(name, request.option(name), f"input '{name}'")
     for name in (parameter.text_input for parameter in _WORDS):
         if name in request.inputs:
-            requested.take(name, request.texts(name), f"input '{name}'")
-    requested.check()
-    return requested
-
-
-def _any_flag(request: Request, *names: str) -> bool:
-    """Whether one of the inputs is there and true."""
-    return any(request.option(name, False) for name in names)
+            overrides.set(name, request.texts(name), f"input '{name}'")
+    overrides.check()
+    return overrides
 
 
 def _document(request: Request, name: str, kind: type) -> Any:

@@ -23,10 +23,9 @@ _CONTEXT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class TextOutputOptions:
-    """The outputs that a request asks for.
+    """How the responses of a request are made; ``outputs`` are those that it asks for besides the text.
 
     ``prefix`` goes before the text: the prompt, where it is wanted back.  ``stream`` asks for a response at every step.
-    The flags are named after the outputs.
     """
 
     stream: bool = False
@@ -34,12 +33,7 @@ class TextOutputOptions:
     stop: StopStrings | None = None
     include_stop: bool = False
     skip_special_tokens: bool = True
-    finish_reason: bool = False
-    cumulative_logprob: bool = False
-    logprobs: bool = False
-    num_input_tokens: bool = False
-    num_output_tokens: bool = False
-    token_ids: bool = False
+    outputs: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -87,11 +81,11 @@ class TextResponseBuilder(ResponseBuilder):
         tokens = progress.tokens
         sample.count += len(tokens)
         sample.total += len(tokens)
-        if options.token_ids:
+        if "token_ids" in options.outputs:
             sample.tokens.extend(tokens)
         if progress.logprobs is not None:
             sample.cumulative += sum(position.logprob for position in progress.logprobs)
-            if options.logprobs:
+            if "logprobs" in options.outputs:
                 sample.logprobs += [
                     self._described(token, logprobs) for token, logprobs in zip(tokens, progress.logprobs, strict=True)
                 ]
@@ -117,17 +111,17 @@ class TextResponseBuilder(ResponseBuilder):
         if not final and (not options.stream or not any(sample.text for sample in samples)):
             return ()
         outputs: dict[str, Array | Strings] = {"text_output": _strings(["".join(sample.text) for sample in samples])}
-        if options.finish_reason:
+        if "finish_reason" in options.outputs:
             outputs["finish_reason"] = _strings([sample.finish for sample in samples])
-        if options.cumulative_logprob:
+        if "cumulative_logprob" in options.outputs:
             outputs["cumulative_logprob"] = np.array([sample.cumulative for sample in samples], np.float32)
-        if options.logprobs:
+        if "logprobs" in options.outputs:
             outputs["logprobs"] = _strings([json.dumps(sample.logprobs or None) for sample in samples])
-        if options.num_input_tokens:
+        if "num_input_tokens" in options.outputs:
             outputs["num_input_tokens"] = np.array([len(self.prompts[0][0])], np.uint32)
-        if options.num_output_tokens:
+        if "num_output_tokens" in options.outputs:
             outputs["num_output_tokens"] = np.array([sample.count for sample in samples], np.uint32)
-        if options.token_ids:
+        if "token_ids" in options.outputs:
             outputs["token_ids"] = np.array([token for sample in samples for token in sample.tokens], np.int32)
         for sample in samples:
             sample.text, sample.tokens, sample.logprobs, sample.count = [], [], [], 0

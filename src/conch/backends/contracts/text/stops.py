@@ -16,14 +16,14 @@ class StopStrings:
 
     def search(self, text: str) -> tuple[int, int] | None:
         """Start and end of the leftmost stop string in ``text``; None without one."""
-        found = None
+        match = None
         for string in self._strings:
             start = text.find(string)
-            if start >= 0 and (found is None or start < found[0]):
-                found = start, start + len(string)
-        return found
+            if start >= 0 and (match is None or start < match[0]):
+                match = start, start + len(string)
+        return match
 
-    def held(self, text: str) -> int:
+    def partial_match(self, text: str) -> int:
         """How many characters at the end of ``text`` may begin a stop string."""
         for count in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[len(text) - count :]
@@ -37,12 +37,12 @@ class StopStrings:
 class StoppingText:
     """The text of a continuation: released as soon as it cannot be part of a stop string."""
 
-    __slots__ = ("_held", "_included", "_stops", "stopped")
+    __slots__ = ("_included", "_pending", "_stops", "stopped")
 
     def __init__(self, stops: StopStrings | None, *, included: bool = False) -> None:
         self._stops = stops
         self._included = included  # the string that stops is part of the text
-        self._held = ""
+        self._pending = ""
         #: Whether a stop string has been found, which ends the text.
         self.stopped = False
 
@@ -50,18 +50,18 @@ class StoppingText:
         """Add a piece; returns the text that is released."""
         if self._stops is None or not piece:
             return piece
-        text = self._held + piece
-        found = self._stops.search(text)
-        if found is not None:
+        text = self._pending + piece
+        match = self._stops.search(text)
+        if match is not None:
             self.stopped = True
-            self._held = ""
-            start, end = found
+            self._pending = ""
+            start, end = match
             return text[: end if self._included else start]
-        held = self._stops.held(text)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        count = self._stops.partial_match(text)
+        self._pending = text[len(text) - count :]
+        return text[: len(text) - count]
 
     def flush(self) -> str:
-        """The rest of the text, when no more comes."""
-        held, self._held = self._held, ""
-        return held
+        """Release the rest of the text, at its end."""
+        pending, self._pending = self._pending, ""
+        return pending

@@ -117,8 +117,8 @@ class OpenVinoGenAIEngine(GenerationEngine):
 
     def _admit(self) -> None:
         """Give the pipelines waiting requests, in order, as long as there is room."""
-        room = self.max_sequences - self._running
-        while self._queue and room > 0:
+        free = self.max_sequences - self._running
+        while self._queue and free > 0:
             entry = self._queue[0]
             if self._waiting.get(entry.request.id) is entry:
                 batch = self._batches[entry.request.sampling.lora_name]
@@ -126,5 +126,5 @@ class OpenVinoGenAIEngine(GenerationEngine):
                     return
                 batch.admit(entry)
                 del self._waiting[entry.request.id]
-                room -= 1
+                free -= 1
             heapq.heappop(self._queue)

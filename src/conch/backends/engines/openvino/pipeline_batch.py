@@ -57,8 +57,8 @@ class PipelineBatch:
     @property
     def used(self) -> int:
         """An upper bound of the blocks in use; shared prefixes count once where the pipeline's own figure is lower."""
-        held = sum(entry.blocks for entry in self.entries.values()) + self._cancelled
-        return min(held, self._measured + self._admitted, self._blocks)
+        most = sum(entry.blocks for entry in self.entries.values()) + self._cancelled
+        return min(most, self._measured + self._admitted, self._blocks)
 
     def fits(self, entry: PipelineRequest) -> bool:
         """Whether the cache has room for the prompt; an empty batch takes any."""

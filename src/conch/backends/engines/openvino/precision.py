@@ -75,10 +75,10 @@ def cache_blocks(spec: EngineSpec, precision: Precision, sequences: int, context
     """The number of blocks in the KV cache."""
     if spec.cache_tokens:
         return max(1, spec.cache_tokens // BLOCK)
-    one = min(context, TOKENS_EACH)
+    each = min(context, TOKENS_EACH)
     free = int(import_module("psutil").virtual_memory().available)
     fitting = free // PART_OF_MEMORY // _token_bytes(spec.config, precision)
-    return -(-max(one, min(sequences * one, fitting)) // BLOCK)
+    return -(-max(each, min(sequences * each, fitting)) // BLOCK)
 
 
 def _token_bytes(config: Mapping[str, Any], precision: Precision) -> int:

@@ -40,7 +40,7 @@ class BatchRow:
     @property
     def width(self) -> int:
         """The number of rows that it takes up in a batch."""
-        return max(1, self.sampling.beam_width)
+        return self.sampling.beam_width
 
     @property
     def size(self) -> int:
@@ -140,7 +140,7 @@ class Reading:
         Several prompts are read in one go, and so is one whose state cannot be padded.
         """
         whole = len(self._left) > 1 or self.batch.padded is None or self.columns <= columns
-        chunks = self._left if whole else [one[:columns] for one in self._left]
-        self._left = [one[len(chunk) :] for one, chunk in zip(self._left, chunks, strict=True)]
+        chunks = self._left if whole else [tokens[:columns] for tokens in self._left]
+        self._left = [tokens[len(chunk) :] for tokens, chunk in zip(self._left, chunks, strict=True)]
         logits = self.batch.read(chunks, last=whole)
         return logits if whole else None

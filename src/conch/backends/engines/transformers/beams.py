@@ -63,7 +63,7 @@ class BeamSearch:
         )
         totals = values + torch.tensor([beam.total for beam in self.running], device=values.device)[:, None]
         kept = min(max(2, 1 + len(self._end_ids)) * self.width, totals.numel())
-        best, indices = (one.tolist() for one in totals.flatten().topk(kept))
+        best, indices = (tensor.tolist() for tensor in totals.flatten().topk(kept))
         vocabulary = values.shape[1]
         candidates: list[tuple[Beam, int]] = []
         for total, index in zip(best, indices, strict=True):
@@ -83,7 +83,7 @@ class BeamSearch:
 
     def results(self) -> list[Beam]:
         """The best beams, once ``done``."""
-        return self._finished[: max(1, self._sampling.n)]
+        return self._finished[: self._sampling.n]
 
     def _finish(self, ended: list[Beam]) -> None:
         if len(self._finished) == self.width and self._sampling.early_stopping:

@@ -34,7 +34,9 @@ class PaddedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.buffers = [torch.zeros(0, one.shape[1], 0, one.shape[3]).to(one) for one in (key_states, value_states)]
+        self.buffers = [
+            torch.zeros(0, states.shape[1], 0, states.shape[3]).to(states) for states in (key_states, value_states)
+        ]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -53,15 +55,15 @@ class PaddedLayer(CacheLayerMixin):
     def reserve(self, rows: int, columns: int) -> None:
         """Make room for so many rows and columns; the content stays where it is."""
         for index, buffer in enumerate(self.buffers):
-            held, heads, width, size = buffer.shape
-            if rows <= held and columns <= width:
+            height, heads, width, size = buffer.shape
+            if rows <= height and columns <= width:
                 continue
             # The first allocation is exact: nothing is added to a prompt that is read in one piece.
             wider = columns + max(width // 4, _ROOM) if width else columns
             made = buffer.new_zeros(
-                held if rows <= held else max(rows, held + held // 2), heads, max(width, wider), size
+                height if rows <= height else max(rows, height + height // 2), heads, max(width, wider), size
             )
-            made[:held, :, :width] = buffer
+            made[:height, :, :width] = buffer
             self.buffers[index] = made
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

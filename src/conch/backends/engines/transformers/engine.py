@@ -69,7 +69,7 @@ class TransformersEngine(GenerationEngine):
         #: Whether rows of different lengths share a batch; else each runs with a cache of its own.
         self.padded = support.padding
         if not support.several_rows:
-            # The model itself holds the state of the one sequence that it is at.
+            # The model itself holds the state, of one sequence.
             self.max_sequences = 1
         if not support.beam_search or not support.several_rows:
             self.features -= {Feature.BEAMS}
@@ -105,7 +105,7 @@ class TransformersEngine(GenerationEngine):
         matcher = None
         if sampling.structured_outputs is not None and self._grammars is not None:
             matcher = self._grammars.matcher(sampling.structured_outputs)
-            # After the last token of a structure nothing but an end is allowed.
+            # After the last token of a structure only an end-of-sequence token is allowed.
             end_ids |= self._eos_ids
         end_ids = frozenset(end for end in {*end_ids, *sampling.stop_token_ids} if 0 <= end < self.vocabulary)
         row = BatchRow(
@@ -202,7 +202,7 @@ class TransformersEngine(GenerationEngine):
             return
         batch = row.batch
         if self._reading is not None and self._reading.batch is batch:
-            # Whatever is not read in one go is a single row.
+            # Only a single row is read in several parts.
             row.batch = self._reading = None
             return
         batch.remove(row)

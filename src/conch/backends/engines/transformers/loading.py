@@ -50,7 +50,7 @@ def _model(spec: EngineSpec) -> Any:
     arguments: dict[str, Any] = dict(spec.arguments)
     if spec.gguf is not None:
         arguments["gguf_file"] = str(spec.gguf.relative_to(spec.directory))
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
         spec.directory,
         dtype=_dtype(spec),
         trust_remote_code=spec.trust_remote_code,
@@ -59,10 +59,10 @@ def _model(spec: EngineSpec) -> Any:
         ignore_mismatched_sizes=True,  # refused below, by name
         **arguments,
     )
-    if mismatched := sorted(found["mismatched_keys"]):
-        name, held, wanted = mismatched[0]
-        raise invalid(f"the weights have {name} as {list(held)}, config.json makes it {list(wanted)}")
-    if missing := sorted(found["missing_keys"]):
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, actual, expected = mismatched[0]
+        raise invalid(f"the weights have {name} as {list(actual)}, config.json makes it {list(expected)}")
+    if missing := sorted(report["missing_keys"]):
         raise invalid(f"the weights lack {len(missing)} of the model's tensors, such as {missing[0]}")
     return model
 

@@ -31,13 +31,13 @@ class Prefixes:
 
     def find(self, adapter: str, tokens: list[int]) -> list[_Piece]:
         """The blocks that ``tokens`` begin with; at least one token remains to be read."""
-        found = []
+        keys = []
         for key, stop in _keys(adapter, tokens):
             if stop >= len(tokens) or key not in self._blocks:
                 break
-            found.append(key)
-        self._touch(found)
-        return [self._blocks[key] for key in found]
+            keys.append(key)
+        self._touch(keys)
+        return [self._blocks[key] for key in keys]
 
     def count(self, tokens: int, hits: int) -> None:
         """Count a prompt of ``tokens`` tokens, of which ``hits`` are cached."""
@@ -80,4 +80,4 @@ def _keys(adapter: str, tokens: list[int]) -> Iterator[tuple[bytes, int]]:
 
 
 def _size(piece: _Piece) -> int:
-    return sum(int(one.nbytes) for layer in piece for one in layer)
+    return sum(int(tensor.nbytes) for layer in piece for tensor in layer)

@@ -63,8 +63,8 @@ def _may_be_padded(network: DecoderNetwork, context: int) -> bool:
 
 def _stretched(config: Any, context: int) -> bool:
     """Whether rotary frequencies may change with the length of a row."""
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    scalings = [found, *(one for one in found.values() if isinstance(one, dict))]
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    scalings = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     for scaling in scalings:
         if scaling.get("rope_type", scaling.get("type")) in _SHARED:
             original = scaling.get("original_max_position_embeddings")
@@ -113,12 +113,12 @@ class _Trial:
     def in_turns(self) -> list[tuple[int, int, Tensor]]:
         """The texts in turn, each with a state of its own."""
         rows = [OwnRows(self._network) for _ in self._texts]
-        found = []
+        results = []
         for step in range(3):
             for index, (text, length) in enumerate(self._prompts()):
                 new = text[:length] if step == 0 else [text[length + step - 1]]
-                found.append((index, step, rows[index].feed([new])[0]))
-        return found
+                results.append((index, step, rows[index].feed([new])[0]))
+        return results
 
     def copied(self) -> list[tuple[int, int, Tensor]]:
         """Of two rows the second goes on twice."""

@@ -43,8 +43,8 @@ class PaddedRows(Rows):
     def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         longest = max(map(len, tokens))
         if not self.cache.starts:
-            self.cache.starts = [longest - len(one) for one in tokens]
-        ids = torch.tensor([[0] * (longest - len(one)) + list(one) for one in tokens], device=self._network.device)
+            self.cache.starts = [longest - len(row) for row in tokens]
+        ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in tokens], device=self._network.device)
         return self._network.run(ids, self.cache)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -61,7 +61,7 @@ class OwnRows(Rows):
 
     def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         model = self._network.model
-        new = torch.tensor([list(one) for one in tokens], device=self._network.device)
+        new = torch.tensor([list(row) for row in tokens], device=self._network.device)
         first = self._ids is None
         self._ids = new if first else torch.cat([self._ids, new], dim=1)
         if first:

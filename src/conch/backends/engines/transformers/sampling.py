@@ -60,7 +60,7 @@ def adjust(logits: Tensor, rows: Sequence[History]) -> None:
         if row.end_ids and len(made) < sampling.min_tokens:
             longer = scores.clone()
             longer[list(row.end_ids)] = -torch.inf
-            # A structure may have come to its end before that.
+            # A structure may be complete before that.
             if not bool(longer.isneginf().all()):
                 scores.copy_(longer)
         if (penalty := sampling.repetition_penalty) != 1:
@@ -114,7 +114,7 @@ def _draw(logits: Tensor, rows: Sequence[Drawn], *, ordered: bool) -> list[int]:
     noise = torch.empty_like(probabilities).exponential_()
     for index, row in enumerate(rows):
         if row.generator is not None:
-            # As many numbers as the row alone would take, whatever the others in the batch do.
+            # As many numbers as the row would draw alone: its tokens do not depend on the others in the batch.
             size = sizes[index] if ordered else vocabulary
             noise[index, :size] = torch.empty(size, device=logits.device).exponential_(generator=row.generator)
     best = (probabilities / noise.clamp(min=1e-30)).argmax(dim=-1, keepdim=True)
@@ -127,10 +127,10 @@ def logprobs(logits: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]
 
     None where a row wants none.
     """
-    found: list[TokenLogprobs | None] = [None] * len(chosen)
+    results: list[TokenLogprobs | None] = [None] * len(chosen)
     indices = [index for index, count in enumerate(wanted) if count is not None]
     if not indices:
-        return found
+        return results
     values = logits[indices].log_softmax(dim=-1)
     of_chosen = values.gather(1, torch.tensor([[chosen[index]] for index in indices], device=logits.device))
     ranks = (values > of_chosen).sum(dim=-1) + 1
@@ -138,9 +138,9 @@ def logprobs(logits: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]
     top, ids = (values.tolist() for values in values.topk(most, dim=-1))
     for place, index in enumerate(indices):
         count = wanted[index] or 0
-        found[index] = TokenLogprobs(
+        results[index] = TokenLogprobs(
             float(of_chosen[place, 0]),
             int(ranks[place]),
             list(zip(ids[place][:count], top[place][:count], strict=True)),
         )
-    return found
+    return results

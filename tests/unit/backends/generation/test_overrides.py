@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 
 from conch.backends.generation.defaults import Defaults
-from conch.backends.generation.requested import RequestedSampling, read_document
+from conch.backends.generation.overrides import SamplingOverrides, read_document
 from conch.errors import Code, ConchError
 from conch.sampling.structures import Structure
 
 
-def requested(**values: Any) -> RequestedSampling:
-    result = RequestedSampling()
+def overrides(**values: Any) -> SamplingOverrides:
+    result = SamplingOverrides()
     read_document(result, json.dumps(values), "sampling_parameters")
     result.check()
     return result
 
 
 def structure(**values: Any) -> Any:
-    return requested(**values).get("structured_outputs")
+    return overrides(**values).get("structured_outputs")
 
 
 def test_names_of_the_field_and_texts_for_numbers() -> None:
-    result = requested(max_tokens="100", temperature="0", top_k=-1, stop="\n", seed=7, logit_bias={"5": -100})
+    result = overrides(max_tokens="100", temperature="0", top_k=-1, stop="\n", seed=7, logit_bias={"5": -100})
     assert result.values == {
         "max_tokens": 100, "temperature": 0.0, "top_k": 0, "seed": 7, "stop": ("\n",), "logit_bias": {5: -100.0}
     }  # fmt: skip
@@ -78,7 +78,7 @@ def test_names_of_the_field_and_texts_for_numbers() -> None:
 )
 def test_what_is_wrong_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConchError) as caught:
-        requested(**values)
+        overrides(**values)
     assert caught.value.message == message
     assert caught.value.code is Code.INVALID_ARG
 
@@ -86,15 +86,15 @@ def test_what_is_wrong_is_named(values: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("text", ['{"temperature": 1%s}', '{"logit_bias": {"1": 1%s}}'])
 def test_numbers_beyond_any_float_are_refused(text: str) -> None:
     with pytest.raises(ConchError, match=r"sampling parameter '\w+' is .*; it must be") as caught:
-        read_document(RequestedSampling(), text % ("0" * 400), "sampling_parameters")
+        read_document(SamplingOverrides(), text % ("0" * 400), "sampling_parameters")
     assert caught.value.code is Code.INVALID_ARG
 
 
 def test_two_names_for_one_thing_must_agree() -> None:
-    result = requested(max_tokens=5)
-    assert result.take("max_tokens", 5, "input 'max_tokens'")
+    result = overrides(max_tokens=5)
+    assert result.set("max_tokens", 5, "input 'max_tokens'")
     with pytest.raises(ConchError, match=r"input 'max_tokens' is 6, but max_tokens in 'sampling_parameters' is 5"):
-        result.take("max_tokens", 6, "input 'max_tokens'")
+        result.set("max_tokens", 6, "input 'max_tokens'")
 
 
 def test_structured_output_in_all_its_spellings() -> None:
@@ -109,18 +109,18 @@ def test_structured_output_in_all_its_spellings() -> None:
 
 def test_decoding_is_greedy_unless_something_says_otherwise() -> None:
     greedy = Defaults()
-    assert greedy.sampling(requested(), 100).temperature == 0
-    assert greedy.sampling(requested(top_k=1), 100).temperature == 0
-    assert greedy.sampling(requested(top_k=10), 100).temperature == 1
-    assert greedy.sampling(requested(temperature=0.5), 100).temperature == 0.5
-    assert greedy.sampling(requested(temperature=1e-45), 100).temperature == 0
+    assert greedy.sampling(overrides(), 100).temperature == 0
+    assert greedy.sampling(overrides(top_k=1), 100).temperature == 0
+    assert greedy.sampling(overrides(top_k=10), 100).temperature == 1
+    assert greedy.sampling(overrides(temperature=0.5), 100).temperature == 0.5
+    assert greedy.sampling(overrides(temperature=1e-45), 100).temperature == 0
     sampling = Defaults.of_checkpoint({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20})
-    assert sampling.sampling(requested(), 100).top_k == 20
-    assert sampling.sampling(requested(temperature=0), 100).top_k == 0
-    assert sampling.sampling(requested(beam_width=3), 100).temperature == 0
+    assert sampling.sampling(overrides(), 100).top_k == 20
+    assert sampling.sampling(overrides(temperature=0), 100).top_k == 0
+    assert sampling.sampling(overrides(beam_width=3), 100).temperature == 0
 
 
 def test_the_number_of_tokens_is_bounded_by_the_room_where_nobody_chose_it() -> None:
-    assert Defaults(max_tokens=256).sampling(requested(), 10).max_tokens == 10
-    assert Defaults(max_tokens=256).sampling(requested(max_tokens=50), 10).max_tokens == 50
-    assert Defaults.of_vllm().sampling(requested(), 100).max_tokens == 16
+    assert Defaults(max_tokens=256).sampling(overrides(), 10).max_tokens == 10
+    assert Defaults(max_tokens=256).sampling(overrides(max_tokens=50), 10).max_tokens == 50
+    assert Defaults.of_vllm().sampling(overrides(), 100).max_tokens == 16

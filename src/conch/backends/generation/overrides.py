@@ -1,4 +1,4 @@
-"""The sampling parameters that a request gives, read from JSON, from parameters and from inputs of their own.
+"""The sampling parameters that a request gives, from JSON, ``parameters`` and inputs; they override the defaults.
 
 Pure; used by the threads that read the server's frames.
 """
@@ -10,11 +10,11 @@ from math import isclose
 from typing import Any
 
 from conch.errors import invalid
-from conch.sampling.parameters import NAMES, PASSED_OVER, REFUSED
+from conch.sampling.parameters import IGNORED, NAMES, REFUSED
 from conch.sampling.structures import parsed
 
 
-class RequestedSampling:
+class SamplingOverrides:
     """``values`` has the parameters that the request gives, by the name of the field of ``SamplingParams``."""
 
     def __init__(self) -> None:
@@ -26,8 +26,8 @@ class RequestedSampling:
         """The value of a parameter, ``default`` where the request does not give it."""
         return self.values.get(name, default)
 
-    def take(self, name: str, value: Any, source: str = "", *, label: str = "") -> bool:
-        """Note one value; False when ``name`` is not a sampling parameter.
+    def set(self, name: str, value: Any, source: str = "", *, label: str = "") -> bool:
+        """Set one value; False when ``name`` is not a sampling parameter.
 
         ``source`` is where the value stands and ``label`` what errors about the value itself call it.  Raises
         INVALID_ARG for a value that is wrong, or another than was given under another name.
@@ -79,16 +79,16 @@ def _shown(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value, default=str)[:80]
 
 
-def read_document(requested: RequestedSampling, text: str, source: str) -> None:
-    """Take all values of the JSON object in input ``source``.  Raises INVALID_ARG, naming what is wrong."""
+def read_document(overrides: SamplingOverrides, text: str, source: str) -> None:
+    """Set all values of the JSON object in input ``source``.  Raises INVALID_ARG, naming what is wrong."""
     document = parsed(f"input '{source}'", text)
     if not isinstance(document, dict):
         raise invalid(f"input '{source}' must be a JSON object, not {text[:80]}")
     for name, value in document.items():
-        if requested.take(name, value, f"{name} in '{source}'"):
+        if overrides.set(name, value, f"{name} in '{source}'"):
             continue
         if name in REFUSED:
             if value:
                 raise invalid(f"sampling parameter '{name}' is not supported")
-        elif name not in PASSED_OVER:
+        elif name not in IGNORED:
             raise invalid(f"sampling parameter '{name}' is not known")

@@ -46,7 +46,7 @@ class ModelResponse:
     prompt_tokens: int | None = None
 
 
-def read_reply(response: InferResponse, top: int = 0) -> ModelResponse:
+def read_response(response: InferResponse, top: int = 0) -> ModelResponse:
     """Read a response, with the ``top`` likeliest alternatives.  Raises INTERNAL for outputs that do not fit."""
     try:
         return _read(response, top)
@@ -55,8 +55,8 @@ def read_reply(response: InferResponse, top: int = 0) -> ModelResponse:
 
 
 def _read(response: InferResponse, top: int) -> ModelResponse:
-    reply = ModelResponse([])
-    pieces = reply.pieces
+    result = ModelResponse([])
+    pieces = result.pieces
     for tensor in response.outputs:
         match tensor.name:
             case "text_output":
@@ -70,11 +70,11 @@ def _read(response: InferResponse, top: int) -> ModelResponse:
                 for piece, text in zip(_first(pieces, tensor), split_bytes(tensor.data), strict=True):
                     piece.logprobs = _tokens(text, top)
             case "num_input_tokens":
-                reply.prompt_tokens = max(to_json(tensor), default=None)
+                result.prompt_tokens = max(to_json(tensor), default=None)
             case "num_output_tokens":
                 for piece, count in zip(_first(pieces, tensor), to_json(tensor), strict=True):
                     piece.tokens = count
-    return reply
+    return result
 
 
 def _first(pieces: list[ChoiceDelta], tensor: WireTensor) -> list[ChoiceDelta]:
@@ -96,7 +96,7 @@ def _tokens(text: bytes, top: int) -> list[Token] | None:
 
 
 def _token(entry: dict[str, dict[str, Any]], top: int) -> Token:
-    """Read a position, where the chosen token comes first, whether or not it is among the likeliest."""
+    """Read the tokens of a position: the chosen one, which need not be among the likeliest, and then those."""
     tokens = [(_shown(id, token), max(float(token["logprob"]), _LEAST)) for id, token in entry.items()]
     text, logprob = tokens[0]
     likeliest = sorted(tokens if len(tokens) <= top else tokens[1:], key=lambda token: -token[1])
