@@ -55,11 +55,6 @@ class WireTensor:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)}, {len(self.data)} bytes)"
 
 
-def element_count(shape: Sequence[int]) -> int:
-    """Elements of a fully specified shape; 1 for the empty shape."""
-    return prod(shape)
-
-
 def byte_size(datatype: str, shape: Sequence[int]) -> int:
     """Bytes that a tensor of a fixed-size datatype takes; ``KeyError`` for BYTES and unknown names."""
     return ELEMENT_SIZE[datatype] * prod(shape)

@@ -149,7 +149,7 @@ class _Run:
             member = self._ensemble.find(step.model, step.version)
             request = InferRequest(
                 step.model,
-                _inputs(step, iteration, member.signature, self._ensemble.signature),
+                _inputs(step, iteration, member.signature),
                 lambda response: self._arrived(request, index, iteration, member.signature, response),
                 model_version=member.signature.version,
                 id=parent.id,
@@ -245,9 +245,7 @@ class _Run:
             request.cancel()
 
 
-def _inputs(
-    step: Step, iteration: _Iteration, member: ModelSignature, ensemble: ModelSignature
-) -> dict[str, WireTensor]:
+def _inputs(step: Step, iteration: _Iteration, member: ModelSignature) -> dict[str, WireTensor]:
     inputs: dict[str, WireTensor] = {}
     for name, source in step.inputs.items():
         tensor = iteration.get(source)
