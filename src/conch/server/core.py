@@ -45,7 +45,6 @@ class Server:
     def __init__(self, settings: Settings, repository: ModelRepository, registry: Registry) -> None:
         self.settings = settings
         self.repository = repository
-        self.registry = registry
         self.live = True
         self.exiting = False
         self._initialised = False
