@@ -218,7 +218,7 @@ class _Run:
                 self._flags = self._flags | flag if given[key] else self._flags & ~flag
 
     def _end(self) -> None:
-        """Nothing runs and nothing can start any more."""
+        """End the request, for which no step runs and none can start: an error, unless the ensemble is decoupled."""
         if self._ensemble.signature.decoupled:
             self._request.respond(InferResponse())
             return
