@@ -69,7 +69,7 @@ class InferResponse:
     A response without outputs and error is the *empty final* of a decoupled model.
     """
 
-    __slots__ = ("error", "final", "model_name", "model_version", "outputs", "parameters")
+    __slots__ = ("error", "final", "outputs", "parameters")
 
     def __init__(
         self,
@@ -78,15 +78,11 @@ class InferResponse:
         error: ConchError | None = None,
         final: bool = True,
         parameters: Mapping[str, ParameterValue] | None = None,
-        model_name: str = "",
-        model_version: int = -1,
     ) -> None:
         self.outputs = outputs
         self.error = error
         self.final = final
         self.parameters = parameters or {}
-        self.model_name = model_name
-        self.model_version = model_version
 
     @property
     def empty(self) -> bool:

@@ -88,7 +88,7 @@ def measure(
 
 
 def timed(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> Run:
-    """A run that is ``call`` as a whole."""
+    """A run that measures one call of ``call``."""
 
     def run() -> Sequence[float]:
         before = clock()
@@ -115,7 +115,7 @@ def budgets(shapes: Sequence[Shape], seconds: float) -> dict[Shape, float]:
 
 
 def by_shape(latencies: Sequence[Latency]) -> dict[Shape, Latency]:
-    """Latencies by what was measured."""
+    """Index latencies by the shape at which they were measured."""
     return {Shape(latency.batch, latency.tokens): latency for latency in latencies}
 
 

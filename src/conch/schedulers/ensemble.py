@@ -149,7 +149,7 @@ class _Run:
             member = self._ensemble.find(step.model, step.version)
             request = InferRequest(
                 step.model,
-                _inputs(step, iteration, member.signature, self._ensemble.signature),
+                _inputs(step, iteration, member.signature),
                 lambda response: self._arrived(request, index, iteration, member.signature, response),
                 model_version=member.signature.version,
                 id=parent.id,
@@ -218,7 +218,7 @@ class _Run:
                 self._flags = self._flags | flag if given[key] else self._flags & ~flag
 
     def _end(self) -> None:
-        """Nothing runs and nothing can start any more."""
+        """End the request, for which no step runs and none can start: an error, unless the ensemble is decoupled."""
         if self._ensemble.signature.decoupled:
             self._request.respond(InferResponse())
             return
@@ -245,9 +245,7 @@ class _Run:
             request.cancel()
 
 
-def _inputs(
-    step: Step, iteration: _Iteration, member: ModelSignature, ensemble: ModelSignature
-) -> dict[str, WireTensor]:
+def _inputs(step: Step, iteration: _Iteration, member: ModelSignature) -> dict[str, WireTensor]:
     inputs: dict[str, WireTensor] = {}
     for name, source in step.inputs.items():
         tensor = iteration.get(source)

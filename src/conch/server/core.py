@@ -45,7 +45,6 @@ class Server:
     def __init__(self, settings: Settings, repository: ModelRepository, registry: Registry) -> None:
         self.settings = settings
         self.repository = repository
-        self.registry = registry
         self.live = True
         self.exiting = False
         self._initialised = False
@@ -181,15 +180,8 @@ class Server:
             if not model_state.versions:
                 rows.append((name, "-", "Not loaded: No model version was found"))
             for version, version_state in sorted(model_state.versions.items()):
-                rows.append(
-                    (
-                        name,
-                        str(version),
-                        f"{version_state.state}: {version_state.reason}"
-                        if version_state.reason
-                        else str(version_state.state),
-                    )
-                )
+                status = ": ".join(filter(None, (version_state.state, version_state.reason)))
+                rows.append((name, str(version), status))
         return rows
 
     async def stop(self, seconds: float) -> bool:

@@ -80,12 +80,16 @@ class Lifecycle:
     async def _unload_members(self, ensemble: str, members: set[str]) -> None:
         """Stop serving the members that nobody else needs, once the ensemble's last requests have ended."""
         await self._rollout.retired(ensemble)
-        needed = {member for state in self._table.models.values() if state.ready_versions() for member in state.members}
-        for member in sorted(members - needed):
+        for member in sorted(members):
             async with self._locks.of(member):
                 model_state = self._table.models.get(member)
-                if model_state is not None and not model_state.wanted:
+                if model_state is not None and not model_state.wanted and not self._is_member(member):
                     self._rollout.retire_all(model_state)
+
+    def _is_member(self, name: str) -> bool:
+        """Whether an ensemble that serves, or is being loaded, has a step of this model."""
+        serving = (state.members for state in self._table.models.values() if state.ready_versions())
+        return any(name in members for members in (*serving, *self._locks.members.values()))
 
     def _operation(self, wanted: frozenset[str], override: Override | None = None) -> LoadOperation:
         return LoadOperation(self._repository, self._loader, self._table, self._rollout, self._locks, wanted, override)

@@ -115,12 +115,14 @@ class Loader:
         model.reconfigure(changed)
 
     async def load_ensemble(
-        self, files: ModelFiles, version: int, config: ModelConfig, members: Mapping[str, Model]
+        self, files: ModelFiles, version: int, config: ModelConfig, find_members: Callable[[], Mapping[str, Model]]
     ) -> Model:
-        """An ensemble over loaded ``members``; it has no process of its own."""
+        """An ensemble over the loaded models that ``find_members`` returns; it has no process of its own."""
         LOG.info("loading: %s:%d", files.name, version)
         begun = monotonic_ns()
         validate_load(config, self._gpus)
+        labels = await asyncio.to_thread(files.labels)
+        members = find_members()  # nothing is awaited from here on, so that none of them is unloaded
         self.check_ensemble(config, members)
         config = copied(config)
         complete_ensemble(config, [member.config for member in members.values()])
@@ -131,8 +133,7 @@ class Loader:
         statistics = self._new_statistics(files.name, version)
         executor = EnsembleExecutor(Ensemble(signature(config, version), steps, self._find_member))
         statistics.load_ns = monotonic_ns() - begun
-        labels = {**_inherited_labels(steps, members), **await asyncio.to_thread(files.labels)}
-        return Model(config, version, executor, statistics, labels)
+        return Model(config, version, executor, statistics, {**_inherited_labels(steps, members), **labels})
 
     def check_ensemble(self, config: ModelConfig, members: Mapping[str, Model]) -> None:
         """Raise INVALID_ARG unless the steps of an ensemble fit the models that they name."""

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import member_not_loaded, member_not_valid, version_problem
@@ -113,7 +114,9 @@ class Rollout:
             for attempt in range(self._retries + 1):
                 try:
                     if is_ensemble(config):
-                        return await self._loader.load_ensemble(files, version, config, self.members_of(config))
+                        return await self._loader.load_ensemble(
+                            files, version, config, partial(self.members_of, config)
+                        )
                     return await self._loader.load(files, version, config)
                 except ConchError as error:
                     LOG.error("failed to load '%s' version %d: %s", files.name, version, error.status)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import inf, isnan
-from typing import Final, NamedTuple
-
-CONTENT_TYPE: Final = "text/plain; charset=utf-8"
+from typing import NamedTuple
 
 
 class Metric(NamedTuple):

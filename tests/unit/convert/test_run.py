@@ -66,7 +66,7 @@ def test_manifest_tells_what_was_done_and_found(converted: ConvertedModel, encod
     assert {"python", "torch", "onnxruntime"} <= set(found.versions)
 
 
-def test_made_is_verified_and_answers_like_the_checkpoint(converted: ConvertedModel, encoder: Path) -> None:
+def test_converted_model_is_verified_and_answers_like_the_checkpoint(converted: ConvertedModel, encoder: Path) -> None:
     arrays = {name: np.ones((2, 5), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
 
     def answer(folder: Path, **options: Any) -> Array:
@@ -260,7 +260,7 @@ def test_trio_is_written_with_its_manifest(encoder: Path, tmp_path: Path) -> Non
     assert made.manifest.auto.startswith("onnxruntime")
 
 
-def test_made_is_not_converted_again(converted: ConvertedModel, tmp_path: Path) -> None:
+def test_converted_model_is_not_converted_again(converted: ConvertedModel, tmp_path: Path) -> None:
     with pytest.raises(ConchError, match=r"is a converted model: convert .* instead"):
         convert(plan(converted.folders[0] / "1", tmp_path), no_progress)
 

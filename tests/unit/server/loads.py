@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,9 @@ class FakeLoader:
         return self._model(config, version)
 
     async def load_ensemble(
-        self, files: ModelFiles, version: int, config: ModelConfig, members: Mapping[str, Model]
+        self, files: ModelFiles, version: int, config: ModelConfig, find_members: Callable[[], Mapping[str, Model]]
     ) -> Model:
-        self.log.append(f"ensemble {files.name} of {','.join(sorted(members))}")
+        self.log.append(f"ensemble {files.name} of {','.join(sorted(find_members()))}")
         return self._model(config, version)
 
     async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig) -> None:

@@ -204,6 +204,26 @@ async def test_unload_with_dependents_keeps_members_that_somebody_asked_for(hous
     assert house.states("asked") == {1: (State.READY, "")}
 
 
+async def test_unload_with_dependents_keeps_the_members_of_an_ensemble_that_is_loaded_meanwhile(house: House) -> None:
+    for name in ("early", "late"):
+        house.write(name)
+    house.write("slow")
+    house.write_ensemble("e", "early", "late")
+    house.write_ensemble("f", "early", "late", "slow")
+    await house.lifecycle.load("e")
+    model = house.table.find("e")
+    house.submit(model)
+    await house.lifecycle.unload("e", dependents=True)
+    house.loader.held["slow"] = asyncio.Event()
+    loading = asyncio.create_task(house.lifecycle.load("f"))
+    await until(lambda: "load slow:1" in house.loader.log)  # the other members have been found to be loaded
+    model.executor.requests[0].respond(InferResponse())  # type: ignore[attr-defined]
+    await asyncio.gather(*house.lifecycle._unloading)
+    house.loader.held["slow"].set()
+    await loading
+    assert all(house.states(name) == {1: (State.READY, "")} for name in ("early", "late", "f"))
+
+
 async def test_end_of_the_server_stops_by_force_what_does_not_end(house: House) -> None:
     house.write("m")
     await house.lifecycle.load("m")

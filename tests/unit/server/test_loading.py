@@ -133,6 +133,29 @@ async def test_event_loop_turns_while_a_label_file_is_read(tmp_path: Path) -> No
     assert (await loading).labels("y") == ["cat", "dog"]
 
 
+async def test_member_that_is_unloaded_while_labels_of_its_ensemble_are_read_is_missed(tmp_path: Path) -> None:
+    text = CONFIG.replace('backend: "python"', 'platform: "ensemble"').replace(
+        'output [{name: "y"', 'output [{name: "y" label_filename: "labels.txt"'
+    )
+    step = '{model_name: "a" model_version: -1 input_map {key: "x" value: "x"} output_map {key: "y" value: "y"}}'
+    bench = Bench(tmp_path, f"{text} ensemble_scheduling {{step [{step}]}}")
+    os.mkfifo(bench.directory / "labels.txt")
+    loaded = True
+
+    def find_members() -> dict[str, Model]:
+        if not loaded:
+            raise internal("a is not loaded")
+        return {}
+
+    config = bench.loader.configure(bench.files)
+    loading = asyncio.create_task(bench.loader.load_ensemble(bench.files, 1, config, find_members))
+    await asyncio.sleep(0)
+    loaded = False
+    await asyncio.to_thread((bench.directory / "labels.txt").write_text, "cat\n")
+    with pytest.raises(ConchError, match="a is not loaded"):
+        await loading
+
+
 async def test_event_loop_turns_while_warm_up_data_is_read(tmp_path: Path) -> None:
     sample = 'model_warmup [{name: "s" batch_size: 1 inputs {key: "x" value {data_type: TYPE_FP32 dims: [1] '
     bench = Bench(tmp_path, CONFIG + sample + 'input_data_file: "x.bin"}}}]')

@@ -28,16 +28,16 @@ def encode(
 def test_response_is_written_in_tritons_order() -> None:
     first = WireTensor("A", "INT32", (1, 2), struct.pack("<2i", 1, -2))
     second = WireTensor("B", "BYTES", (2,), pack_bytes([b"x", "é".encode()]))
-    body, blobs = encode(first, second, id="q", parameters={"p": 1, "f": math.nan}, model_name="n", model_version=9)
+    body, blobs = encode(first, second, id="q", parameters={"p": 1, "f": math.nan})
     assert body.decode() == (
-        '{"id":"q","model_name":"n","model_version":"9","parameters":{"p":1,"f":NaN},"outputs":['
+        '{"id":"q","model_name":"m","model_version":"3","parameters":{"p":1,"f":NaN},"outputs":['
         '{"name":"A","datatype":"INT32","shape":[1,2],"data":[1,-2]},'
         '{"name":"B","datatype":"BYTES","shape":[2],"data":["x","é"]}]}'
     )
     assert blobs == []
 
 
-def test_request_names_the_model_unless_the_response_does() -> None:
+def test_response_without_outputs_names_the_model() -> None:
     assert encode()[0] == b'{"model_name":"m","model_version":"3","outputs":[]}'
 
 

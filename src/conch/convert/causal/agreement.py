@@ -61,7 +61,7 @@ class CausalAgreement:
     greedy: Greedy
 
     def to_json(self) -> dict[str, Mapping[str, Any]]:
-        """As the manifest's ``agreement`` has it."""
+        """The figures as ``conch.json`` stores them, by metric."""
         return {
             "perplexity": asdict(self.perplexity),
             "top_1": {"value": self.top_1},
@@ -92,7 +92,7 @@ TOLERANCES: Final[Mapping[str, CausalTolerance]] = {
 
 
 def compare(reference: Predictions, variant: Predictions) -> CausalAgreement:
-    """The figures of a variant on the same texts and prompts."""
+    """Compare a variant with the reference, on the same texts and prompts."""
     before, after = (
         np.concatenate([np.asarray(text, np.float64) for text in predictions.logprobs])
         for predictions in (reference, variant)

@@ -28,7 +28,7 @@ from conch.convert.plan import Plan
 from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
 from conch.errors import invalid
 
-#: The task of language models.
+#: The engines that language models are converted for.
 BACKENDS: Final = ("torch", "openvino")
 BATCH_SIZES: Final = (1, 8)
 PROMPT_LENGTHS: Final = (128, 512)
@@ -77,7 +77,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
 
     @property
     def serving_engines(self) -> frozenset[str]:
-        """Those of ``BACKENDS``."""
+        """All engines of ``BACKENDS``, whatever the layout."""
         return frozenset(BACKENDS)
 
     @property
@@ -163,7 +163,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
     def compare(
         self, precision: str, reference: Predictions, answers: Predictions
     ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
-        """Perplexity, next tokens and greedy continuations."""
+        """Compare perplexity, next tokens and greedy continuations; see :meth:`Conversion.compare`."""
         figures = agreement.compare(reference, answers)
         return figures.to_json(), agreement.reasons(precision, figures)
 

@@ -61,7 +61,7 @@ def _additive(
 
 
 def windows_of(config: Any) -> list[int]:
-    """How many of the last tokens each layer sees; 0: all."""
+    """The sliding window of each layer, in tokens; 0 for a layer that sees all of them."""
     window = getattr(config, "sliding_window", None) or 0
     layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None)

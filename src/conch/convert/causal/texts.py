@@ -75,5 +75,5 @@ def _prompt_tokens(context: int) -> int:
 
 
 def continuation_tokens(context: int) -> int:
-    """How many tokens prompts are continued by."""
+    """How many tokens are generated after a prompt, in a model that sees ``context`` tokens."""
     return max(1, min(CONTINUATION_TOKENS, context - _prompt_tokens(context)))

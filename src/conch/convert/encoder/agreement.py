@@ -97,7 +97,7 @@ def _cosines(a: Array, b: Array) -> Array:
 def compare_task(
     task: str, samples: Sequence[TextSample], reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]
 ) -> TaskAgreement:
-    """The metric of ``task``."""
+    """Compare what the outputs mean for ``task``, such as labels or the order of passages."""
     pairs = list(zip(reference, variant, strict=True))
     if task in ("feature-extraction", "sentence-similarity"):
         return _similarities(reference, variant)

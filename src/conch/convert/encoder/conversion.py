@@ -63,7 +63,7 @@ class EncoderConversion(Conversion[NetworkEngine, list[SampleOutputs]]):
 
     @property
     def serving_engines(self) -> frozenset[str]:
-        """The trio for NVIDIA's server has an ONNX graph."""
+        """All engines, but for NVIDIA's server ONNX Runtime alone: the model written for it is an ONNX graph."""
         return frozenset({"onnxruntime"} if self.plan.layout == "triton" else {"torch", "onnxruntime", "openvino"})
 
     def build(self) -> list[BuiltVariant | FailedVariant]:

@@ -79,5 +79,5 @@ def _cosine_bound(name: str, width: int, tolerance: Tolerance) -> float:
 
 
 def _rounded(value: float) -> str:
-    """As many digits as tell it from the bound that it misses."""
+    """The value with up to four decimal places, which tell it from a tolerance that it misses."""
     return f"{value:.4f}".rstrip("0").rstrip(".") or "0"

@@ -178,7 +178,7 @@ class VariantBuilder:
         return target
 
     def _unfused(self) -> Path:
-        """Write the plain graph where it stays."""
+        """Write the plain graph as the variant for TensorRT, which fuses operators itself."""
         import onnx
 
         target = self.folder / "tensorrt.onnx"

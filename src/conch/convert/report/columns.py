@@ -32,7 +32,7 @@ class EncoderNotation:
     )
 
     def heading(self, shape: Shape) -> str:
-        """Above the speeds at one shape."""
+        """The heading of the column of speeds at ``shape``, with their unit."""
         return f"{shape} ms"
 
     def speed(self, latency: Latency) -> str:

@@ -56,24 +56,21 @@ class ControlRoutes:
         exchange.respond(200, [JSON], wire.document_body({"model_stats": entries}))
 
     def index(self, exchange: HttpExchange) -> None:
-        ready_only = wire.read_index(exchange.body)
-
-        async def respond() -> None:
-            exchange.respond(200, [JSON], wire.document_body(await self._server.index(ready_only)))
-
-        self._tasks.start(exchange, respond())
+        self._tasks.start(exchange, self._respond_with_index(exchange, wire.read_index(exchange.body)))
 
     def load(self, exchange: HttpExchange, repository: str, name: str) -> None:
         if repository:
             raise unsupported(_REPOSITORY)
         parameters = wire.read_load(exchange.body)
-        self._respond_after(exchange, self._server.load(name, parameters.config, parameters.files))
+        loading = self._server.load(name, parameters.config, parameters.files)
+        self._tasks.start(exchange, _respond_after(exchange, loading))
 
     def unload(self, exchange: HttpExchange, repository: str, name: str) -> None:
         if repository:
             raise unsupported(_REPOSITORY)
         self._server.require_explicit_control()
-        self._respond_after(exchange, self._server.unload(name, wire.read_unload(exchange.body)))
+        unloading = self._server.unload(name, wire.read_unload(exchange.body))
+        self._tasks.start(exchange, _respond_after(exchange, unloading))
 
     def log_settings(self, exchange: HttpExchange) -> None:
         exchange.respond(200, [JSON], wire.document_body(dataclasses.asdict(self._server.logs)))
@@ -89,11 +86,11 @@ class ControlRoutes:
         if self._server.exiting:
             raise unavailable("Server exiting")
 
-    def _respond_after(self, exchange: HttpExchange, action: Awaitable[None]) -> None:
-        """Answer with an empty body when ``action`` is done."""
+    async def _respond_with_index(self, exchange: HttpExchange, ready_only: bool) -> None:
+        exchange.respond(200, [JSON], wire.document_body(await self._server.index(ready_only)))
 
-        async def respond() -> None:
-            await action
-            exchange.respond(200, [JSON])
 
-        self._tasks.start(exchange, respond())
+async def _respond_after(exchange: HttpExchange, action: Awaitable[None]) -> None:
+    """Answer with an empty body when ``action`` is done."""
+    await action
+    exchange.respond(200, [JSON])

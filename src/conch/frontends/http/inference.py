@@ -6,7 +6,8 @@ up cancels its request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from conch.errors import unsupported
@@ -14,7 +15,7 @@ from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import GenerateResponder, GenerateStreamResponder, InferResponder, Responder
 from conch.frontends.http.status import refuse
-from conch.frontends.http.tasks import ExchangeTasks
+from conch.frontends.http.tasks import ExchangeTasks, is_large
 from conch.inference import InferRequest
 from conch.server.core import Server
 from conch.server.model import Model
@@ -40,9 +41,11 @@ class Inference:
         if model.signature.decoupled:
             raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         length = exchange.headers.get(b"inference-header-content-length")
-        json_size = len(exchange.body) if length is None else 0
-        decode = partial(self._decode_infer, exchange, model, length)
-        self._tasks.decode(exchange, json_size, decode, partial(_send, exchange, model), model)
+        if is_large(exchange, binary=length is not None):
+            decode = partial(self._decode_infer, exchange, model, length)
+            self._tasks.start(exchange, _decode_and_send(exchange, model, decode))
+        else:
+            _send(exchange, model, self._decode_infer(exchange, model, length))
 
     def generate(self, exchange: HttpExchange, name: str, version: int) -> None:
         """``POST …/generate``."""
@@ -55,8 +58,11 @@ class Inference:
     def _generate(self, exchange: HttpExchange, name: str, version: int, responder: Responder) -> None:
         model = self._server.model(name, version)
         compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
-        decode = partial(self._decode_generate, exchange, model, responder)
-        self._tasks.decode(exchange, len(exchange.body), decode, partial(_send, exchange, model), model)
+        if is_large(exchange):
+            decode = partial(self._decode_generate, exchange, model, responder)
+            self._tasks.start(exchange, _decode_and_send(exchange, model, decode))
+        else:
+            _send(exchange, model, self._decode_generate(exchange, model, responder))
 
     def _decode_infer(self, exchange: HttpExchange, model: Model, length: bytes | None) -> InferRequest:
         body = exchange.body
@@ -80,6 +86,14 @@ class Inference:
         request = decode_generate(exchange.body, model.signature, responder.on_response, max_input_size=self._limit)
         responder.request = request
         return request
+
+
+async def _decode_and_send(exchange: HttpExchange, model: Model, decode: Callable[[], InferRequest]) -> None:
+    """Decode a request in a thread, by the signature of ``model``, which stays loaded meanwhile, and send it there."""
+    with model.held():
+        request = await asyncio.to_thread(decode)
+        if not exchange.gone:
+            _send(exchange, model, request)
 
 
 def _send(exchange: HttpExchange, model: Model, request: InferRequest) -> None:

@@ -5,15 +5,15 @@ Called by the router; runs on the event loop, but for large bodies, which are re
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from functools import partial
 from time import time
 
 from conch.errors import Code, ConchError
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.openai_responders import EmbeddingResponder, GenerationResponder, OpenAiResponder
 from conch.frontends.http.openai_status import refuse
-from conch.frontends.http.tasks import ExchangeTasks
+from conch.frontends.http.tasks import ExchangeTasks, is_large
 from conch.server.core import Server
 from conch.server.model import Model
 from conch.wire import compression
@@ -64,13 +64,21 @@ class OpenAi:
         return self._server.model_ready(name) and usable(self._server.model(name).signature)
 
     def _start(self, exchange: HttpExchange, prepare: Prepare) -> None:
-        size = len(exchange.body)
+        if is_large(exchange):
+            self._tasks.start(exchange, self._start_large(exchange, prepare))
+            return
+        fields = self._read(exchange)
+        model = self._model(fields)
+        prepare(exchange, model, fields).start(model)
 
-        def on_read(fields: Fields) -> None:
-            model = self._model(fields)
-            self._tasks.decode(exchange, size, partial(prepare, exchange, model, fields), partial(_send, model), model)
-
-        self._tasks.decode(exchange, size, partial(self._read, exchange), on_read)
+    async def _start_large(self, exchange: HttpExchange, prepare: Prepare) -> None:
+        """Read a request in threads; its model stays loaded meanwhile."""
+        fields = await asyncio.to_thread(self._read, exchange)
+        model = self._model(fields)
+        with model.held():
+            responder = await asyncio.to_thread(prepare, exchange, model, fields)
+            if not exchange.gone:
+                responder.start(model)
 
     def _read(self, exchange: HttpExchange) -> Fields:
         body = exchange.body
@@ -102,10 +110,6 @@ def _completion(exchange: HttpExchange, model: Model, fields: Fields) -> OpenAiR
 def _embedding(exchange: HttpExchange, model: Model, fields: Fields) -> OpenAiResponder:
     require_embedding(model.signature)
     return EmbeddingResponder(exchange, model, read_embedding(fields))
-
-
-def _send(model: Model, responder: OpenAiResponder) -> None:
-    responder.start(model)
 
 
 def _unknown(message: str) -> ApiError:

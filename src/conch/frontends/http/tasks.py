@@ -8,19 +8,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
-from typing import Final, TypeVar
+from typing import Final
 
 from conch.errors import ConchError, internal
 from conch.frontends.http.exchange import HttpExchange
-from conch.server.model import Model
 
 LOG = logging.getLogger("conch")
 
 #: JSON of more bytes than this is decoded in a thread, so that other clients are served meanwhile.
 LARGE_JSON: Final = 1 << 20
+#: A compressed body of more bytes than this may become as much: deflate packs at most 1032 bytes into one.
+LARGE_COMPRESSED: Final = LARGE_JSON // 1032
 
-T = TypeVar("T")
+
+def is_large(exchange: HttpExchange, *, binary: bool = False) -> bool:
+    """Whether the body is to be decoded in a thread; that of ``binary`` tensors only if it is compressed."""
+    size = len(exchange.body)
+    if size <= LARGE_COMPRESSED:
+        return False
+    return b"content-encoding" in exchange.headers or (size > LARGE_JSON and not binary)
 
 
 class ExchangeTasks:
@@ -35,36 +41,6 @@ class ExchangeTasks:
         task = asyncio.get_running_loop().create_task(self._run(exchange, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def decode(
-        self,
-        exchange: HttpExchange,
-        json_size: int,
-        decode: Callable[[], T],
-        on_decoded: Callable[[T], None],
-        model: Model | None = None,
-    ) -> None:
-        """Call ``on_decoded`` with what ``decode`` returns: at once, or after a thread has decoded large JSON.
-
-        A request is decoded for one ``model``, by its signature.  That version stays loaded meanwhile, even if it is
-        unloaded or replaced, so that no other version gets the request.
-        """
-        if json_size > LARGE_JSON:
-            self.start(exchange, self._decode_in_thread(exchange, decode, on_decoded, model))
-        else:
-            on_decoded(decode())
-
-    async def _decode_in_thread(
-        self,
-        exchange: HttpExchange,
-        decode: Callable[[], T],
-        on_decoded: Callable[[T], None],
-        model: Model | None,
-    ) -> None:
-        with nullcontext() if model is None else model.held():
-            decoded = await asyncio.to_thread(decode)
-            if not exchange.gone:
-                on_decoded(decoded)
 
     async def _run(self, exchange: HttpExchange, work: Awaitable[None]) -> None:
         try:

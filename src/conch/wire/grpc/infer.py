@@ -137,8 +137,7 @@ def encode_infer(
     ``labels`` gives the label file's lines of an output, if it has one.  Raises INVALID_ARG for outputs that cannot be
     written the way the client asked.
     """
-    version = response.model_version if response.model_version >= 0 else request.model_version
-    body: list[Buffer] = [_model(response.model_name or request.model_name, version)]
+    body: list[Buffer] = [_model(request.model_name, request.model_version)]
     if request.id:
         identifier = request.id.encode()
         body += (_ID, _varint(len(identifier)), identifier)

@@ -112,10 +112,7 @@ def encode_generate(request: InferRequest, response: InferResponse) -> bytes:
 
     Raises INVALID_ARG for outputs that JSON cannot carry.
     """
-    document: dict[str, Any] = {
-        "model_name": response.model_name or request.model_name,
-        "model_version": str(response.model_version if response.model_version != -1 else request.model_version),
-    }
+    document: dict[str, Any] = {"model_name": request.model_name, "model_version": str(request.model_version)}
     if request.id:
         document["id"] = request.id
     for key, value in response.parameters.items():

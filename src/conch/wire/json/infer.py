@@ -232,8 +232,8 @@ def encode_infer(
     document: dict[str, Any] = {}
     if request.id:
         document["id"] = request.id
-    document["model_name"] = response.model_name or request.model_name
-    document["model_version"] = str(response.model_version if response.model_version != -1 else request.model_version)
+    document["model_name"] = request.model_name
+    document["model_version"] = str(request.model_version)
     if response.parameters:
         document["parameters"] = {key: text.numbers(value) for key, value in response.parameters.items()}
     document["outputs"] = outputs

@@ -1,6 +1,7 @@
 """Models that are unloaded or replaced while a large request to them is being decoded in a thread."""
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -231,3 +232,30 @@ async def test_client_hangs_up_while_its_request_is_decoded(core: Core) -> None:
     threads.release.set()
     assert await asyncio.wait_for(model.finish(), 30)
     assert model.statistics.success_count == 0
+
+
+async def test_compressed_body_is_decoded_in_a_thread_before_it_is_known_how_large_it_becomes(core: Core) -> None:
+    core.load("first", 1)
+    threads = Threads(passed=0)
+    asyncio.get_running_loop().set_default_executor(threads)
+    client = Client(core)
+    exchange = HttpExchange(client, b"POST", b"/v2/models/m/infer", {b"content-encoding": b"gzip"}, True)  # type: ignore[arg-type]
+    exchange.body = gzip.compress(json.dumps(INFER).encode())
+    assert len(exchange.body) < LARGE_JSON // 100
+    client.router.handle(exchange)
+    await asyncio.wait_for(threads.held.wait(), 30)
+    threads.release.set()
+    status, body = await client.response()
+    assert status == 200
+    assert "first" in body
+
+
+@pytest.mark.parametrize("method", ["infer", "generate", "generate_stream"])
+async def test_model_is_let_go_after_a_large_request_that_cannot_be_decoded(core: Core, method: str) -> None:
+    model = core.load("first", 1)
+    client = Client(core)
+    client.post(f"/v2/models/m/{method}", {"text_input": [[LARGE], {}], "inputs": LARGE})
+    status, _ = await client.response()
+    assert status >= 400
+    await asyncio.sleep(0)
+    assert not model.in_flight

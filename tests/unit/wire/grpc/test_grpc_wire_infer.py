@@ -317,11 +317,6 @@ def test_only_requested_outputs_are_sent():
     assert list(response.raw_output_contents) == [b"BBBB"]
 
 
-def test_response_says_who_answered():
-    response = encoded(InferResponse([], model_name="other", model_version=9))
-    assert (response.model_name, response.model_version) == ("other", "9")
-
-
 def test_classification_is_by_row_of_the_batch():
     values = np.array([[1, 3], [5, 4]], np.int32)
     response = encoded(InferResponse([WireTensor("O", "INT32", (2, 2), values.tobytes())]), classification={"O": 1})

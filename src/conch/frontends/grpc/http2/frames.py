@@ -42,7 +42,6 @@ MAX_WINDOW: Final = 2**31 - 1
 
 #: A frame's header: length (24 bits) and type (8 bits), flags, stream id.
 FRAME: Final = Struct(">IBI")
-FRAME_HEADER_SIZE: Final = FRAME.size
 WORD: Final = Struct(">I")
 SETTING: Final = Struct(">HI")
 GOAWAY_HEAD: Final = Struct(">II")
