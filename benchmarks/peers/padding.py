@@ -16,7 +16,7 @@ from conch.backends.huggingface import open_huggingface
 from conch.backends.native.backend import NativeBackend
 from conch.backends.table import BACKENDS, Backend
 from conch.backends.tasks.encoders import base
-from conch.schedulers.batching import Taken
+from conch.schedulers.batching import BatchDecision
 from conch.schedulers.queue import RequestQueue
 from conch.server import scheduling
 from conch.workers.child.channel import Channel, Header
@@ -29,7 +29,7 @@ class ArrivalOrder:
         self.queue = queue
         self._max_batch_size = max_batch_size
 
-    def take(self, now: int) -> Taken:
+    def take(self, now: int) -> BatchDecision:
         batch: list[Any] = []
         rows = 0
         for waiting in self.queue.in_order(now):
@@ -38,7 +38,7 @@ class ArrivalOrder:
                 break
             batch.append(waiting.request)
         self.queue.remove(batch)
-        return Taken(batch)
+        return BatchDecision(batch)
 
 
 def one_run(lengths: Sequence[int], **_: Any) -> list[list[int]]:

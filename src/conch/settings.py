@@ -81,7 +81,7 @@ class Settings:
         "none", "Models", "Load all (none), as files change (poll), or on request (explicit).", common=True
     )
     load_model: tuple[str, ...] = option((), "Models", "Model to load at startup, * for all; repeatable.", common=True)
-    repository_poll_secs: Count = option(15, "Models", "Seconds between two looks at the repository in poll mode.")
+    repository_poll_secs: Count = option(15, "Models", "Seconds between two polls of the repository in poll mode.")
     model_config_name: str = option("", "Models", "Take configs/<name>.pbtxt of a model where it has one.")
     disable_auto_complete_config: bool = option(False, "Models", "Take configurations as written, complete nothing.")
     model_load_thread_count: Count = option(4, "Models", "Models that load at the same time.")

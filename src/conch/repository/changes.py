@@ -1,4 +1,4 @@
-"""What came, went and changed in a repository between two looks at it; for the poll mode."""
+"""The models that were added, removed or modified between two polls of a repository."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from conch.schedulers.queue import NS_PER_US, QueuedRequest, RequestQueue
 
 
 @dataclass(slots=True)
-class Taken:
+class BatchDecision:
     """A batch to run now (may be empty) and the moment (ns) to ask again; 0 means after the next change."""
 
     batch: list[InferRequest]
@@ -27,20 +27,20 @@ class Scheduler(Protocol):
 
     queue: RequestQueue
 
-    def take(self, now: int) -> Taken: ...
+    def take(self, now: int) -> BatchDecision: ...
 
 
 class DirectScheduler:
-    """First come, first served; each request is one execution, with the batch that it brings."""
+    """Each request is one execution, with the batch that it brings; by priority, then in order of arrival."""
 
     def __init__(self, queue: RequestQueue) -> None:
         self.queue = queue
 
-    def take(self, now: int) -> Taken:
+    def take(self, now: int) -> BatchDecision:
         first = next(self.queue.in_order(now), None)
         if first is None:
-            return Taken([])
-        return Taken(self.queue.take([first]))
+            return BatchDecision([])
+        return BatchDecision(self.queue.take([first]))
 
 
 class DynamicBatcher:
@@ -66,7 +66,7 @@ class DynamicBatcher:
         self._optional = any(spec.optional for spec in signature.inputs.values())
         self._variable = tuple(spec.name for spec in signature.inputs.values() if -1 in spec.dims and not spec.ragged)
 
-    def take(self, now: int) -> Taken:
+    def take(self, now: int) -> BatchDecision:
         chosen: list[QueuedRequest] = []
         total = 0
         at_preferred = 0
@@ -83,17 +83,17 @@ class DynamicBatcher:
             if total in self._preferred:
                 at_preferred = len(chosen)
         if not chosen:
-            return Taken([])
+            return BatchDecision([])
 
         oldest = min(waiting.queued for waiting in chosen)
         overdue = self._max_delay > 0 and now - oldest >= self._max_delay
         if at_preferred and not overdue:
-            return Taken(self.queue.take(chosen[:at_preferred]))
+            return BatchDecision(self.queue.take(chosen[:at_preferred]))
         if closed or overdue or not self._max_delay or (self._preferred and total >= self._largest_preferred):
-            return Taken(self.queue.take(chosen))
+            return BatchDecision(self.queue.take(chosen))
         deadline = self.queue.next_deadline()
         wake_at = oldest + self._max_delay
-        return Taken([], min(wake_at, deadline) if deadline else wake_at)
+        return BatchDecision([], min(wake_at, deadline) if deadline else wake_at)
 
     def _fits(self, first: InferRequest, other: InferRequest) -> bool:
         """Whether both may share a batch: the same inputs present, and the same variable dimensions."""

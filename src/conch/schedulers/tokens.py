@@ -11,7 +11,7 @@ from typing import Final
 
 from conch.inference import InferRequest
 from conch.lengths import runs
-from conch.schedulers.batching import Taken
+from conch.schedulers.batching import BatchDecision
 from conch.schedulers.queue import NS_PER_US, RequestQueue
 
 #: How many waiting requests are looked at for one batch.
@@ -42,11 +42,11 @@ class TokenBatcher:
         self._budget = max_batch_tokens
         self._max_delay = max_delay_us * NS_PER_US
 
-    def take(self, now: int) -> Taken:
+    def take(self, now: int) -> BatchDecision:
         in_order = self.queue.in_order(now)
         oldest = next(in_order, None)
         if oldest is None:
-            return Taken([])
+            return BatchDecision([])
         same_level = takewhile(lambda one: one.level == oldest.level, in_order)
         waiting = [oldest.request, *(one.request for one in islice(same_level, WINDOW - 1))]
         lengths = [_length(request) for request in waiting]
@@ -57,10 +57,10 @@ class TokenBatcher:
         wake_at = oldest.queued + self._max_delay
         if now < wake_at and len(chosen) == len(waiting) and not self._is_full(chosen, lengths, counts):
             deadline = self.queue.next_deadline()
-            return Taken([], min(wake_at, deadline) if deadline else wake_at)
+            return BatchDecision([], min(wake_at, deadline) if deadline else wake_at)
         batch = [waiting[index] for index in sorted(chosen)]
         self.queue.remove(batch)
-        return Taken(batch)
+        return BatchDecision(batch)
 
     def _is_full(self, chosen: list[int], lengths: list[int], counts: list[int]) -> bool:
         rows = sum(counts[index] for index in chosen)

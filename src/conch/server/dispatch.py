@@ -88,7 +88,7 @@ class Dispatcher:
             if not self._to_prepare:
                 self._loop.call_later(PREPARE_SECONDS, self._prepare)
             self._to_prepare.append(request)
-        self._ask_soon()
+        self._schedule_dispatch()
 
     def on_available(self, worker: SupervisedWorker) -> None:
         """``worker`` has started or restarted and can take as many batches as it has slots."""
@@ -96,11 +96,11 @@ class Dispatcher:
         if worker in self._workers:
             self._free = deque(one for one in self._free if one is not worker)
             self._free.extend([worker] * worker.slots)
-            self._ask_soon()
+            self._schedule_dispatch()
 
     def on_prepared(self) -> None:
         """A worker has told the lengths of some requests, on which it may depend which of them run."""
-        self._ask_soon()
+        self._schedule_dispatch()
 
     def on_progress(self, pid: int, progress: Mapping[str, Any]) -> None:
         """Count what the worker process ``pid`` generates (``{}`` when it has ended)."""
@@ -129,11 +129,11 @@ class Dispatcher:
         workers = [*self._workers, *self._retiring.values()]
         await asyncio.gather(*(worker.stop(seconds) for worker in workers))
 
-    def _ask_soon(self) -> None:
+    def _schedule_dispatch(self) -> None:
         # After the callbacks of this round: requests that arrived together can share a batch.
         if not self._asking and self._free and len(self._queue):
             self._asking = True
-            self._loop.call_soon(self._ask)
+            self._loop.call_soon(self._dispatch)
 
     def _prepare(self) -> None:
         """Have a worker decode the requests that arrived within the last millisecond and still wait."""
@@ -144,7 +144,7 @@ class Dispatcher:
             self._turns += 1
             ready[self._turns % len(ready)].prepare(waiting)
 
-    def _ask(self) -> None:
+    def _dispatch(self) -> None:
         self._asking = False
         if self._timer is not None:
             self._timer.cancel()
@@ -157,7 +157,7 @@ class Dispatcher:
             taken = self._scheduler.take(monotonic_ns())
             if not taken.batch:
                 if taken.wake_at:
-                    self._timer = self._loop.call_later(max(taken.wake_at - monotonic_ns(), 0) / 1e9, self._ask)
+                    self._timer = self._loop.call_later(max(taken.wake_at - monotonic_ns(), 0) / 1e9, self._dispatch)
                 break
             self._free.popleft()
             worker.execute(taken.batch, partial(self._done, worker))
@@ -170,7 +170,7 @@ class Dispatcher:
         if worker.ready and worker in self._workers:
             self._free.append(worker)
             if len(self._queue):
-                self._ask()
+                self._dispatch()
 
     def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
         """Count a response that a response sender gave, by its index in its request."""
