@@ -62,7 +62,7 @@ def record_server(protocol: str = "http") -> Recorder:
     recorder = Recorder()
     recorder.around(HttpConnection if protocol == "http" else Http2Connection, "data_received", before="read")
     recorder.around(Model, "infer", after="submitted")
-    recorder.around(Dispatcher, "_ask", before="batched")
+    recorder.around(Dispatcher, "_dispatch", before="batched")
     recorder.around(Endpoint, "encode", after="encoded")
     recorder.around(Link, "send", after="sent")
     recorder.around(Link, "_readable", before="answered", after="written", end=True)

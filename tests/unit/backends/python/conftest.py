@@ -14,7 +14,7 @@ from tests.unit.backends.python.worker import LaunchWorker, Worker
 
 
 @pytest.fixture
-def python(request: pytest.FixtureRequest) -> str:
+def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The interpreter of the workers: that of the tests or, parametrised with a version, one of that version."""
     version = getattr(request, "param", None)
     if version is None:
@@ -22,8 +22,9 @@ def python(request: pytest.FixtureRequest) -> str:
     interpreter = find_interpreter(version)
     if interpreter is None:
         pytest.skip(f"there is no CPython {version} on this machine")
-    assert request.config.cache is not None
-    return make_environment(version, interpreter, request.config.cache.mkdir("interpreters"))
+    cache = request.config.cache if hasattr(request.config, "cache") else None  # there is none with -p no:cacheprovider
+    kept = cache.mkdir("interpreters") if cache is not None else tmp_path_factory.getbasetemp() / "interpreters"
+    return make_environment(version, interpreter, kept)
 
 
 @pytest.fixture
