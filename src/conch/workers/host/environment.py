@@ -73,7 +73,7 @@ class Environments:
         try:
             await asyncio.to_thread(self._unpack, archive.path, Path(home.name), lambda: self._closed)
         except BaseException as error:
-            del self._homes[archive]  # the next load tries again
+            self._homes.pop(archive, None)  # the next load tries again; after close() there is nothing left to forget
             await asyncio.to_thread(home.cleanup)
             if isinstance(error, ConchError | asyncio.CancelledError):
                 raise

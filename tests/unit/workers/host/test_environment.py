@@ -133,6 +133,31 @@ async def test_close_gives_up_what_is_being_unpacked_and_removes_what_was(archiv
     assert not home.exists() and not unpacker.homes[0].exists()
 
 
+async def test_unpacking_that_begins_during_close_fails_with_its_own_error(archive: str, tmp_path: Path) -> None:
+    late = str(pack(tmp_path / "late.tar.gz"))
+    let = {Path(archive).name: threading.Event(), "late.tar.gz": threading.Event()}
+
+    def unpack(path: Path, home: Path, given_up: Callable[[], bool]) -> None:
+        let[path.name].wait(10)
+        raise OSError("given up")
+
+    environments = Environments(unpack)
+    first = asyncio.create_task(environments.python(archive, tmp_path))
+    while not environments._homes:
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(environments.close())
+    await asyncio.sleep(0)
+    second = asyncio.create_task(environments.python(late, tmp_path))
+    while len(environments._homes) < 2:
+        await asyncio.sleep(0)
+    let[Path(archive).name].set()
+    await closing
+    let["late.tar.gz"].set()
+    for load in (first, second):
+        with pytest.raises(ConchError, match=r"failed to unpack the execution environment .*: given up"):
+            await load
+
+
 async def test_directory_without_an_activate_script_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConchError, match="should contain an 'activate' script"):
         await Environments().python(str(tmp_path), tmp_path)
