@@ -20,7 +20,7 @@ from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.routes import Router
 from conch.frontends.http.server import HttpListener, MetricsPage
 from conch.repository.scan import ModelRepository
-from conch.server.core import EXTENSIONS, Server
+from conch.server.core import EXTENSIONS, InferenceServer
 from conch.settings import SERVER_VERSION, Settings, by_scope
 from conch.telemetry.metrics import MetricsConfig, Registry
 
@@ -30,7 +30,7 @@ LOG = logging.getLogger("conch")
 FLUSH_SECONDS = 2.0
 
 
-def run(settings: Settings, on_ready: Callable[[Server], None] | None = None) -> int:
+def run(settings: Settings, on_ready: Callable[[InferenceServer], None] | None = None) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit status.
 
     ``on_ready`` is called when all models that are to be loaded at start have been.
@@ -46,7 +46,7 @@ def run(settings: Settings, on_ready: Callable[[Server], None] | None = None) ->
         return 1
 
 
-async def _serve(settings: Settings, on_ready: Callable[[Server], None] | None = None) -> int:
+async def _serve(settings: Settings, on_ready: Callable[[InferenceServer], None] | None = None) -> int:
     logs.setup(settings.log_settings)
     _warn_of_missing_features(settings)
     if not settings.model_repository:
@@ -58,7 +58,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Server], None] | None =
         interval_ms=settings.metrics_interval_ms,
     )
     repository = ModelRepository([Path(path) for path in settings.model_repository], settings.model_config_name or None)
-    server = Server(settings, repository, registry)
+    server = InferenceServer(settings, repository, registry)
     stop = _stop_on_signals()
     process = _Process(settings, server, registry)
     try:
@@ -116,7 +116,7 @@ def _signalled(number: int, stop: asyncio.Event) -> None:
 class _Process:
     """The front ends, each on a port of its own, and the server behind them."""
 
-    def __init__(self, settings: Settings, server: Server, registry: Registry) -> None:
+    def __init__(self, settings: Settings, server: InferenceServer, registry: Registry) -> None:
         self._settings = settings
         self._server = server
         self._http: HttpListener | None = HttpListener(Router(server)) if settings.allow_http else None

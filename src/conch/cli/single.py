@@ -22,7 +22,7 @@ from conch.settings import Settings
 
 if TYPE_CHECKING:
     from conch.inference import TensorSpec
-    from conch.server.core import Server
+    from conch.server.core import InferenceServer
 
 LOG = logging.getLogger("conch")
 
@@ -84,10 +84,10 @@ def settings_for(settings: Settings, repository: Path, name: str) -> Settings:
     return replace(settings, model_repository=(str(repository),), load_model=wanted)
 
 
-def announcer(name: str, settings: Settings) -> Callable[[Server], None]:
+def announcer(name: str, settings: Settings) -> Callable[[InferenceServer], None]:
     """Logs how to ask the model ``name``, once it is loaded."""
 
-    def announce(server: Server) -> None:
+    def announce(server: InferenceServer) -> None:
         if not settings.allow_http:
             return
         try:

@@ -39,7 +39,7 @@ EXTENSIONS = (
 )  # fmt: skip
 
 
-class Server:
+class InferenceServer:
     """One server: its settings, its models, its metrics."""
 
     def __init__(self, settings: Settings, repository: ModelRepository, registry: Registry) -> None:

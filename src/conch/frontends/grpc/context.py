@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from conch.frontends.forwarding import HeaderForwarding
-from conch.server.core import Server
+from conch.server.core import InferenceServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class ServingContext:
     ``tasks`` keeps the tasks of calls alive until they are done.
     """
 
-    server: Server
+    server: InferenceServer
     loop: asyncio.AbstractEventLoop
     forwarding: HeaderForwarding
     compression: str

@@ -19,7 +19,7 @@ from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
-from conch.server.core import Server
+from conch.server.core import InferenceServer
 from conch.wire.grpc import control
 
 #: From a request's message to the response's, or to an awaitable of it; what it raises ends the call.
@@ -29,7 +29,7 @@ Respond = Callable[[Any], Message | Awaitable[Message]]
 class ControlMethods:
     """The methods; each makes the message of a response out of that of a request, or raises ``ConchError``."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: InferenceServer) -> None:
         self._server = server
 
     def server_live(self, request: pb.ServerLiveRequest) -> Any:

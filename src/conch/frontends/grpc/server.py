@@ -14,14 +14,14 @@ from conch.frontends.grpc.lifetime import Lifetime
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.grpc.tls import make_context
 from conch.frontends.listening import listen
-from conch.server.core import Server
+from conch.server.core import InferenceServer
 from conch.settings import Settings
 
 
 class GrpcFrontend:
     """Serves ``server`` over gRPC, as ``settings`` say; it is the observer of its connections."""
 
-    def __init__(self, server: Server, settings: Settings) -> None:
+    def __init__(self, server: InferenceServer, settings: Settings) -> None:
         self._server = server
         self._settings = settings
         self._lifetimes: dict[Http2Connection, Lifetime] = {}

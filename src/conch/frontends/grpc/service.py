@@ -26,7 +26,7 @@ from conch.frontends.grpc.infer import InferCall
 from conch.frontends.grpc.requests import RequestHead, parse_head
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
-from conch.server.core import Server
+from conch.server.core import InferenceServer
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
@@ -45,7 +45,7 @@ class Method(NamedTuple):
 class GrpcService:
     """Opens a call on each stream."""
 
-    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: InferenceServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         forwarding = HeaderForwarding(server.settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
         self._context = ServingContext(server, loop, forwarding, server.settings.grpc_infer_response_compression_level)

@@ -13,7 +13,7 @@ from conch.errors import unavailable, unsupported
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks
-from conch.server.core import Server
+from conch.server.core import InferenceServer
 from conch.wire.json import control as wire
 
 _PLAIN: Final = (b"Content-Type", b"text/plain")
@@ -23,7 +23,7 @@ _REPOSITORY: Final = "'repository_name' specification is not supported"
 class ControlRoutes:
     """The handlers; each answers its exchange, now or later, or raises :class:`ConchError`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: InferenceServer) -> None:
         self._server = server
         self._tasks = ExchangeTasks(refuse)
 

@@ -17,7 +17,7 @@ from conch.frontends.http.responders import GenerateResponder, GenerateStreamRes
 from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks, is_large
 from conch.inference import InferRequest
-from conch.server.core import Server
+from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.wire import compression
 from conch.wire.json.generate import decode_generate
@@ -27,7 +27,7 @@ from conch.wire.json.infer import decode_infer, parse_header_length
 class Inference:
     """The handlers of the three inference endpoints."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: InferenceServer) -> None:
         self._server = server
         self._limit = server.settings.http_max_input_size
         self._forwarding = HeaderForwarding(

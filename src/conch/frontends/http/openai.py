@@ -14,7 +14,7 @@ from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.openai_responders import EmbeddingResponder, GenerationResponder, OpenAiResponder
 from conch.frontends.http.openai_status import refuse
 from conch.frontends.http.tasks import ExchangeTasks, is_large
-from conch.server.core import Server
+from conch.server.core import InferenceServer
 from conch.server.model import Model
 from conch.wire import compression
 from conch.wire.openai.chat import read_chat
@@ -31,7 +31,7 @@ Prepare = Callable[[HttpExchange, Model, Fields], OpenAiResponder]
 class OpenAi:
     """The handlers; each answers its exchange or raises :class:`ConchError`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: InferenceServer) -> None:
         self._server = server
         self._limit = server.settings.http_max_input_size
         self._created = int(time())

@@ -21,7 +21,7 @@ from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
 from conch.frontends.http.openai_status import refuse as refuse_openai
 from conch.frontends.http.status import refuse as refuse_kserve
-from conch.server.core import Server
+from conch.server.core import InferenceServer
 from conch.wire.json.control import error_body
 from conch.wire.openai.errors import error_body as openai_error_body
 
@@ -50,7 +50,7 @@ class _Route:
 class Router:
     """Passes exchanges to their handlers; ``openai_only`` is for a port that has nothing but the OpenAI API."""
 
-    def __init__(self, server: Server, *, openai_only: bool = False) -> None:
+    def __init__(self, server: InferenceServer, *, openai_only: bool = False) -> None:
         self._openai_only = openai_only
         self._max_input_size = server.settings.http_max_input_size
         self._restrictions = {
@@ -120,7 +120,7 @@ class Router:
         return "" if allowed else f"This API is restricted, expecting header '{shown}'"
 
 
-def _kserve_table(server: Server, control: ControlRoutes) -> list[_Row]:
+def _kserve_table(server: InferenceServer, control: ControlRoutes) -> list[_Row]:
     """The routes of the KServe protocol with Triton's extensions."""
     get, post = b"GET", b"POST"
     inference = Inference(server)
@@ -154,7 +154,7 @@ def _kserve_table(server: Server, control: ControlRoutes) -> list[_Row]:
     ]
 
 
-def _openai_table(server: Server, control: ControlRoutes) -> list[_Row]:
+def _openai_table(server: InferenceServer, control: ControlRoutes) -> list[_Row]:
     """The routes of the OpenAI API, and the health check that Triton's front end for it has."""
     get, post = b"GET", b"POST"
     openai = OpenAi(server)
