@@ -33,7 +33,8 @@ class Checkpoint:
     ``model.json``), ``task`` the name of a transformers pipeline, ``labels`` the classes by index or None.
     ``max_length`` is the most tokens of a text, ``positions`` those that the network has positions for (0: unlimited).
     ``manifest`` is the verified conch.json, ``variant`` what it and the options choose, ``gguf`` the parsed file with
-    all of the model, None for a folder.
+    all of the model, None for a folder.  ``version_directory`` is where the server found the model: ``directory``, or
+    what names it; None outside a repository.
     """
 
     directory: Path
@@ -48,6 +49,7 @@ class Checkpoint:
     manifest: Manifest | None = None
     variant: Variant | None = None
     gguf: GgufFile | None = None
+    version_directory: Path | None = None
     _documents: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -82,6 +84,7 @@ class Checkpoint:
             files.require_whole(location.gguf)
             gguf = read_gguf(location.gguf)
         self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=gguf)
+        self.version_directory = version_directory
         self.config = config_of(gguf) if gguf is not None else self.json("config.json") or {}
         self._check_architectures()
         self.labels = labels_of(self.config, str(folder / "config.json"))
@@ -112,6 +115,10 @@ class Checkpoint:
         """The path of a file of the checkpoint, None where it is not there."""
         path = self.directory / name
         return path if path.is_file() else None
+
+    def named_path(self, parameter: str, text: str) -> Path:
+        """The file or folder that ``parameter`` names by ``text``; see :func:`hub.named_path`."""
+        return hub.named_path(parameter, text, self.version_directory or self.directory, self.directory)
 
     def json(self, name: str) -> dict[str, Any] | None:
         """The object in a JSON file of the checkpoint, None without one.  Raises INVALID_ARG for anything else."""

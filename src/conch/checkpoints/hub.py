@@ -126,6 +126,21 @@ def _path(version_directory: Path, model: str) -> Path | None:
     return None
 
 
+def named_path(parameter: str, text: str, version_directory: Path, checkpoint: Path) -> Path:
+    """The file or folder that a parameter names, in the version's directory, the model's or the checkpoint's.
+
+    It may begin with ``$$TRITON_MODEL_DIRECTORY``.  Raises INVALID_ARG for one that does not exist.
+    """
+    try:
+        path = _expanded(version_directory, text)
+        for candidate in (version_directory / path, version_directory.parent / path, checkpoint / path):
+            if candidate.exists():
+                return candidate
+    except (OSError, RuntimeError, ValueError):
+        pass  # a name that no file system takes
+    raise invalid(f"parameter '{parameter}' names {shortened(text)}, which does not exist")
+
+
 def shortened(text: str) -> str:
     """A name as a message has room for it."""
     return text if len(text) <= 100 else f"{text[:100]} …"

@@ -5,6 +5,7 @@ Runs in workers and in ``conch convert``; needs the standard library only.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import isfinite
@@ -105,7 +106,7 @@ class Options:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Options:
-        """The options with ``values``, which are texts or JSON scalars.  Raises INVALID_ARG, naming the parameter."""
+        """The options with ``values``, which are texts or JSON.  Raises INVALID_ARG, naming the parameter."""
         texts = {name: _text(name, value) for name, value in values.items() if value is not None}
         typed = {name: _PARSERS[name](name, text) for name, text in texts.items() if name in _PARSERS}
         extra = {name: text for name, text in texts.items() if name not in _PARSERS}
@@ -161,6 +162,8 @@ def _text(name: str, value: Any) -> str:
             return "true" if value else "false"
         case str() | int() | float():
             return str(value).strip()
+        case dict() | list() if name not in _PARSERS:
+            return json.dumps(value)  # what config.pbtxt can only give as a text
     raise invalid(f"parameter '{name}' must be a text, a number or a truth value, not {type(value).__name__}")
 
 

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.hub import Location, resolve
+from conch.checkpoints.hub import Location, named_path, resolve
 from conch.checkpoints.options import Options
 from conch.errors import Code, ConchError
 from tests.unit.checkpoints.fake_hub import COMMIT, FakeHub
@@ -68,6 +68,31 @@ def test_relative_folder_is_found_beside_the_version_and_beside_the_model(versio
     folder.mkdir()
 
     assert resolve(version, Options(model="weights")).folder == folder
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("model/1", "adapter"),
+        ("model", "adapter"),
+        ("model", "$$TRITON_MODEL_DIRECTORY/adapter"),
+        ("cache", "adapter"),
+    ],
+)
+def test_file_of_a_parameter_is_found_beside_the_model_even_if_the_checkpoint_is_elsewhere(
+    version: Path, place: str, text: str
+) -> None:
+    adapter = version.parent.parent / place / "adapter"
+    adapter.mkdir(parents=True)
+
+    assert named_path("lora_modules", text, version, version.parent.parent / "cache") == adapter
+
+
+@pytest.mark.parametrize("text", ["nowhere", "/nowhere", "~nobody/adapter", "a" * 5000, "nul\0"])
+def test_file_of_a_parameter_that_does_not_exist_is_refused(version: Path, text: str) -> None:
+    with pytest.raises(ConchError, match=r"parameter 'chat_template' names .*, which does not exist") as refused:
+        named_path("chat_template", text, version, version)
+    assert refused.value.code is Code.INVALID_ARG
 
 
 def test_folder_may_be_given_from_the_model_s_directory(version: Path) -> None:

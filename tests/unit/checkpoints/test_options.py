@@ -63,6 +63,11 @@ def test_value_that_is_neither_text_nor_number_is_refused() -> None:
         Options.from_values({"task": ["a"]})
 
 
+def test_json_in_a_file_is_the_text_that_a_configuration_gives() -> None:
+    written = Options.from_values({"lora_modules": {"pirate": "adapters/pirate"}})
+    assert written.text("lora_modules") == '{"pirate": "adapters/pirate"}'
+
+
 def test_values_of_a_file_may_have_the_types_of_json() -> None:
     options = Options.from_values({"max_length": 64, "normalize": True, "trust_remote_code": None})
 

@@ -50,7 +50,7 @@ class ServingOptions:
             max_tokens=options.integer("max_tokens"),
             truncate=truncation == "truncate",
             reserve=policy == "guaranteed_no_evict",
-            chat_template=_path(template, "chat_template", checkpoint.directory) if template else None,
+            chat_template=checkpoint.named_path("chat_template", template) if template else None,
         )
 
 
@@ -86,8 +86,8 @@ def engine_spec(
         max_batched_tokens=options.integer("max_num_batched_tokens"),
         cache_tokens=options.integer("kv_cache_tokens"),
         prefix_caching=options.flag("enable_prefix_caching", True),
-        adapters=_adapters(options, checkpoint.directory),
-        draft=_path(draft, "speculative_model", checkpoint.directory) if draft else None,
+        adapters=_adapters(checkpoint),
+        draft=checkpoint.named_path("speculative_model", draft) if draft else None,
         draft_tokens=options.integer("num_speculative_tokens"),
         arguments=arguments or {},
     )
@@ -107,8 +107,8 @@ def _choice(options: Options, name: str, choices: tuple[str, ...], default: str)
     return text
 
 
-def _adapters(options: Options, directory: Path) -> dict[str, Path]:
-    text = options.text("lora_modules")
+def _adapters(checkpoint: Checkpoint) -> dict[str, Path]:
+    text = checkpoint.options.text("lora_modules")
     if not text:
         return {}
     try:
@@ -117,11 +117,4 @@ def _adapters(options: Options, directory: Path) -> dict[str, Path]:
         raise invalid(f"parameter 'lora_modules' is not valid JSON: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(path, str) for path in document.values()):
         raise invalid("parameter 'lora_modules' must be a JSON object of folders by the adapter's name")
-    return {name: _path(path, "lora_modules", directory) for name, path in document.items()}
-
-
-def _path(text: str, parameter: str, directory: Path) -> Path:
-    path = directory / text  # an absolute path stays what it is
-    if not path.exists():
-        raise invalid(f"parameter '{parameter}' names {text}, which does not exist")
-    return path
+    return {name: checkpoint.named_path("lora_modules", path) for name, path in document.items()}
