@@ -51,12 +51,17 @@ def hub_cache(target: Path) -> Path:
     return target
 
 
-def train_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer that knows the words of ``TEXT``."""
+def train_tokenizer(*, every_byte: bool = False) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer that knows the words of ``TEXT``; with ``every_byte`` it can write any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=[END], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400 if every_byte else 200,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if every_byte else [],
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(TEXT.splitlines(), trainer)
     # Rows of a batch must end where generation starts, so they are padded on the left.
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END, padding_side="left")
@@ -98,10 +103,12 @@ def add_to_cache(cache: Path, name: str, folder: Path) -> None:
         (repository / part).mkdir(parents=True)
     snapshot.mkdir(parents=True)
     (repository / "refs" / "main").write_text(revision)
-    for file in folder.iterdir():
+    for file in (path for path in folder.rglob("*") if path.is_file()):
         blob = repository / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
         shutil.copyfile(file, blob)
-        (snapshot / file.name).symlink_to(Path("../../blobs") / blob.name)
+        link = snapshot / file.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blob)
 
 
 if __name__ == "__main__":
