@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conch.cli.check import check, check_command, render
-from conch.cli.finding import Finding
+from conch.checks.finding import Finding
+from conch.checks.repository import check
+from conch.cli.check import check_command
 
 GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 IO = 'input { name: "A" data_type: TYPE_FP32 dims: 4 }\noutput { name: "B" data_type: TYPE_FP32 dims: 4 }\n'
@@ -28,7 +29,7 @@ def put(repository: Path, path: str, text: str = "") -> None:
 
 
 def lines(repository: Path) -> list[str]:
-    return render(check([repository])).replace(f"{repository}/", "").splitlines()
+    return [str(finding).replace(f"{repository}/", "") for finding in check([repository])]
 
 
 def test_good_repository_has_no_findings(repository: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.table import BACKENDS
-from conch.cli.finding import Finding
+from conch.checks.finding import Finding
 from conch.config.parameters import ParameterTable
 from conch.config.schema import ModelConfig
 from conch.config.signature import parameters
