@@ -9,12 +9,15 @@ from typing import Final
 from conch.backends.table import BACKENDS
 from conch.checks.finding import Finding
 from conch.checks.model import CheckedModel
+from conch.config.effects import ineffective_problems
 from conch.config.problem import Problem
-from conch.config.schema import ModelConfig, is_ensemble
+from conch.config.schema import InstanceGroup, ModelConfig, is_ensemble, scheduler
 from conch.config.validate import directory_name_problems, static_problems
 from conch.config.validate_instances import instance_problems, warmup_problems
 from conch.config.validate_io import io_problems
 from conch.config.validate_scheduling import state_problems
+from conch.repository.scan import CONFIG_FILE
+from conch.server.devices import visible_gpus
 
 #: Backends that repositories written for Triton name; those without an entry in the table are not available yet.
 _KNOWN_ELSEWHERE: Final = frozenset(
@@ -40,10 +43,56 @@ def check_configuration(model: CheckedModel) -> Iterator[Finding]:
     problems += instance_problems(config, named_gpus(files.config))
     problems += warmup_problems(config)
     yield from (model.finding(problem) for problem in problems)
+    yield from (model.finding(problem, "warning") for problem in ineffective_problems(config))
+    yield from _tensor_findings(model, completed)
+    yield from _batching_findings(model, completed)
+    yield from _gpu_warnings(model)
+
+
+def _tensor_findings(model: CheckedModel, completed: bool) -> Iterator[Finding]:
+    config = model.config
+    if not config.output and not completed and not is_ensemble(config):
+        lacks = "no output" if config.input else "neither input nor output"
+        here = "here" if model.files.config_path else f"in {model.files.directory / CONFIG_FILE}"
+        fix = (
+            f'write output {{ name: "…" data_type: TYPE_FP32 dims: [ 1 ] }} {here}, or auto_complete_config in model.py'
+        )
+        yield model.warning(f"the configuration of model '{config.name}' declares {lacks}", (), fix)
+    for kind in ("input", "output"):
+        names = [tensor.name for tensor in getattr(config, kind)]
+        for index, name in enumerate(names):
+            if name and name in names[:index]:
+                yield model.finding(Problem(f"{kind} '{name}' is declared twice", (kind, index), hint="leave one out"))
+
+
+def _batching_findings(model: CheckedModel, completed: bool) -> Iterator[Finding]:
+    config = model.config
+    batches = config.max_batch_size > 0 or completed or config.backend != "python"
+    if scheduler(config) == "dynamic_batching" and not batches:
+        problem = "'dynamic_batching' has no effect without 'max_batch_size'"
+        yield model.warning(problem, ("dynamic_batching",), "max_batch_size: 8, where the model takes batches")
+
+
+def _gpu_warnings(model: CheckedModel) -> Iterator[Finding]:
+    """Instances on GPUs that this machine, which may not be the one that serves, does not have."""
+    here = visible_gpus()
+    for index, group in enumerate(model.files.config.instance_group):
+        lacks = [gpu for gpu in group.gpus if gpu not in here]
+        if group.kind == InstanceGroup.KIND_GPU and (lacks or not here):
+            has = f"has no GPU {lacks[0]}" if here else "has no GPU"
+            yield model.warning(
+                f"the model asks for a GPU, and this machine {has}: here it does not load",
+                ("instance_group", index),
+                "KIND_AUTO takes a GPU where there is one",
+            )
 
 
 def check_backend(model: CheckedModel) -> Iterator[Finding]:
-    """A backend that this server does not have."""
+    """A backend or a scheduler that this server does not have."""
+    if scheduler(model.config) == "sequence_batching":
+        yield model.finding(
+            Problem("sequence batching is not available yet", ("sequence_batching",), hint="dynamic_batching { }")
+        )
     backend = model.config.backend
     if is_ensemble(model.config) or not backend or backend in BACKENDS:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 
 from conch.checks.finding import Finding
 from conch.checks.model import CheckedModel
@@ -21,7 +22,11 @@ def _problems(model: CheckedModel, models: Mapping[str, CheckedModel]) -> Iterat
     # Tensors that a member's backend fills in at load cannot be compared here.
     unknown = any(not (member.config.input and member.config.output) for member in members.values())
     for problem in member_problems(model.config, {name: member.config for name, member in members.items()}):
-        if not unknown or "not available or ambiguous" in problem.message:
+        if "not available or ambiguous" in problem.message:
+            nearest = [near for name in used - members.keys() for near in get_close_matches(name, models, n=1)]
+            problem.hint = f"did you mean '{nearest[0]}'?" if nearest else "add it to the repository"
+            yield problem
+        elif not unknown:
             yield problem
     if len(members) == len(used):
         versions = version_problem(model.config, {name: member.versions for name, member in members.items()})

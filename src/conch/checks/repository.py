@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from conch.checks.checkpoints import check_checkpoints
 from conch.checks.configuration import check_backend, check_configuration, named_gpus
 from conch.checks.ensembles import check_ensemble
 from conch.checks.finding import Finding
+from conch.checks.missing_imports import check_imports
 from conch.checks.model import CheckedModel, in_configuration
 from conch.checks.parameters import check_parameters
+from conch.checks.placement import check_contents, check_directory, check_placement
 from conch.checks.python_model import check_python_model
 from conch.checks.side_files import check_side_files
+from conch.checks.tensor_names import check_tensor_names
 from conch.checks.versions import check_versions
 from conch.config.complete import complete
 from conch.config.problem import ConfigError, Problem
@@ -20,42 +24,52 @@ from conch.config.validate_ensemble import cycle_problem
 from conch.repository.errors import PollError
 from conch.repository.scan import ModelRepository
 
+#: What to do about a version directory that is none.
+_NUMBER = "name it by a number, such as 1"
+
 
 def check(directories: Sequence[Path], config_name: str | None = None) -> list[Finding]:
     """All faults of the models in the repository ``directories``, sorted by path and line."""
     findings: list[Finding] = []
     usable: list[Path] = []
     for directory in directories:
-        if not directory.is_dir():
-            findings.append(Finding(directory, 0, "error", "there is no such directory", "give a model repository"))
-        elif (directory / "config.pbtxt").is_file():
-            findings.append(
-                Finding(
-                    directory, 0, "error", "this is a model, not a repository of models", f"give {directory.parent}"
-                )
-            )
-        else:
+        finding = check_directory(directory)
+        if finding is None:
             usable.append(directory)
-    return sorted({*findings, *_check_repository(ModelRepository(usable, config_name))})
+        else:
+            findings.append(finding)
+    if usable:
+        findings += _check_repository(ModelRepository(usable, config_name))
+    return sorted(set(findings))
 
 
 def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
     models: dict[str, CheckedModel] = {}
+    misplaced: set[str] = set()
+    yield from check_contents(repository)
     for name in repository.names():
         try:
             files = repository.describe(name)
         except PollError as error:
             yield _unreadable(error, repository.paths)
             continue
-        yield from (Finding(files.directory, 0, "warning", warning) for warning in files.warnings)
+        if placement := list(check_placement(files)):
+            yield from placement
+            misplaced.add(name)
+        else:
+            yield from (Finding(files.directory, 0, "warning", warning, _NUMBER) for warning in files.warnings)
         try:
             config = complete(files.config, name, files.artefacts, gpus=named_gpus(files.config))
         except Problem as problem:
-            yield in_configuration(files, problem.message, problem.field, problem.hint)
+            if name not in misplaced:
+                yield in_configuration(files, problem.message, problem.field, problem.hint)
             continue
         models[name] = CheckedModel(files, config)
-    for model in models.values():
+    for name, model in models.items():
         yield from _check_model(model)
+        if name not in misplaced:
+            yield from check_versions(model)
+    yield from check_imports(models.values())
     yield from _check_ensembles(models)
 
 
@@ -63,11 +77,12 @@ def _check_model(model: CheckedModel) -> Iterator[Finding]:
     yield from check_configuration(model)
     yield from check_backend(model)
     yield from check_parameters(model.config, model.files, model.versions)
-    yield from check_versions(model)
     if model.config.backend == "python":
         for path in model.model_files():
             if path.exists():
                 yield from check_python_model(path)
+        yield from check_tensor_names(model)
+    yield from check_checkpoints(model)
     yield from check_side_files(model)
 
 

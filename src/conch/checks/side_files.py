@@ -15,7 +15,9 @@ from conch.repository.scan import read_labels
 
 def check_side_files(model: CheckedModel) -> Iterator[Finding]:
     """Files that the configuration names and that are missing or cannot be read."""
-    yield from (model.finding(problem) for problem in _problems(model))
+    for problem in _problems(model):
+        problem.hint = "put the file there, or leave the field out"
+        yield model.finding(problem)
 
 
 def _problems(model: CheckedModel) -> Iterator[Problem]:
