@@ -56,8 +56,11 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
         if placement := list(check_placement(files)):
             yield from placement
             misplaced.add(name)
-        else:
-            yield from (Finding(files.directory, 0, "warning", warning, _NUMBER) for warning in files.warnings)
+        elif files.warnings:
+            severity = "warning" if files.versions else "error"
+            yield from (Finding(files.directory, 0, severity, warning, _NUMBER) for warning in files.warnings)
+            if not files.versions:
+                misplaced.add(name)
         try:
             config = complete(files.config, name, files.artefacts, gpus=named_gpus(files.config))
         except Problem as problem:

@@ -66,6 +66,11 @@ MISTAKES = {
         "R/m: warning: ignore version directory 'v2' which fails to convert to integral number "
         "(fix: name it by a number, such as 1)",
     ),
+    "no version directory that is a number": Mistake(
+        {"m/v1/model.py": MODEL},
+        "R/m: error: ignore version directory 'v1' which fails to convert to integral number "
+        "(fix: name it by a number, such as 1)",
+    ),
     "a model's file with a misspelt name": Mistake(
         {"m/config.pbtxt": IO, "m/1/models.py": MODEL},
         "R/m/1/models.py: error: the server reads model.py only (fix: rename it model.py)",
