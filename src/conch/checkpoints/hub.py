@@ -85,7 +85,7 @@ def resolve(version_directory: Path, options: Options) -> Location:
     model = options.model
     if not model:
         return Location(version_directory, str(version_directory), gguf=files.gguf_file(version_directory))
-    path = _path(version_directory, model)
+    path = local_path(version_directory, model)
     if path is not None and path.is_file():
         return Location(path.parent, model, gguf=path)
     if path is not None:
@@ -105,7 +105,7 @@ def _expanded(version_directory: Path, text: str) -> Path:
     return Path(text.replace(MODEL_DIRECTORY, str(version_directory.parent))).expanduser()
 
 
-def _path(version_directory: Path, model: str) -> Path | None:
+def local_path(version_directory: Path, model: str) -> Path | None:
     """The folder or the GGUF file that ``model`` names, relative to the version's or the model's directory.
 
     None for a Hub id.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from conch.config.parameters import nearest
 from conch.sampling import TEXT_GENERATION
 
 #: Other names of tasks, and the one that is used here.
@@ -76,6 +77,45 @@ _AUDIO: Final = frozenset({
 })  # fmt: skip
 _ALWAYS_TRANSLATES: Final = frozenset({"marian", "m2m_100", "nllb-moe", "fsmt"})
 _CONTRASTIVE: Final = frozenset({"clip", "siglip", "siglip2", "align", "altclip", "chinese_clip", "metaclip_2"})
+
+#: The ends of the architectures that have the head of a task, for the tasks that others' heads cannot stand in for.
+_ARCHITECTURES: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        ("text-classification", "zero-shot-classification", "text-ranking"), ("ForSequenceClassification",)
+    ),
+    "token-classification": ("ForTokenClassification",),
+    "question-answering": ("ForQuestionAnswering", "ForQuestionAnsweringSimple"),
+    "fill-mask": ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel"),
+    "image-classification": ("ForImageClassification", "ForImageClassificationWithTeacher"),
+    "object-detection": ("ForObjectDetection",),
+    **dict.fromkeys(
+        ("summarization", "translation", "text2text-generation"),
+        ("ForConditionalGeneration", "MTModel", "ForSeq2SeqLM", "WithLMHeadModel"),
+    ),
+    TEXT_GENERATION: ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"),
+}
+
+
+def misfit(task: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The ends of architectures that have a head for ``task``, where none of the checkpoint's has; else empty.
+
+    Empty as well where the configuration names no architecture, or brings code of its own.
+    """
+    architectures = config.get("architectures") or ()
+    wanted = _ARCHITECTURES.get("translation" if task.startswith("translation_") else task, ())
+    if not wanted or not architectures or config.get("auto_map"):
+        return ()
+    return () if any(str(name).endswith(wanted) for name in architectures) else wanted
+
+
+def misspelt(task: str) -> str:
+    """The name of a task that ``task`` seems to be misspelt, empty for one that is known or like none."""
+    name = canonical(task)
+    named = {task for _, task, _ in _HEADS}
+    known = TEXT_TASKS | MEDIA_TASKS | _ARCHITECTURES.keys() | ALIASES.keys() | named
+    if not name or name in known or name.startswith("translation_"):
+        return ""
+    return nearest(name, known, 0.85)
 
 
 def canonical(task: str) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 import click
 
 from conch import __version__
+from conch.cli.suggest import unknown_command, unknown_option
 from conch.errors import ConchError
 
 #: Name, where it is (module, attribute), and its line in the help.
@@ -41,6 +42,13 @@ class _Lazy(click.Group):
         command: click.Command = getattr(import_module(module), attribute)
         return command
 
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if arguments[0] not in COMMANDS and not arguments[0].startswith("-") and not context.resilient_parsing:
+            raise click.UsageError(unknown_command(arguments[0], COMMANDS), context)
+        return super().resolve_command(context, arguments)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, help) for name, (_, _, help) in COMMANDS.items()])
@@ -54,14 +62,24 @@ def conch() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line (the process's by default) and return its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return conch.main(arguments, prog_name="conch", standalone_mode=False) or 0
+        return conch.main(given, prog_name="conch", standalone_mode=False) or 0
     except ConchError as error:
         print(error, file=sys.stderr)
     except click.NoSuchOption as error:
-        print(f"unrecognized option '{error.option_name}'", file=sys.stderr)
+        print(_unknown_option(error, given), file=sys.stderr)
     except click.ClickException as error:
         print(error.format_message(), file=sys.stderr)
     except click.Abort:
         return 130
     return 1
+
+
+def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
+    context = error.ctx
+    if context is None or context.command is conch:
+        root = context or click.Context(conch)
+        commands = {name: found for name in COMMANDS if (found := conch.get_command(root, name)) is not None}
+        return unknown_option(error.option_name, arguments, conch, commands)
+    return unknown_option(error.option_name, arguments, context.command, {})

@@ -99,7 +99,7 @@ def _one_of(names: Sequence[str]) -> Parser:
         for name in (text, text.lower()):
             if name in names:
                 return name
-        raise bad_option(flag, f"invalid argument for --{flag}")
+        raise bad_option(flag, f"invalid argument for --{flag}: '{text}' is none of {', '.join(names)}")
 
     return parse
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from conch.errors import ConchError, invalid, unsupported
 from conch.repository.names import is_directory_name
+from conch.repository.places import is_model_directory
 from conch.settings import Settings
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _checkpoint(folder: Path) -> Path:
     directories = [path for path in sorted(folder.iterdir()) if path.is_dir()]
     if (folder / "config.pbtxt").is_file() or any(path.name.isdigit() for path in directories):
         raise invalid(f"'{folder}' is a model of a repository: serve it with --model-repository={folder.parent}")
-    if any(_is_model_directory(path) for path in directories):
+    if any(is_model_directory(path) for path in directories):
         raise invalid(f"'{folder}' is a model repository: serve it with --model-repository={folder}")
     graph = next((path for path in sorted(folder.iterdir()) if path.suffix in (".onnx", ".xml")), None)
     if graph is not None:
@@ -159,10 +160,6 @@ def _checkpoint(folder: Path) -> Path:
     if folder.name.isdigit() and any((folder / name).is_file() for name in ("model.py", "model.json")):
         raise invalid(f"'{folder}' is a version of a model: serve it with --model-repository={folder.parent.parent}")
     raise invalid(f"'{folder}' holds no checkpoint: config.json is missing")
-
-
-def _is_model_directory(path: Path) -> bool:
-    return (path / "config.pbtxt").is_file() or any(one.name.isdigit() for one in path.iterdir() if one.is_dir())
 
 
 def _hub_id(model: str) -> str:

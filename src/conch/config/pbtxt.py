@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from google.protobuf import text_format
 
+from conch.config.hints import hint
 from conch.config.problem import ConfigError, FieldPath
 from conch.config.schema import ModelConfig, unknown_enum_value
 
-_UNKNOWN_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>[^"]+)"')
-_UNKNOWN_VALUE = re.compile(r'Enum type "(?P<enum>[\w.]+)" has no value named (?P<value>\w+)')
 _PLACEHOLDER = re.compile(r"\$\{[^{}\n]*\}")
 _TOKEN = re.compile(
     r"""
@@ -50,8 +48,14 @@ def _unreadable(error: text_format.ParseError, text: str, source: str) -> Config
         path=source,
         line=line,
         column=column,
-        hint=_suggestion(detail),
+        hint=hint(detail, text, _offset(text, line, column)),
     )
+
+
+def _offset(text: str, line: int, column: int) -> int:
+    """The place in the text of a line and a column that count from 1."""
+    before = text.split("\n")[: max(line - 1, 0)]
+    return sum(len(one) + 1 for one in before) + max(column - 1, 0)
 
 
 def _unfilled(text: str, line: int, column: int) -> str:
@@ -66,18 +70,6 @@ def _unfilled(text: str, line: int, column: int) -> str:
     )
     more = f", and so do {', '.join(others)}" if others else ""
     return f"{found[0]} of the template still needs a value{more}"
-
-
-def _suggestion(detail: str) -> str:
-    pool = ModelConfig.DESCRIPTOR.file.pool
-    if found := _UNKNOWN_FIELD.search(detail):
-        wrong, known = found["field"], list(pool.FindMessageTypeByName(found["message"]).fields_by_name)
-    elif found := _UNKNOWN_VALUE.search(detail):
-        wrong, known = found["value"], list(pool.FindEnumTypeByName(found["enum"]).values_by_name)
-    else:
-        return ""
-    nearest = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
-    return f"did you mean '{nearest[0]}'?" if nearest else f"known here: {', '.join(known)}"
 
 
 def locate(text: str, path: FieldPath) -> int:

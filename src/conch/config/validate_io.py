@@ -41,7 +41,7 @@ def _one_tensor(kind: str, tensor: ModelInput | ModelOutput, where: FieldPath, m
     if not tensor.dims:
         yield Problem(f"{named} must specify 'dims'", where, hint="a tensor of one number has dims: [ 1 ]")
     if any(not _is_dimension(dim) for dim in tensor.dims):
-        yield Problem(f"{named} dimension {_DIMENSION}", (*where, "dims"))
+        yield Problem(f"{named} dimension {_DIMENSION}", (*where, "dims"), hint="dims: [ -1 ] takes any number")
     elif tensor.HasField("reshape") and tensor.dims:
         yield from _reshape_problems(named, tensor.dims, tensor.reshape.shape, (*where, "reshape"), max_batch_size)
 

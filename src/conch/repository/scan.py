@@ -18,6 +18,7 @@ from conch.errors import ConchError, internal, invalid
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
 from conch.repository.names import is_directory_name
+from conch.repository.places import repository_problem
 from conch.repository.versions import read_versions
 
 CONFIG_FILE = "config.pbtxt"
@@ -69,8 +70,9 @@ class ModelRepository:
 
     def __post_init__(self) -> None:
         for path in self.paths:
-            if not path.is_dir():
-                raise invalid(f"repository path is not a valid directory: {path}")
+            problem = repository_problem(path)
+            if problem is not None:
+                raise invalid(f"{problem.message} ({problem.hint})")
             if path.resolve() not in self._roots:
                 self._roots.append(path.resolve())
 

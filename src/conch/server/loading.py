@@ -13,6 +13,7 @@ from typing import Any
 
 from conch.backends.table import backend_of
 from conch.config.complete import complete, complete_ensemble, merge_completion
+from conch.config.effects import ineffective_problems
 from conch.config.schema import ModelConfig, copied
 from conch.config.signature import parameters, signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load
@@ -67,10 +68,8 @@ class Loader:
         check_directory_name(files.config, files.name)
         config = complete(files.config, files.name, files.artefacts, gpus=self._gpus)
         validate(config)
-        if config.response_cache.enable:
-            LOG.warning(
-                "the response cache of model '%s' has no effect: this server does not have that yet", config.name
-            )
+        for problem in ineffective_problems(config):
+            LOG.warning("model '%s': %s", config.name, problem.message)
         return config
 
     async def load(self, files: ModelFiles, version: int, config: ModelConfig) -> Model:

@@ -53,10 +53,40 @@ def test_unreadable_text_is_refused_with_file_line_and_column() -> None:
         ("input { data_type: TYPE_FP31 }", "did you mean 'TYPE_FP32'?"),
         ("dynamic_batching { delay: 1 preferred_batch_sizes: 4 }", "known here: "),
         ("instance_group { kind: KIND_GPUS }", "did you mean 'KIND_GPU'?"),
+        ("instance_group { kind: GPU }", "did you mean 'KIND_GPU'?"),
+        ("instance_group { kind: KIND_CUDA }", "did you mean 'KIND_GPU'?"),
+        ("input { data_type: TYPE_BYTES }", "did you mean 'TYPE_STRING'?"),
+        ("input { data_type: BYTES }", "did you mean 'TYPE_STRING'?"),
+        ("input { data_type: FP32 }", "did you mean 'TYPE_FP32'?"),
+        ("input { data_type: TYPE_FLOAT64 }", "did you mean 'TYPE_FP64'?"),
+        ("output { shape: [ 1 ] }", "did you mean 'dims'?"),
     ],
 )
 def test_misspelt_name_is_answered_with_the_nearest_one(text: str, hint: str) -> None:
     assert refusal(text).hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('input { data_type: "TYPE_STRING" }', "write TYPE_STRING, without quotation marks"),
+        ('max_batch_size: "8"', "write 8, without quotation marks"),
+        ("max_batch_size = 8", "write ':' in place of '='"),
+        ("backend: python", 'write "python", in quotation marks'),
+        ('backend: "python', "close the quotation mark on the same line"),
+        ('parameters { key: "task" value: "ner" }', 'write { string_value: "ner" }'),
+        ('parameters: { "task": "ner" }', "this is no JSON: write name: value, with the name without quotation marks"),
+        ('{ "name": "m" }', "this is no JSON: write name: value, with the name without quotation marks"),
+        ("dynamic_batching: true", "write { }"),
+        ("input [ { dims: 1 } { dims: 2 } ]", "write ',' between the elements of a list"),
+        ("input [ { dims: 1 }, ]", "leave out the ',' after the last element of the list"),
+        ('max_batch_size: 8\ninput {\n  name: "A {" # {\n\n', "close the bracket of line 2"),
+        ('\ninput {\n  name: "A {" # {\noutput { name: "B" }\n', "close the bracket of line 2 first"),
+        ('input [\n  { name: "A"\n  , { name: "B" }\n]\n', "close the bracket of line 2 first"),
+    ],
+)
+def test_what_cannot_be_read_is_answered_with_what_to_write(text: str, hint: str) -> None:
+    assert refusal(text).hint == hint
 
 
 @pytest.mark.parametrize(

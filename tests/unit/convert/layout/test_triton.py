@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.inputs import open_encoder
-from conch.cli.check import check
+from conch.checks.repository import check
 from conch.config import pbtxt
 from conch.config.schema import ModelConfig
 from conch.convert.encoder.evaluate import padded

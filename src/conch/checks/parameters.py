@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.backends.table import BACKENDS
-from conch.cli.finding import Finding
+from conch.checks.finding import Finding, line_of, with_fix
 from conch.config.parameters import ParameterTable
 from conch.config.schema import ModelConfig
 from conch.config.signature import parameters
@@ -46,7 +46,12 @@ def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[
         if problem is not None:
             yield _in_config(files, name, "error", problem.message)
         elif name in files.config.parameters:
-            yield _in_config(files, name, "warning", f"parameter '{name}' has no effect")
+            yield _in_config(
+                files,
+                name,
+                "warning",
+                f"parameter '{name}' has no effect: backend '{config.backend}' has none of that name",
+            )
     if config.backend in ("huggingface", "vllm"):
         arguments = table if table.strict else _table("conch.backends.contracts.vllm:ENGINE_ARGUMENTS")
         for version in versions:
@@ -67,7 +72,8 @@ def _check_model_file(path: Path, table: ParameterTable) -> Iterator[Finding]:
         text = path.read_text("utf-8")
         document: Any = json.loads(text)
     except json.JSONDecodeError as error:
-        yield Finding(path, error.lineno, "error", f"not valid JSON: {error.msg} at column {error.colno}")
+        fault = f"not valid JSON: {error.msg} at column {error.colno}"
+        yield Finding(path, error.lineno, "error", fault, _json_fix(error, path))
         return
     except (OSError, ValueError) as error:
         yield Finding(path, 0, "error", f"cannot be read: {error}")
@@ -78,16 +84,18 @@ def _check_model_file(path: Path, table: ParameterTable) -> Iterator[Finding]:
     for name in table.unknown(document):
         problem = table.problem(name)
         if problem is not None:
-            yield Finding(path, _line(text, name), "error", problem.message)
+            yield with_fix(path, line_of(text, name), "error", problem.message)
+
+
+def _json_fix(error: json.JSONDecodeError, path: Path) -> str:
+    if error.msg.startswith("Expecting ','"):
+        return "put a ',' before it"
+    if "property name" in error.msg or "trailing comma" in error.msg:
+        return "names stand in double quotation marks, and there is no ',' after the last value"
+    return f"python -m json.tool {path} shows the place"
 
 
 def _in_config(files: ModelFiles, name: str, severity: str, problem: str) -> Finding:
     if files.config_path is None:
-        return Finding(files.directory, 0, severity, problem)
-    return Finding(files.config_path, _line(files.config_text, name), severity, problem)
-
-
-def _line(text: str, name: str) -> int:
-    """The line (from 1) on which ``name`` first stands between quotation marks."""
-    found = re.search(rf"""(["']){re.escape(name)}\1""", text)
-    return text.count("\n", 0, found.start()) + 1 if found else 1
+        return with_fix(files.directory, 0, severity, problem, "leave it out")
+    return with_fix(files.config_path, line_of(files.config_text, name), severity, problem, "leave it out")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from conch.cli.check import check, check_command, render
-from conch.cli.finding import Finding
+from conch.checks.finding import Finding
+from conch.checks.repository import check
+from conch.cli.check import check_command
 
 GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
-IO = 'input { name: "A" data_type: TYPE_FP32 dims: 4 }\noutput { name: "B" data_type: TYPE_FP32 dims: 4 }\n'
+COMPLETE = GOOD + "    @staticmethod\n    def auto_complete_config(config): ...\n"
+OUTPUT = 'output { name: "B" data_type: TYPE_FP32 dims: 4 }\n'
+IO = f'input {{ name: "A" data_type: TYPE_FP32 dims: 4 }}\n{OUTPUT}'
 
 
 @pytest.fixture
@@ -28,11 +33,11 @@ def put(repository: Path, path: str, text: str = "") -> None:
 
 
 def lines(repository: Path) -> list[str]:
-    return render(check([repository])).replace(f"{repository}/", "").splitlines()
+    return [str(finding).replace(f"{repository}/", "") for finding in check([repository])]
 
 
 def test_good_repository_has_no_findings(repository: Path) -> None:
-    put(repository, "bare/1/model.py", GOOD)
+    put(repository, "complete/1/model.py", COMPLETE)
     put(
         repository,
         "chain/config.pbtxt",
@@ -40,8 +45,6 @@ def test_good_repository_has_no_findings(repository: Path) -> None:
         'input_map { key: "A" value: "A" } output_map { key: "B" value: "B" } } }',
     )
     (repository / "chain" / "1").mkdir()
-    put(repository, "gpu/config.pbtxt", IO + "instance_group [{ kind: KIND_GPU }, { kind: KIND_GPU gpus: 3 }]")
-    put(repository, "gpu/1/model.py", GOOD)
 
     assert lines(repository) == []
 
@@ -60,7 +63,7 @@ def test_every_fault_of_a_configuration_is_reported_at_its_line(repository: Path
         repository,
         "m/config.pbtxt",
         'name: "n"\nbackend: "python"\nmax_batch_size: -1\ninput [\n  { name: "A" data_type: TYPE_FP32 dims: 1 },\n'
-        '  { name: "B"\n    data_type: TYPE_FP32\n    dims: [ 0 ] }\n]\n',
+        f'  {{ name: "B"\n    data_type: TYPE_FP32\n    dims: [ 0 ] }}\n]\n{OUTPUT}',
     )
     put(repository, "m/1/model.py", GOOD)
 
@@ -73,12 +76,13 @@ def test_every_fault_of_a_configuration_is_reported_at_its_line(repository: Path
     ("source", "finding"),
     [
         ("def f(:\n", "m/1/model.py:1: error: not valid Python: "),
-        ("class Model: ...\n", "m/1/model.py: error: there is no class TritonPythonModel"),
+        ("class Model: ...\n", "m/1/model.py:1: error: there is no class TritonPythonModel (fix: rename Model)"),
         ("\nclass TritonPythonModel:\n    pass\n", "m/1/model.py:2: error: TritonPythonModel has no method execute"),
         ("x = '\0'\n", "m/1/model.py: error: not valid Python: "),
     ],
 )
 def test_python_model_that_cannot_run_is_found_without_running_it(repository: Path, source: str, finding: str) -> None:
+    put(repository, "m/config.pbtxt", IO)
     put(repository, "m/1/model.py", source)
 
     (line,) = lines(repository)
@@ -97,28 +101,30 @@ def test_python_model_that_cannot_run_is_found_without_running_it(repository: Pa
     ],
 )
 def test_python_model_that_may_run_is_not_complained_about(repository: Path, source: str) -> None:
+    put(repository, "m/config.pbtxt", IO)
+    put(repository, "m/1/shared.py", GOOD)
     put(repository, "m/1/model.py", source)
 
     assert lines(repository) == []
 
 
 def test_tensors_that_the_model_completes_need_not_be_written(repository: Path) -> None:
-    put(repository, "m/config.pbtxt", 'input { name: "A" }')
+    put(repository, "m/config.pbtxt", f'input {{ name: "A" }}\n{OUTPUT}')
     put(repository, "m/1/model.py", GOOD)
     assert [line.split(": ", 2)[2] for line in lines(repository)] == [
         "model input 'A' must specify 'data_type' for m",
         "model input 'A' must specify 'dims' for m (fix: a tensor of one number has dims: [ 1 ])",
     ]
 
-    put(repository, "m/1/model.py", GOOD + "    @staticmethod\n    def auto_complete_config(config): ...\n")
+    put(repository, "m/1/model.py", COMPLETE)
     assert lines(repository) == []
 
 
 def test_missing_files_and_versions_are_found(repository: Path) -> None:
-    put(repository, "empty/config.pbtxt", 'backend: "python"')
-    put(repository, "fileless/config.pbtxt", 'backend: "python"')
+    put(repository, "empty/config.pbtxt", 'backend: "python"\n' + IO)
+    put(repository, "fileless/config.pbtxt", 'backend: "python"\n' + IO)
     (repository / "fileless" / "1").mkdir()
-    put(repository, "some/config.pbtxt", "version_policy { specific { versions: [1, 4] } }")
+    put(repository, "some/config.pbtxt", "version_policy { specific { versions: [1, 4] } }\n" + IO)
     put(repository, "some/1/model.py", GOOD)
     put(repository, "some/01/model.py", GOOD)
 
@@ -184,13 +190,13 @@ def test_ensembles_are_checked_against_their_members(repository: Path) -> None:
         (repository / name / "1").mkdir()
     put(repository, "wide/config.pbtxt", IO.replace("dims: 4", "dims: 8"))
     put(repository, "wide/1/model.py", GOOD)
-    put(repository, "bare/1/model.py", GOOD)
+    put(repository, "bare/1/model.py", COMPLETE)
 
     found = lines(repository)
 
     assert [line.split(": ", 2)[2] for line in found] == [
         "circular dependency between ensembles: loop -> ... -> loop -> loop",
-        "ensemble lost contains models that are not available or ambiguous: nope",
+        "ensemble lost contains models that are not available or ambiguous: nope (fix: add it to the repository)",
         "in ensemble misfit, ensemble tensor A: inconsistent shape: [4] is inferred from model misfit while [8] is "
         "inferred from model wide",
         "in ensemble misfit, ensemble tensor B: inconsistent shape: [4] is inferred from model misfit while [8] is "
@@ -211,8 +217,9 @@ def test_model_in_two_repositories_is_found(repository: Path, tmp_path_factory: 
 
 
 def test_directory_that_is_no_repository_is_found(repository: Path) -> None:
-    assert check([repository / "nope"]) == [
-        Finding(repository / "nope", 0, "error", "there is no such directory", "give a model repository")
+    nope = repository / "nope"
+    assert check([nope]) == [
+        Finding(nope, 0, "error", f"repository path is not a valid directory: {nope}", "give a model repository")
     ]
     (finding,) = check([repository / "good"])
     assert finding.fix == f"give {repository}"
@@ -250,38 +257,52 @@ def parameter(name: str, value: str = "1") -> str:
     return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
 
 
+FILES = {
+    "huggingface": "model.json", "vllm": "model.json", "tensorrtllm": "model.json", "onnxruntime": "model.onnx",
+    "openvino": "model.xml", "python": "model.py",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("backend", "name", "found"),
     [
         ("huggingface", "max_num_seqs", ""),
-        ("huggingface", "max_num_seq", "error: parameter 'max_num_seq' is not known; did you mean 'max_num_seqs'?"),
+        (
+            "huggingface",
+            "max_num_seq",
+            "error: parameter 'max_num_seq' is not known (fix: did you mean 'max_num_seqs'?",
+        ),
         (
             "huggingface",
             "trust_remote_cod",
-            "error: parameter 'trust_remote_cod' is not known; did you mean 'trust_rem",
+            "error: parameter 'trust_remote_cod' is not known (fix: did you mean 'trust_rem",
         ),
         (
             "huggingface",
             "team",
-            "error: parameter 'team' is not known to backend 'huggingface'; it has aggregation_str",
+            "error: parameter 'team' is not known to backend 'huggingface' (fix: it has aggregation_str",
         ),
-        ("vllm", "Max_Model_Len", "error: parameter 'Max_Model_Len' is not known; did you mean 'max_model_len'?"),
+        ("vllm", "Max_Model_Len", "error: parameter 'Max_Model_Len' is not known (fix: did you mean 'max_model_len'?"),
         ("vllm", "REPORT_CUSTOM_METRICS", ""),
         (
             "tensorrtllm",
             "max_beam_widht",
-            "error: parameter 'max_beam_widht' is not known; did you mean 'max_beam_width",
+            "error: parameter 'max_beam_widht' is not known (fix: did you mean 'max_beam_width",
         ),
         ("tensorrtllm", "cuda_graph_mode", ""),
-        ("onnxruntime", "intra_op_thread_cont", "error: parameter 'intra_op_thread_cont' is not known; did you mean"),
+        (
+            "onnxruntime",
+            "intra_op_thread_cont",
+            "error: parameter 'intra_op_thread_cont' is not known (fix: did you mean",
+        ),
         ("onnxruntime", "session.use_env_allocators", ""),
-        ("openvino", "NUM_STREAM", "error: parameter 'NUM_STREAM' is not known; did you mean 'NUM_STREAMS'?"),
+        ("openvino", "NUM_STREAM", "error: parameter 'NUM_STREAM' is not known (fix: did you mean 'NUM_STREAMS'?"),
         ("openvino", "team", "warning: parameter 'team' has no effect"),
         ("python", "team", ""),
         (
             "python",
             "EXECUTION_ENV_PATHS",
-            "warning: parameter 'EXECUTION_ENV_PATHS' is not known; did you mean 'EXECUT",
+            "warning: parameter 'EXECUTION_ENV_PATHS' is not known (fix: did you mean 'EXECUT",
         ),
     ],
 )
@@ -289,7 +310,7 @@ def test_names_of_parameters_are_compared_with_those_of_the_backend(
     repository: Path, backend: str, name: str, found: str
 ) -> None:
     put(repository, "m/config.pbtxt", f'backend: "{backend}"\n{IO}{parameter(name)}')
-    put(repository, f"m/1/{ {'onnxruntime': 'model.onnx', 'openvino': 'model.xml'}.get(backend, 'model.py') }", GOOD)
+    put(repository, f"m/1/{FILES[backend]}", '{"model": "org/name"}' if FILES[backend] == "model.json" else GOOD)
 
     [*others, last] = lines(repository) or [""]
     assert not others
@@ -331,3 +352,18 @@ def test_model_file_is_read(repository: Path, backend: str, text: str, found: st
     [line] = lines(repository) or [""]
     assert line.startswith(f"m/1/model.json:{found}" if found else "")
     assert bool(line) == bool(found)
+
+
+def test_no_library_that_runs_models_is_imported(tmp_path: Path) -> None:
+    """So that a repository can be checked where its models do not run."""
+    put(tmp_path, "m/1/model.json", '{"task": "fill-mask"}')
+    put(tmp_path, "m/1/config.json", '{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')
+    put(tmp_path, "n/config.pbtxt", f'backend: "onnxruntime"\n{IO}')
+    put(tmp_path, "n/1/model.onnx")
+    program = (
+        "import sys; from pathlib import Path; from conch.checks.repository import check;"
+        f"assert check([Path({str(tmp_path)!r})]);"
+        "print(sorted({'torch', 'transformers', 'onnxruntime', 'openvino', 'huggingface_hub'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,127 @@
+"""Checks of the checkpoints that models are served from: is each there, whole, and for the task that is asked of it?
+
+A checkpoint is opened as a worker opens it, without any library that runs models.  One on the Hub is left to the start.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.hub import MODEL_FILE, is_hub_id, local_path
+from conch.checkpoints.options import Options
+from conch.checkpoints.task import canonical, misfit, misspelt
+from conch.checks.finding import Finding, line_of, with_fix
+from conch.checks.model import CheckedModel
+from conch.config.signature import parameters
+from conch.errors import ConchError
+
+#: The option that an error is about, as errors name it.
+_OPTION: Final = re.compile(r"(?:parameter '|(?=task '|engine '|variant '))(\w+)")
+
+
+def check_checkpoints(model: CheckedModel) -> Iterator[Finding]:
+    """Why the checkpoint of a version cannot be served, for backends that serve checkpoints."""
+    if model.config.backend not in ("huggingface", "vllm"):
+        return
+    for version in model.versions:
+        place = _Place(model, model.files.version_directory(version))
+        document = place.document()
+        if document is None:
+            continue  # said where names are checked
+        try:
+            if model.config.backend == "vllm":
+                yield from _check_named(place, document)
+            else:
+                yield from _check_checkpoint(place, document)
+        except ConchError as error:
+            yield place.finding(error.message)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the options of one version are written: its ``model.json``, or the configuration's parameters."""
+
+    model: CheckedModel
+    directory: Path
+
+    def document(self) -> dict[str, Any] | None:
+        """The content of ``model.json``, empty without one; None for one that is no JSON object."""
+        try:
+            document = json.loads((self.directory / MODEL_FILE).read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    def finding(self, problem: str, fix: str = "") -> Finding:
+        """The problem, at the option that it is about; else where the checkpoint is named, or at its folder."""
+        about = _OPTION.search(problem)
+        for name in (about[1] if about else "model", "model"):
+            path, text = self._file_with(name)
+            if text:
+                return with_fix(path, line_of(text, name), "error", problem, fix or "name another checkpoint")
+        beside = "copy the whole checkpoint there, or " if any(self.directory.iterdir()) else ""
+        return with_fix(self.directory, 0, "error", problem, fix or f"{beside}name it in {self.directory / MODEL_FILE}")
+
+    def _file_with(self, option: str) -> tuple[Path, str]:
+        """The file that gives the option, and its text; an empty text where none does."""
+        files, path = self.model.files, self.directory / MODEL_FILE
+        if files.config_path is not None and option in files.config.parameters:
+            return files.config_path, files.config_text
+        return path, path.read_text("utf-8") if option in (self.document() or {}) else ""
+
+
+def _check_named(place: _Place, document: Mapping[str, Any]) -> Iterator[Finding]:
+    """A ``model.json`` of the backend ``vllm``, which holds an engine's arguments and has to name the model."""
+    model = document.get("model")
+    if isinstance(model, str):
+        yield from _check_path(place, model)
+    else:
+        path = place.directory / MODEL_FILE
+        line = 1 if path.is_file() else 0
+        yield Finding(path, line, "error", "it must name the model", '{"model": "org/name"}, or a folder')
+
+
+def _check_checkpoint(place: _Place, document: Mapping[str, Any]) -> Iterator[Finding]:
+    options = Options.from_values(parameters(place.model.config)).over(document)
+    if nearest := misspelt(options.task):
+        yield place.finding(f"task '{options.task}' is not known", f"did you mean '{nearest}'?")
+        return
+    if options.model:
+        unreachable = list(_check_path(place, options.model))
+        yield from unreachable
+        if unreachable or local_path(place.directory, options.model) is None:
+            return
+    checkpoint = Checkpoint.open(place.directory, options, model_file=document)
+    architectures = misfit(canonical(options.task), checkpoint.config)
+    if architectures:
+        named = ", ".join(checkpoint.config.get("architectures") or ())
+        yield place.finding(
+            f"task '{options.task}' does not fit the checkpoint, which is a {named}",
+            f"leave 'task' out, or choose a checkpoint whose architecture is {' or '.join(architectures)}",
+        )
+
+
+def _check_path(place: _Place, model: str) -> Iterator[Finding]:
+    """A model that is neither a path from the version's or the model's directory nor an id on the Hub."""
+    from_there = f"paths begin at {place.directory} or {place.directory.parent}"
+    try:
+        if local_path(place.directory, model) is not None:
+            return
+    except ConchError as error:
+        yield place.finding(error.message, from_there)
+        return
+    if not is_hub_id(model):
+        yield place.finding(
+            f"'{model}' is neither a folder, a .gguf file nor an id on the Hugging Face Hub (org/name)", from_there
+        )
+    elif Path(model).is_dir():
+        problem = f"'{model}' is a folder of the directory that you are in; the server would look for it on the Hub"
+        yield place.finding(problem, f'"model": "{Path(model).resolve()}"')

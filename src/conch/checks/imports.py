@@ -1,0 +1,74 @@
+"""The imports of a Python source, and which of them are sure to be made: pure, over the syntax tree.
+
+An import that the source is prepared to miss (``try`` with ``except ImportError``), or that an ``if`` decides on, is
+left out.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+#: Exceptions whose handler also catches a failed import.
+_CAUGHT: Final = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+#: The methods of a model that the server is sure to call.
+_CALLED: Final = frozenset({"__init__", "initialize", "execute", "finalize", "auto_complete_config"})
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A module that a source imports at ``line``.
+
+    ``name`` is the whole dotted name; ``level`` the number of dots before a relative one; ``certain`` says that the
+    import is made whenever the model runs, not only when some function is called.
+    """
+
+    name: str
+    line: int
+    level: int = 0
+    certain: bool = True
+
+    @property
+    def top(self) -> str:
+        """The first part of the name, which a finder is asked for."""
+        return self.name.partition(".")[0]
+
+
+def imports_of(tree: ast.Module) -> list[Imported]:
+    """The imports that nothing guards, in the order of the source."""
+    return list(_in_statements(tree.body, certain=True))
+
+
+def changes_path(tree: ast.Module) -> bool:
+    """Whether the source may add to ``sys.path``, so that its imports cannot be judged from outside."""
+    return any(isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path" for node in ast.walk(tree))
+
+
+def _in_statements(statements: Iterable[ast.stmt], certain: bool) -> Iterator[Imported]:
+    for statement in statements:
+        match statement:
+            case ast.Import(names=aliases):
+                yield from (Imported(alias.name, statement.lineno, 0, certain) for alias in aliases)
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                names = [module] if module else [alias.name for alias in aliases]
+                yield from (Imported(name, statement.lineno, level, certain) for name in names)
+            case ast.FunctionDef(name=name, body=body) | ast.AsyncFunctionDef(name=name, body=body):
+                yield from _in_statements(body, certain and name in _CALLED)
+            case ast.ClassDef(body=body) | ast.For(body=body) | ast.While(body=body):
+                yield from _in_statements(body, certain)
+            case ast.With(items=items, body=body):
+                if not any("suppress" in ast.unparse(item.context_expr) for item in items):
+                    yield from _in_statements(body, certain)
+            case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
+                if not any(map(_catches, handlers)):
+                    yield from _in_statements([*body, *orelse], certain)
+                yield from _in_statements(finalbody, certain)
+
+
+def _catches(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(one, ast.Name) and one.id in _CAUGHT for one in caught)

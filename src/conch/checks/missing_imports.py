@@ -1,0 +1,110 @@
+"""Checks that what Python models import can be found, in the environment that they run in.
+
+Their own modules beside ``model.py`` are followed, and what those import is checked as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from conch.checks.finding import Finding
+from conch.checks.imports import Imported, changes_path, imports_of
+from conch.checks.model import CheckedModel
+from conch.checks.modules import interpreter_of, missing_modules, neighbour, neighbour_source
+from conch.config.signature import parameters
+
+#: Packages whose name is not that of their module.
+_PACKAGES: Final = {
+    "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "dateutil": "python-dateutil", "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu", "PIL": "pillow", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+#: Modules that models import most, whose misspelt names are told from missing ones.
+_COMMON: Final = (
+    "accelerate", "cv2", "datasets", "faiss", "librosa", "numpy", "onnxruntime", "openvino", "pandas", "peft",
+    "requests", "safetensors", "scipy", "sentence_transformers", "sentencepiece", "sklearn", "soundfile", "tensorflow",
+    "tokenizers", "torch", "torchaudio", "torchvision", "transformers", "triton_python_backend_utils",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """An import in a source of a model; ``unsure`` where the source changes ``sys.path``."""
+
+    source: Path
+    imported: Imported
+    version_directory: Path
+    unsure: bool
+
+
+def check_imports(models: Iterable[CheckedModel]) -> Iterator[Finding]:
+    """Imports that nothing guards and that the model's interpreter does not find."""
+    uses: defaultdict[str, list[_Use]] = defaultdict(list)
+    for model in models:
+        if model.config.backend != "python":
+            continue
+        environment = parameters(model.config).get("EXECUTION_ENV_PATH", "")
+        python = interpreter_of(environment, model.files.directory)
+        if python is not None:
+            for path in model.model_files():
+                uses[python] += _uses(path)
+    for python, found in uses.items():
+        outside = {use.imported.top for use in found if not use.imported.level}
+        missing = missing_modules(python, outside)
+        yield from (finding for use in found if (finding := _finding(use, missing, python)) is not None)
+
+
+def _uses(path: Path) -> Iterator[_Use]:
+    """The imports of a ``model.py``, and of the neighbours that these lead to."""
+    waiting, seen = [path], {path}
+    while waiting:
+        source = waiting.pop()
+        try:
+            tree = ast.parse(source.read_bytes(), str(source))
+        except (OSError, SyntaxError, ValueError):
+            continue  # said of model.py elsewhere
+        unsure = changes_path(tree)
+        for imported in imports_of(tree):
+            yield _Use(source, imported, path.parent, unsure)
+            beside = neighbour_source(imported, path.parent)
+            if beside is not None and imported.certain and beside not in seen:
+                seen.add(beside)
+                waiting.append(beside)
+
+
+def _finding(use: _Use, missing: frozenset[str], python: str) -> Finding | None:
+    imported = use.imported
+    if imported.level > 1 or (imported.level and use.source.parent != use.version_directory):
+        return None  # within a package of the model's own
+    if neighbour(imported, use.version_directory) is not None:
+        return None
+    if not imported.level and imported.top not in missing:
+        return None
+    sure = imported.certain and not use.unsure
+    problem = f"there is no module '{'.' * imported.level}{imported.top}'"
+    if use.unsure:
+        problem += ", unless what is added to sys.path has it"
+    elif not imported.certain:
+        problem += ", which a function imports when it is called"
+    return Finding(use.source, imported.line, "error" if sure else "warning", problem, _fix(use, python))
+
+
+def _fix(use: _Use, python: str) -> str:
+    name, place = use.imported.top, use.version_directory
+    beside = [path.stem for path in (*place.glob("*.py"), *place.parent.glob("*.py")) if path != use.source]
+    known = beside if use.imported.level else [*beside, *_COMMON, *sys.stdlib_module_names]
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    if found:
+        return f"did you mean '{found[0]}'?"
+    file = place / f"{name}.py"
+    if use.imported.level:
+        return f"put it at {file}"
+    if name in _PACKAGES:
+        return f"{python} -m pip install {_PACKAGES[name]}"
+    return f"install the package that has it for {python}, or put it at {file}"

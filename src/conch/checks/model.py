@@ -1,0 +1,68 @@
+"""A model as the checks see it: its files, and its configuration completed as far as files tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from conch.checks.finding import Finding
+from conch.config.pbtxt import locate
+from conch.config.problem import FieldPath, Problem
+from conch.config.schema import ModelConfig, is_ensemble
+from conch.repository.scan import ModelFiles
+from conch.repository.versions import select_versions
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """A model whose configuration can be read; ``config`` is the completed one."""
+
+    files: ModelFiles
+    config: ModelConfig
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that are served, ascending."""
+        return select_versions(self.config, self.files.versions).versions
+
+    @property
+    def filename(self) -> str:
+        """The name of the model's file in a version directory, empty where the backend has none."""
+        return str(self.config.default_model_filename)
+
+    def model_files(self) -> Iterator[Path]:
+        """The model's file in each version that is served, whether or not it is there."""
+        if self.filename and not is_ensemble(self.config):
+            for version in self.versions:
+                yield self.files.version_directory(version) / self.filename
+
+    def finding(self, problem: Problem, severity: str = "error") -> Finding:
+        """The problem as a finding, at its line of the configuration."""
+        return in_configuration(self.files, problem.message, problem.field, problem.hint, severity)
+
+    def warning(self, message: str, field: FieldPath = (), fix: str = "") -> Finding:
+        """A warning at a field of the configuration."""
+        return in_configuration(self.files, message, field, fix, "warning")
+
+    def completes_itself(self) -> bool:
+        """Whether the backend may fill in tensors when it loads the model."""
+        if self.config.backend != "python":
+            return not is_ensemble(self.config)
+        return any("auto_complete_config" in _text(source) for source in self.model_files())
+
+
+def in_configuration(
+    files: ModelFiles, problem: str, field: FieldPath = (), fix: str = "", severity: str = "error"
+) -> Finding:
+    """A finding at a field of the configuration, or at the model's directory where it has no configuration."""
+    if files.config_path is None:
+        return Finding(files.directory, 0, severity, problem, fix)
+    return Finding(files.config_path, locate(files.config_text, field), severity, problem, fix)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,78 @@
+"""Checks that files lie where a repository has them, under the names that they must have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from conch.checks.finding import Finding
+from conch.repository.places import is_checkpoint, is_model_directory, repository_problem
+from conch.repository.scan import CONFIG_FILE, ModelFiles, ModelRepository
+
+#: The files by which a version directory's model is told.
+_MODEL_FILES: Final = ("model.py", "model.json", "config.json", "conch.json", "model.onnx", "model.xml")
+
+
+def check_directory(directory: Path) -> Finding | None:
+    """Why ``directory`` is no model repository; None where it may be one."""
+    problem = repository_problem(directory)
+    return Finding(directory, 0, "error", problem.message, problem.hint) if problem is not None else None
+
+
+def check_contents(repository: ModelRepository) -> Iterator[Finding]:
+    """A repository without models."""
+    if not repository.names():
+        for path in repository.paths:
+            fix = f"make a directory for each model, such as {path / 'NAME' / '1' / 'model.json'}"
+            yield Finding(path, 0, "warning", "there are no models in this repository", fix)
+
+
+def check_placement(files: ModelFiles) -> Iterator[Finding]:
+    """Files of one model that the server does not see, as they have another name or lie elsewhere."""
+    directory = files.directory
+    names = [path.name for path in directory.iterdir() if path.is_file()]
+    if CONFIG_FILE not in names:
+        yield from _misspelt_configuration(directory, names)
+    if not files.versions:
+        yield from _outside_versions(directory, names)
+    for version in files.versions:
+        yield from _misspelt_model(files.version_directory(version), files.config.default_model_filename)
+
+
+def _misspelt_configuration(directory: Path, names: list[str]) -> Iterator[Finding]:
+    lower = {name.lower(): name for name in names if not name.endswith((".json", ".md", "~"))}
+    for match in get_close_matches(CONFIG_FILE, lower, n=1, cutoff=0.75):
+        found = directory / lower[match]
+        yield Finding(found, 0, "error", f"the server reads {CONFIG_FILE} only", f"rename it {CONFIG_FILE}")
+
+
+def _outside_versions(directory: Path, names: list[str]) -> Iterator[Finding]:
+    found = next((name for name in _MODEL_FILES if name in names), "")
+    if not found and is_checkpoint(directory):
+        found = next(name for name in sorted(names) if Path(name).suffix in (".safetensors", ".gguf", ".onnx", ".xml"))
+    if found:
+        yield Finding(
+            directory / found,
+            0,
+            "error",
+            "a model's files must be in a version directory",
+            f"move them to {directory / '1'}",
+        )
+        return
+    inner = next((path for path in sorted(directory.iterdir()) if path.is_dir() and is_model_directory(path)), None)
+    if inner is not None:
+        problem = f"this is a repository of models such as '{inner.name}', in the place of a model"
+        yield Finding(directory, 0, "error", problem, f"give {directory}")
+
+
+def _misspelt_model(version: Path, named: str) -> Iterator[Finding]:
+    names = [path.name for path in version.iterdir() if path.is_file()]
+    if any(name == named or name in _MODEL_FILES or name.endswith((".gguf", ".plan", ".pt")) for name in names):
+        return
+    for name in sorted(names):
+        nearest = get_close_matches(name.lower(), _MODEL_FILES, n=1, cutoff=0.8)
+        if nearest and not name.endswith(".pyc"):
+            problem = f"the server reads {nearest[0]} only"
+            yield Finding(version / name, 0, "error", problem, f"rename it {nearest[0]}")

@@ -1,0 +1,72 @@
+"""Checks of a ``model.py``, which is parsed and never run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+from conch.checks.finding import Finding
+
+
+def check_python_model(path: Path) -> Iterator[Finding]:
+    """Why the file at ``path`` cannot be a Python model."""
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        line = error.lineno or 0 if isinstance(error, SyntaxError) else 0
+        yield Finding(
+            path,
+            line,
+            "error",
+            f"not valid Python: {error.msg if isinstance(error, SyntaxError) else error}",
+            f"python -m py_compile {path} shows the place",
+        )
+        return
+    except OSError as error:
+        yield Finding(path, 0, "error", f"cannot be read: {error.strerror}")
+        return
+    model = next(
+        (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"), None
+    )
+    if model is None:
+        # It may also be imported or assigned; then its methods are not to be seen from here.
+        if "TritonPythonModel" not in _names_bound(tree):
+            yield _no_class(path, tree)
+    elif not model.bases and "execute" not in _names_bound(model):
+        yield _no_execute(path, model)
+
+
+def _no_class(path: Path, tree: ast.Module) -> Finding:
+    classes = {node.name: node.lineno for node in tree.body if isinstance(node, ast.ClassDef)}
+    nearest = next(iter(get_close_matches("TritonPythonModel", classes, n=1)), "")
+    if not nearest and len(classes) == 1:
+        [nearest] = classes
+    fix = f"rename {nearest}" if nearest else "name the model's class so"
+    return Finding(path, classes.get(nearest, 0), "error", "there is no class TritonPythonModel", fix)
+
+
+def _no_execute(path: Path, model: ast.ClassDef) -> Finding:
+    methods = {
+        node.name: node.lineno for node in model.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    nearest = next(iter(get_close_matches("execute", methods, n=1, cutoff=0.7)), "")
+    fix = f"rename {nearest}" if nearest else "def execute(self, requests)"
+    line = methods.get(nearest, model.lineno)
+    return Finding(path, line, "error", "TritonPythonModel has no method execute", fix)
+
+
+def _names_bound(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
+                names.update(
+                    "TritonPythonModel" if alias.name == "*" else alias.asname or alias.name for alias in aliases
+                )
+    return names

@@ -1,0 +1,110 @@
+"""All checks of a model repository, in one place: which there are, and in which order they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from conch.checks.checkpoints import check_checkpoints
+from conch.checks.configuration import check_backend, check_configuration, named_gpus
+from conch.checks.ensembles import check_ensemble
+from conch.checks.finding import Finding
+from conch.checks.missing_imports import check_imports
+from conch.checks.model import CheckedModel, in_configuration
+from conch.checks.parameters import check_parameters
+from conch.checks.placement import check_contents, check_directory, check_placement
+from conch.checks.python_model import check_python_model
+from conch.checks.side_files import check_side_files
+from conch.checks.tensor_names import check_tensor_names
+from conch.checks.versions import check_versions
+from conch.config.complete import complete
+from conch.config.problem import ConfigError, Problem
+from conch.config.schema import is_ensemble
+from conch.config.validate_ensemble import cycle_problem
+from conch.repository.errors import PollError
+from conch.repository.scan import ModelRepository
+
+#: What to do about a version directory that is none.
+_NUMBER = "name it by a number, such as 1"
+
+
+def check(directories: Sequence[Path], config_name: str | None = None) -> list[Finding]:
+    """All faults of the models in the repository ``directories``, sorted by path and line."""
+    findings: list[Finding] = []
+    usable: list[Path] = []
+    for directory in directories:
+        finding = check_directory(directory)
+        if finding is None:
+            usable.append(directory)
+        else:
+            findings.append(finding)
+    if usable:
+        findings += _check_repository(ModelRepository(usable, config_name))
+    return sorted(set(findings))
+
+
+def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
+    models: dict[str, CheckedModel] = {}
+    misplaced: set[str] = set()
+    yield from check_contents(repository)
+    for name in repository.names():
+        try:
+            files = repository.describe(name)
+        except PollError as error:
+            yield _unreadable(error, repository.paths)
+            continue
+        if placement := list(check_placement(files)):
+            yield from placement
+            misplaced.add(name)
+        elif files.warnings:
+            severity = "warning" if files.versions else "error"
+            yield from (Finding(files.directory, 0, severity, warning, _NUMBER) for warning in files.warnings)
+            if not files.versions:
+                misplaced.add(name)
+        try:
+            config = complete(files.config, name, files.artefacts, gpus=named_gpus(files.config))
+        except Problem as problem:
+            if name not in misplaced:
+                yield in_configuration(files, problem.message, problem.field, problem.hint)
+            continue
+        models[name] = CheckedModel(files, config)
+    for name, model in models.items():
+        yield from _check_model(model)
+        if name not in misplaced:
+            yield from check_versions(model)
+    yield from check_imports(models.values())
+    yield from _check_ensembles(models)
+
+
+def _check_model(model: CheckedModel) -> Iterator[Finding]:
+    yield from check_configuration(model)
+    yield from check_backend(model)
+    yield from check_parameters(model.config, model.files, model.versions)
+    if model.config.backend == "python":
+        for path in model.model_files():
+            if path.exists():
+                yield from check_python_model(path)
+        yield from check_tensor_names(model)
+    yield from check_checkpoints(model)
+    yield from check_side_files(model)
+
+
+def _check_ensembles(models: Mapping[str, CheckedModel]) -> Iterator[Finding]:
+    members_of = {
+        name: [step.model_name for step in model.config.ensemble_scheduling.step] for name, model in models.items()
+    }
+    for name, model in models.items():
+        if is_ensemble(model.config):
+            yield from check_ensemble(model, models)
+            if (cycle := cycle_problem(name, members_of)) is not None:
+                yield model.finding(cycle)
+
+
+def _unreadable(error: PollError, roots: Sequence[Path]) -> Finding:
+    cause = error.__cause__
+    if isinstance(cause, ConfigError):
+        detail = cause.message.removeprefix(f"failed to read text proto from {cause.path}: ")
+        detail = detail.removeprefix(f"{cause.line}:{cause.column}: ")
+        return Finding(Path(cause.path), cause.line, "error", f"failed to read text proto: {detail}", cause.hint)
+    where = next((root / error.name for root in roots if (root / error.name).is_dir()), Path(error.name))
+    return Finding(where, 0, "error", error.index_reason or str(cause or error.log))

@@ -1,0 +1,75 @@
+"""What was probably meant by a command or a flag that there is not.  Called where a command line is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+import click
+
+#: What other programs call a command.
+_OTHER_NAMES: Final = {
+    **dict.fromkeys(("start", "run", "server", "tritonserver", "up"), "serve"),
+    **dict.fromkeys(("validate", "lint", "verify"), "check"),
+    **dict.fromkeys(("export", "quantize", "quantise", "optimize", "optimise"), "convert"),
+}
+
+
+def unknown_command(name: str, commands: Collection[str]) -> str:
+    """The message for a command that there is not; a model in its place is answered with ``conch serve``."""
+    if "/" in name or Path(name).exists():
+        return f"'{name}' is no command; did you mean 'conch serve {name}'?"
+    nearest = _OTHER_NAMES.get(name.lower()) or _nearest(name.lower(), commands)
+    hint = f"did you mean '{nearest}'?" if nearest else f"there are {', '.join(commands)}"
+    return f"unrecognized command '{name}'; {hint}"
+
+
+def unknown_option(
+    given: str,
+    arguments: Sequence[str],
+    command: click.Command,
+    others: Mapping[str, click.Command],
+) -> str:
+    """The message for an option that ``command`` has not.
+
+    ``given`` is the option as the parser read it from ``arguments``; ``others`` are the commands that may have it.
+    """
+    option = _as_written(given, arguments)
+    message = f"unrecognized option '{option}'"
+    flag = _spelt(option)
+    for name, other in others.items():
+        if flag in _flags(other):
+            return f"{message}; it is one of '{name}': conch {name} {flag} …"
+    nearest = _nearest(flag, _flags(command))
+    return f"{message}; " + (f"did you mean '{nearest}'?" if nearest else "--help shows those that there are")
+
+
+def _as_written(given: str, arguments: Sequence[str]) -> str:
+    """The option with all its letters: of ``-model-repository`` a parser reads ``-m``."""
+    if not given.startswith("--"):
+        for argument in arguments:
+            if argument.startswith(given) and len(argument) > 2 and not argument.startswith("--"):
+                return argument.partition("=")[0]
+    return given
+
+
+def _spelt(option: str) -> str:
+    """The option as flags are spelt here: two dashes, small letters, dashes for underscores."""
+    return "--" + option.lstrip("-").lower().replace("_", "-")
+
+
+def _flags(command: click.Command) -> list[str]:
+    context = click.Context(command)
+    return [
+        flag
+        for one in command.get_params(context)
+        if isinstance(one, click.Option)
+        for flag in one.opts
+        if flag[:2] == "--"
+    ]
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.6)), "")

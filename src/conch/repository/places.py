@@ -1,0 +1,62 @@
+"""What a directory seems to be: a model repository, a model of one, or a checkpoint that somebody took for one.
+
+Asked before a directory is read as a repository, by the server and by ``conch check``.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from conch.config.problem import Problem
+
+#: Files that are, or that hold, a model by themselves.
+_WEIGHTS: Final = (".safetensors", ".gguf", ".onnx", ".xml")
+
+
+def is_model_directory(path: Path) -> bool:
+    """Whether ``path`` looks like a model of a repository: it has a configuration or a version directory."""
+    try:
+        return (path / "config.pbtxt").is_file() or any(one.name.isdigit() for one in path.iterdir() if one.is_dir())
+    except OSError:
+        return False
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether ``path`` looks like a checkpoint's folder: its configuration or its weights lie there."""
+    try:
+        return (path / "config.json").is_file() or any(one.suffix in _WEIGHTS for one in path.iterdir())
+    except OSError:
+        return False
+
+
+def repository_problem(path: Path) -> Problem | None:
+    """Why ``path`` cannot be a model repository, with what to give in its place; None where it can."""
+    if not path.exists():
+        return Problem(f"repository path is not a valid directory: {path}", hint=_nearest(path))
+    if not path.is_dir():
+        hint = f"serve it with 'conch serve {path}'" if path.suffix in _WEIGHTS else "give a model repository"
+        return Problem(f"repository path is not a valid directory: {path}", hint=hint)
+    try:
+        directories = [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
+    except OSError as error:
+        return Problem(f"repository path {path} cannot be read: {error.strerror}", hint="give a model repository")
+    if any(is_model_directory(one) for one in directories):
+        return None
+    if is_model_directory(path):
+        return Problem(f"{path} is a model, not a repository of models", hint=f"give {path.parent}")
+    if is_checkpoint(path):
+        return Problem(
+            f"{path} is a checkpoint, not a repository of models", hint=f"serve it with 'conch serve {path}'"
+        )
+    return None
+
+
+def _nearest(path: Path) -> str:
+    try:
+        beside = [one.name for one in path.parent.iterdir() if one.is_dir()]
+    except OSError:
+        beside = []
+    found = get_close_matches(path.name, beside, n=1, cutoff=0.7)
+    return f"did you mean {path.parent / found[0]}?" if found else "give a model repository"

@@ -1,0 +1,318 @@
+"""The usual mistakes in a model repository, each one as a small repository with what ``conch check`` says of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conch.checks import configuration
+from conch.checks.repository import check
+
+MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+INPUT = 'input { name: "A" data_type: TYPE_FP32 dims: 4 }\n'
+OUTPUT = 'output { name: "B" data_type: TYPE_FP32 dims: 4 }\n'
+IO = INPUT + OUTPUT
+ADD = f'backend: "python"\n{IO}'
+BERT = json.dumps({"architectures": ["BertForMaskedLM"], "model_type": "bert"})
+#: A checkpoint for fill-mask whose weights are one empty file of safetensors.
+CHECKPOINT = {"config.json": BERT, "tokenizer.json": "{}", "model.safetensors": "\2\0\0\0\0\0\0\0{}"}
+
+
+def checkpoint(folder: str, **others: str) -> dict[str, str]:
+    return {f"{folder}/{name}": text for name, text in {**CHECKPOINT, **others}.items()}
+
+
+def python_model(source: str, config: str = ADD) -> dict[str, str]:
+    return {"m/config.pbtxt": config, "m/1/model.py": source}
+
+
+def configured(config: str) -> dict[str, str]:
+    return python_model(MODEL, config)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A repository with one mistake: its files, and all that is found, with ``R`` for the repository's path."""
+
+    files: Mapping[str, str]
+    found: str
+
+
+MISTAKES = {
+    # Names and places of files.
+    "a configuration with a misspelt name": Mistake(
+        {"m/config.pbtx": ADD, "m/1/model.py": MODEL + "    def auto_complete_config(): ...\n"},
+        "R/m/config.pbtx: error: the server reads config.pbtxt only (fix: rename it config.pbtxt)",
+    ),
+    "a configuration with an editor's ending": Mistake(
+        {"m/config.pbtxt.txt": ADD, "m/1/model.py": MODEL + "    def auto_complete_config(): ...\n"},
+        "R/m/config.pbtxt.txt: error: the server reads config.pbtxt only (fix: rename it config.pbtxt)",
+    ),
+    "a model without a version directory": Mistake(
+        {"m/config.pbtxt": ADD, "m/model.py": MODEL},
+        "R/m/model.py: error: a model's files must be in a version directory (fix: move them to R/m/1)",
+    ),
+    "a checkpoint without a version directory": Mistake(
+        checkpoint("m"),
+        "R/m/config.json: error: a model's files must be in a version directory (fix: move them to R/m/1)",
+    ),
+    "a version directory that is no number": Mistake(
+        {"m/config.pbtxt": ADD, "m/1/model.py": MODEL, "m/v2/model.py": MODEL},
+        "R/m: warning: ignore version directory 'v2' which fails to convert to integral number "
+        "(fix: name it by a number, such as 1)",
+    ),
+    "no version directory that is a number": Mistake(
+        {"m/v1/model.py": MODEL},
+        "R/m: error: ignore version directory 'v1' which fails to convert to integral number "
+        "(fix: name it by a number, such as 1)",
+    ),
+    "a model's file with a misspelt name": Mistake(
+        {"m/config.pbtxt": IO, "m/1/models.py": MODEL},
+        "R/m/1/models.py: error: the server reads model.py only (fix: rename it model.py)",
+    ),
+    "a model's file that is missing": Mistake(
+        {"m/config.pbtxt": ADD, "m/1/README.md": ""},
+        "R/m/1/model.py: error: the model's file is missing (fix: put it there, or set default_model_filename)",
+    ),
+    "a repository in the place of a model": Mistake(
+        {"models/m/config.pbtxt": ADD, "models/m/1/model.py": MODEL},
+        "R/models: error: this is a repository of models such as 'm', in the place of a model (fix: give R/models)",
+    ),
+    "a checkpoint in the place of a repository": Mistake(
+        {name.removeprefix("x/"): text for name, text in checkpoint("x").items()},
+        "R: error: R is a checkpoint, not a repository of models (fix: serve it with 'conch serve R')",
+    ),
+    "a model in the place of a repository": Mistake(
+        {"config.pbtxt": ADD, "1/model.py": MODEL},
+        "R: error: R is a model, not a repository of models (fix: give P)",
+    ),
+    "an empty repository": Mistake(
+        {"README.md": ""},
+        "R: warning: there are no models in this repository "
+        "(fix: make a directory for each model, such as R/NAME/1/model.json)",
+    ),
+    # config.pbtxt.
+    "a misspelt field": Mistake(
+        configured("max_batchsize: 4\n"),
+        'R/m/config.pbtxt:1: error: failed to read text proto: Message type "inference.ModelConfig" has no field named '
+        "\"max_batchsize\". (fix: did you mean 'max_batch_size'?)",
+    ),
+    "the protocol's name of a datatype": Mistake(
+        configured('input {\n  data_type: TYPE_BYTES\n  name: "A"\n}\n'),
+        "R/m/config.pbtxt:2: error: failed to read text proto: ' data_type: TYPE_BYTES': Enum type "
+        "\"inference.DataType\" has no value named TYPE_BYTES. (fix: did you mean 'TYPE_STRING'?)",
+    ),
+    "a bracket that is not closed": Mistake(
+        configured('\ninput {\n  name: "A"\n'),
+        'R/m/config.pbtxt:3: error: failed to read text proto: Expected "}". (fix: close the bracket of line 2)',
+    ),
+    "a parameter as plain text": Mistake(
+        configured(f'{IO}parameters {{\n  key: "k"\n  value: "v"\n}}\n'),
+        'R/m/config.pbtxt:5: error: failed to read text proto: \' value: "v"\': Expected "{". '
+        '(fix: write { string_value: "v" })',
+    ),
+    "another model's name": Mistake(
+        configured(f'name: "n"\n{IO}'),
+        "R/m/config.pbtxt:1: error: unexpected directory name 'm' for model 'n', directory name must equal model name "
+        "(fix: use name: \"m\" or leave 'name' out)",
+    ),
+    "a misspelt backend": Mistake(
+        configured(f'{IO}backend: "pyton"\n'),
+        "R/m/config.pbtxt:3: error: unknown backend 'pyton' (fix: did you mean 'python'?)",
+    ),
+    "a backend that there is not": Mistake(
+        {"m/config.pbtxt": f'{IO}platform: "tensorrt_plan"\n', "m/1/model.plan": ""},
+        "R/m/config.pbtxt:1: error: backend 'tensorrt' is not available yet "
+        "(fix: available: huggingface, onnxruntime, openvino, python, tensorrtllm, vllm)",
+    ),
+    "a tensor without dimensions": Mistake(
+        configured(f'{OUTPUT}input {{ name: "A" data_type: TYPE_FP32 }}\n'),
+        "R/m/config.pbtxt:2: error: model input 'A' must specify 'dims' for m "
+        "(fix: a tensor of one number has dims: [ 1 ])",
+    ),
+    "a dimension of 0": Mistake(
+        configured(f'{OUTPUT}input {{ name: "A" data_type: TYPE_FP32 dims: 0 }}\n'),
+        "R/m/config.pbtxt:2: error: model input 'A' dimension must be integer >= 1, or -1 to indicate a variable-size "
+        "dimension for m (fix: dims: [ -1 ] takes any number)",
+    ),
+    "a configuration without output": Mistake(
+        configured(INPUT),
+        "R/m/config.pbtxt:1: warning: the configuration of model 'm' declares no output (fix: write output "
+        '{ name: "…" data_type: TYPE_FP32 dims: [ 1 ] } here, or auto_complete_config in model.py)',
+    ),
+    "a tensor that is declared twice": Mistake(
+        configured(f"{IO}{INPUT}"),
+        "R/m/config.pbtxt:3: error: input 'A' is declared twice (fix: leave one out)",
+    ),
+    "a preferred batch that is too large": Mistake(
+        configured(f"{IO}max_batch_size: 4\ndynamic_batching {{ preferred_batch_size: 8 }}\n"),
+        "R/m/config.pbtxt:4: error: dynamic batching preferred size must be <= max batch size for m "
+        "(fix: max_batch_size is 4)",
+    ),
+    "batching without a batch size": Mistake(
+        configured(f"{IO}dynamic_batching {{ }}\n"),
+        "R/m/config.pbtxt:3: warning: 'dynamic_batching' has no effect without 'max_batch_size' "
+        "(fix: max_batch_size: 8, where the model takes batches)",
+    ),
+    "instances on a GPU that there is not": Mistake(
+        configured(f"{IO}instance_group [\n  {{ kind: KIND_GPU }}\n]\n"),
+        "R/m/config.pbtxt:4: warning: the model asks for a GPU, and this machine has no GPU: here it does not load "
+        "(fix: KIND_AUTO takes a GPU where there is one)",
+    ),
+    "a response cache": Mistake(
+        configured(f"{IO}response_cache {{ enable: true }}\n"),
+        "R/m/config.pbtxt:3: warning: the response cache has no effect: this server does not have that yet "
+        "(fix: leave it out)",
+    ),
+    "a rate limiter": Mistake(
+        configured(f"{IO}instance_group {{\n  rate_limiter {{ priority: 1 }}\n}}\n"),
+        "R/m/config.pbtxt:4: warning: 'rate_limiter' of an instance group has no effect: this server does not have "
+        "that yet (fix: leave it out)",
+    ),
+    "sequence batching": Mistake(
+        configured(f"{IO}sequence_batching {{ }}\n"),
+        "R/m/config.pbtxt:3: error: sequence batching is not available yet (fix: dynamic_batching { })",
+    ),
+    "labels that are missing": Mistake(
+        configured(f'{INPUT}output {{ name: "B" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }}\n'),
+        "R/m/config.pbtxt:2: error: failed to open text file for read R/m/labels.txt: No such file or directory "
+        "(fix: put the file there, or leave the field out)",
+    ),
+    "data of a warm-up that are missing": Mistake(
+        configured(
+            f'{IO}model_warmup {{ batch_size: 1 inputs {{ key: "A" '
+            'value { data_type: TYPE_FP32 dims: 4 input_data_file: "a" } } }\n'
+        ),
+        "R/m/config.pbtxt:3: error: warmup input 'A' needs R/m/warmup/a, which is missing "
+        "(fix: put the file there, or leave the field out)",
+    ),
+    "an environment that is missing": Mistake(
+        configured(
+            f'{IO}parameters {{ key: "EXECUTION_ENV_PATH"\n'
+            'value { string_value: "$$TRITON_MODEL_DIRECTORY/env" } }\n'
+        ),
+        "R/m/config.pbtxt:3: error: EXECUTION_ENV_PATH names R/m/env, which is missing "
+        "(fix: put the file there, or leave the field out)",
+    ),
+    # model.py.
+    "a model.py that is no Python": Mistake(
+        python_model("class TritonPythonModel:\n    def execute(self, requests)\n        return []\n"),
+        "R/m/1/model.py:2: error: not valid Python: expected ':' "
+        "(fix: python -m py_compile R/m/1/model.py shows the place)",
+    ),
+    "a class of another name": Mistake(
+        python_model(MODEL.replace("TritonPythonModel", "TritonPytonModel")),
+        "R/m/1/model.py:1: error: there is no class TritonPythonModel (fix: rename TritonPytonModel)",
+    ),
+    "a misspelt method": Mistake(
+        python_model(MODEL.replace("execute", "excute")),
+        "R/m/1/model.py:2: error: TritonPythonModel has no method execute (fix: rename excute)",
+    ),
+    "an import that does not exist": Mistake(
+        python_model(f"import json\nimport nonesuch.part\n{MODEL}"),
+        f"R/m/1/model.py:2: error: there is no module 'nonesuch' (fix: install the package that has it for "
+        f"{sys.executable}, or put it at R/m/1/nonesuch.py)",
+    ),
+    "a misspelt import": Mistake(
+        python_model(f"import numpyy\n{MODEL}"),
+        "R/m/1/model.py:1: error: there is no module 'numpyy' (fix: did you mean 'numpy'?)",
+    ),
+    "an import that a neighbour makes": Mistake(
+        {**python_model(f"from helper import x\n{MODEL}"), "m/1/helper.py": "\nfrom jsn import x\n"},
+        "R/m/1/helper.py:2: error: there is no module 'jsn' (fix: did you mean 'json'?)",
+    ),
+    "an input that is not declared": Mistake(
+        python_model(f'{MODEL}        pb_utils.get_input_tensor_by_name(request, "a")\n'),
+        "R/m/1/model.py:4: warning: the configuration declares no input 'a' (fix: it declares A)",
+    ),
+    "an output that is not declared": Mistake(
+        python_model(f'{MODEL}        pb_utils.Tensor("B1", array)\n'),
+        "R/m/1/model.py:4: warning: the configuration declares no output 'B1' (fix: did you mean 'B'?)",
+    ),
+    # Ensembles.
+    "a step whose model is missing": Mistake(
+        {
+            **python_model(MODEL),
+            "e/config.pbtxt": f'platform: "ensemble"\n{IO}ensemble_scheduling {{\n  step {{ model_name: "ma" '
+            'input_map { key: "A" value: "A" } output_map { key: "B" value: "B" } }\n}\n',
+            "e/1/.keep": "",
+        },
+        "R/e/config.pbtxt:5: error: ensemble e contains models that are not available or ambiguous: ma "
+        "(fix: did you mean 'm'?)",
+    ),
+    "an ensemble without a version directory": Mistake(
+        {
+            **python_model(MODEL),
+            "e/config.pbtxt": f'platform: "ensemble"\n{IO}ensemble_scheduling {{\n  step {{ model_name: "m" '
+            'model_version: -1 input_map { key: "A" value: "A" } output_map { key: "B" value: "B" } }\n}\n',
+        },
+        "R/e/config.pbtxt:1: error: at least one version must be available under the version policy of model 'e' "
+        "(fix: make R/e/1)",
+    ),
+    # The zero-code route.
+    "a model.json that is no JSON": Mistake(
+        {"m/1/model.json": '{"model": "org/name"\n "task": "ner"}'},
+        "R/m/1/model.json:2: error: not valid JSON: Expecting ',' delimiter at column 2 (fix: put a ',' before it)",
+    ),
+    "a key of model.json that is misspelt": Mistake(
+        {"m/1/model.json": '{\n  "model": "org/name",\n  "max_lenght": 64\n}'},
+        "R/m/1/model.json:3: error: parameter 'max_lenght' is not known (fix: did you mean 'max_length'?)",
+    ),
+    "a value of model.json that cannot be": Mistake(
+        {"m/1/model.json": '{\n  "model": "org/name",\n  "max_length": "long"\n}'},
+        "R/m/1/model.json:3: error: parameter 'max_length' is 'long' "
+        "(fix: it must be a whole number that is not negative)",
+    ),
+    "a folder that is missing": Mistake(
+        {"m/1/model.json": '{\n  "model": "../nowhere"\n}'},
+        "R/m/1/model.json:2: error: model folder '../nowhere' does not exist (fix: paths begin at R/m/1 or R/m)",
+    ),
+    "a task that does not fit": Mistake(
+        {**checkpoint("m/1"), "m/1/model.json": '{\n  "task": "text-classification"\n}'},
+        "R/m/1/model.json:2: error: task 'text-classification' does not fit the checkpoint, which is a BertForMaskedLM "
+        "(fix: leave 'task' out, or choose a checkpoint whose architecture is ForSequenceClassification)",
+    ),
+    "a task that there is not": Mistake(
+        {**checkpoint("m/1"), "m/1/model.json": '{\n  "task": "text-clasification"\n}'},
+        "R/m/1/model.json:2: error: task 'text-clasification' is not known (fix: did you mean 'text-classification'?)",
+    ),
+    "a config.json alone": Mistake(
+        {"m/1/config.json": BERT},
+        "R/m/1: error: checkpoint R/m/1 has no weights for engine 'auto': model.safetensors or pytorch_model.bin is "
+        "missing (fix: copy the whole checkpoint there, or name it in R/m/1/model.json)",
+    ),
+    "a checkpoint without a tokenizer": Mistake(
+        {name: text for name, text in checkpoint("m/1").items() if "tokenizer" not in name},
+        "R/m/1: error: checkpoint R/m/1 has no tokenizer: tokenizer.json (or vocab.txt, spiece.model …) is missing "
+        "(fix: copy the whole checkpoint there, or name it in R/m/1/model.json)",
+    ),
+    "weights that git has not fetched": Mistake(
+        checkpoint("m/1", **{"model.safetensors": "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"}),
+        "R/m/1: error: R/m/1/model.safetensors is a Git LFS pointer, not the weights (fix: run 'git lfs pull' there)",
+    ),
+    "a parameter that is misspelt": Mistake(
+        {**checkpoint("m/1"), "m/config.pbtxt": '\nparameters { key: "max_lenght" value { string_value: "64" } }\n'},
+        "R/m/config.pbtxt:2: error: parameter 'max_lenght' is not known (fix: did you mean 'max_length'?)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_each_usual_mistake_is_one_line_with_its_place_and_its_fix(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configuration, "visible_gpus", lambda: ())
+    repository = tmp_path / "repository"
+    for path, text in MISTAKES[name].files.items():
+        (repository / path).parent.mkdir(parents=True, exist_ok=True)
+        (repository / path).write_text(text)
+
+    found = [str(finding).replace(str(repository), "R").replace(str(tmp_path), "P") for finding in check([repository])]
+
+    assert found == [MISTAKES[name].found]
+    assert "(fix: " in found[0]

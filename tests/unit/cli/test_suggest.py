@@ -1,0 +1,63 @@
+"""A mistyped command or flag is answered with the right one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conch.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["chek", "models"], "unrecognized command 'chek'; did you mean 'check'?"),
+        (["Serve"], "unrecognized command 'Serve'; did you mean 'serve'?"),
+        (["start"], "unrecognized command 'start'; did you mean 'serve'?"),
+        (["xyzzy"], "unrecognized command 'xyzzy'; there are serve, check, "),
+        (["org/name"], "'org/name' is no command; did you mean 'conch serve org/name'?"),
+        (
+            ["serve", "--model-repositroy=x"],
+            "unrecognized option '--model-repositroy'; did you mean '--model-repository'?",
+        ),
+        (["serve", "--model_repository", "x"], "unrecognized option '--model_repository'; did you mean '--model-rep"),
+        (["serve", "--HTTP_PORT=1"], "unrecognized option '--HTTP_PORT'; did you mean '--http-port'?"),
+        (
+            ["serve", "-model-repository=x"],
+            "unrecognized option '-model-repository'; did you mean '--model-repository'?",
+        ),
+        (["serve", "--xyzzy"], "unrecognized option '--xyzzy'; --help shows those that there are"),
+        (["serve", "--help_all"], "unrecognized option '--help_all'; did you mean '--help-all'?"),
+        (["convert", "--batchsize", "1"], "unrecognized option '--batchsize'; did you mean '--batch-size'?"),
+        (["--versoin"], "unrecognized option '--versoin'; did you mean '--version'?"),
+        (
+            ["--model-repository=x"],
+            "unrecognized option '--model-repository'; it is one of 'serve': conch serve --model-",
+        ),
+        (["--quantize=int8"], "unrecognized option '--quantize'; it is one of 'convert': conch convert --quantize …"),
+    ],
+)
+def test_what_is_mistyped_is_answered_with_what_was_meant(
+    arguments: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(answer)
+    assert error.count("\n") == 1
+
+
+def test_a_folder_in_place_of_a_command_is_to_be_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["models"]) == 1
+    assert capsys.readouterr().err == "'models' is no command; did you mean 'conch serve models'?\n"
+
+
+def test_a_value_that_an_option_does_not_take_is_answered_with_those_that_it_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--model-control-mode=watch"]) == 1
+    assert "'watch' is none of none, poll, explicit" in capsys.readouterr().err

@@ -1,0 +1,41 @@
+"""Fields without effect are told from those that have one."""
+
+from __future__ import annotations
+
+import pytest
+
+from conch.config.effects import ineffective_problems
+from conch.config.pbtxt import parse
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("response_cache { enable: true }", ("response_cache",)),
+        ('runtime: "r"', ("runtime",)),
+        ('batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" source_input: "A" }', ("batch_input",)),
+        ('model_operations { op_library_filename: "a.so" }', ("model_operations",)),
+        ("instance_group [{ }, { rate_limiter { priority: 1 } }]", ("instance_group", 1, "rate_limiter")),
+        ('instance_group { host_policy: "p" }', ("instance_group", 0, "host_policy")),
+        ("optimization { cuda { graphs: true } }", ("optimization", 0, "cuda")),
+        ("optimization { graph { level: 1 } }", ("optimization", 0, "graph")),
+        ('platform: "ensemble" instance_group { count: 2 }', ("instance_group",)),
+    ],
+)
+def test_a_field_without_effect_is_named_with_its_place(text: str, field: tuple[str | int, ...]) -> None:
+    [problem] = ineffective_problems(parse(text, "config.pbtxt"))
+    assert problem.field == field
+    assert " has no effect: " in problem.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "response_cache { enable: false }",
+        "instance_group { count: 2 kind: KIND_CPU }",
+        'backend: "onnxruntime" optimization { graph { level: 1 } }',
+        "optimization { input_pinned_memory { enable: true } }",
+    ],
+)
+def test_a_field_that_is_obeyed_or_says_the_default_is_not_named(text: str) -> None:
+    assert list(ineffective_problems(parse(text, "config.pbtxt"))) == []
