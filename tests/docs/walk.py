@@ -39,15 +39,13 @@ class PageWalk:
         self._ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
         self._server: subprocess.Popen[bytes] | None = None
         self._printed = ""
-        home = folder / ".home"
-        home.mkdir()
-        # An answer that is an error ends curl with a status, as it does not by itself.
-        (home / ".curlrc").write_text("silent\nshow-error\nfail-with-body\n")
+        # Where no answer is shown, one that is an error must not pass: curl itself does not mind.
+        self._home = _home(folder / ".lenient", "silent\n")
+        self._strict_home = _home(folder / ".strict", "silent\nshow-error\nfail-with-body\n")
         scripts = sysconfig.get_path("scripts")
         self._environment = {
             **os.environ,
             "PATH": f"{scripts}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "CURL_HOME": str(home),
             "HF_HUB_OFFLINE": "1",
         }
 
@@ -86,7 +84,7 @@ class PageWalk:
         elif shown is None:
             self._printed = self._succeeded(["bash", "-c", typed], step)
         else:
-            self._printed = self._completed(["bash", "-c", typed]).stdout
+            self._printed = self._completed(["bash", "-c", typed], self._home).stdout
             assert shows(shown, self._printed), self._unlike(step, self._printed)
 
     def _serve(self, typed: str, shown: str | None, step: PageStep) -> None:
@@ -119,14 +117,15 @@ class PageWalk:
                 self._server = None
 
     def _succeeded(self, command: list[str], step: PageStep) -> str:
-        done = self._completed(command)
+        done = self._completed(command, self._strict_home)
         log = self.log.read_text() if self.log.exists() else ""
         assert done.returncode == 0, f"{self.page}:{step.line}: {step.text}\n{done.stdout}\n{log[-4000:]}"
         return done.stdout
 
-    def _completed(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def _completed(self, command: list[str], home: Path) -> subprocess.CompletedProcess[str]:
+        environment = {**self._environment, "CURL_HOME": str(home)}
         return subprocess.run(
-            command, cwd=self.folder, env=self._environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, timeout=_SECONDS,
         )  # fmt: skip
 
@@ -135,6 +134,12 @@ class PageWalk:
 
     def _unlike(self, step: PageStep, output: str) -> str:
         return f"{self.page}:{step.line} shows\n{step.text}\nbut the output is\n{output[:_SHOWN]}"
+
+
+def _home(folder: Path, curl_settings: str) -> Path:
+    folder.mkdir()
+    (folder / ".curlrc").write_text(curl_settings)
+    return folder
 
 
 def _last_command_replaces_the_shell(command: str) -> str:
