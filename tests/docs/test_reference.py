@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
 from conch.backends.python import pb_utils
+from conch.config.schema import ModelConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -25,3 +29,66 @@ def test_everything_in_pb_utils_is_on_its_page() -> None:
     }
     internal = {"pack", "encode", "received"}  # between the modules of the backend
     assert {*pb_utils.__all__, *methods} - internal - words("model_py.md") == set()
+
+
+def test_every_field_of_a_configuration_has_a_row_with_its_type() -> None:
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]+?) \|", (DOCS / "config.md").read_text("utf-8"), re.MULTILINE))
+    described = {}
+    for path, written in rows.items():
+        field = _field_at(path)
+        assert _type_of(field) == written, path
+        described[field.full_name] = path
+    assert set(_fields(ModelConfig.DESCRIPTOR)) - described.keys() == set()
+
+
+def _field_at(path: str) -> FieldDescriptor:
+    message: Descriptor | None = ModelConfig.DESCRIPTOR
+    field: FieldDescriptor | None = None
+    for name in path.split("."):
+        assert message is not None and name in message.fields_by_name, f"there is no {path}"
+        field = message.fields_by_name[name]
+        message = _message_of(field)
+    assert field is not None
+    return field
+
+
+def _fields(message: Descriptor) -> Iterator[str]:
+    """The full names of all fields below a message; those of a message that is used in two places come once."""
+    waiting, seen = [message], {message.full_name}
+    while waiting:
+        for field in waiting.pop().fields:
+            yield field.full_name
+            inner = _message_of(field)
+            if inner is not None and inner.full_name not in seen:
+                seen.add(inner.full_name)
+                waiting.append(inner)
+
+
+def _message_of(field: FieldDescriptor) -> Descriptor | None:
+    return _value_field(field).message_type
+
+
+def _value_field(field: FieldDescriptor) -> FieldDescriptor:
+    """The field of a map's values; any other field is its own."""
+    message = field.message_type
+    if message is None or not message.GetOptions().map_entry:
+        return field
+    return message.fields_by_name["value"]
+
+
+_PLAIN = {
+    FieldDescriptor.CPPTYPE_BOOL: "bool",
+    FieldDescriptor.CPPTYPE_STRING: "string",
+    FieldDescriptor.CPPTYPE_FLOAT: "number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "number",
+    FieldDescriptor.CPPTYPE_ENUM: "enum",
+    FieldDescriptor.CPPTYPE_MESSAGE: "message",
+}
+
+
+def _type_of(field: FieldDescriptor) -> str:
+    value = _value_field(field)
+    plain = _PLAIN.get(value.cpp_type, "integer")
+    if value is not field:
+        return f"map to {plain}"
+    return f"{plain}s" if field.default_value == [] else plain
