@@ -7,10 +7,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from conch.backends.python import pb_utils
+from conch.cli.serve import serve_command
 from conch.config.schema import ModelConfig
+from conch.telemetry.metrics import MetricsConfig, Registry
+from docs.generate import generated
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -92,3 +97,25 @@ def _type_of(field: FieldDescriptor) -> str:
     if value is not field:
         return f"map to {plain}"
     return f"{plain}s" if field.default_value == [] else plain
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_tables_are_what_the_declarations_say(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert generated(text) == text, f"{page.name} is out of date: run make docs"
+
+
+def test_every_flag_is_on_its_page() -> None:
+    flags = {flag for one in serve_command.params if isinstance(one, click.Option) for flag in one.opts}
+    written = set(re.findall(r"--[\w-]+", (DOCS / "flags.md").read_text("utf-8")))
+    assert flags - written == set()
+
+
+def test_every_metric_is_on_its_page() -> None:
+    page = Registry(MetricsConfig(summary_latencies=True, histogram_latencies=True), gpu=False)
+    page.register(page.statistics("m", 1, decoupled=True), cached=True)
+    shown = set(re.findall(r"^# TYPE (\S+)", page.render().decode(), re.MULTILINE))
+    assert len(shown) > 20
+    assert (
+        shown - set(re.findall(r"^\| `([\w:]+)` \|", (DOCS / "metrics.md").read_text("utf-8"), re.MULTILINE)) == set()
+    )

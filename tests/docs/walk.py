@@ -1,7 +1,8 @@
 """Walks through a page as a reader would: one folder, one shell after another, and servers in the background.
 
 The ports of a page are replaced by free ones, wherever they stand.  ``conch serve`` runs until the page starts another
-server or ends.  A command must succeed, or give the output that the page shows for it.
+server or ends, unless the page shows how it fails.  A command must succeed, or give the output that the page shows for
+it.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class PageWalk:
         try:
             wait_until_ready(f"127.0.0.1:{self._ports['8000']}", self._server)
         except BaseException as error:
+            if shown is not None and shows(shown, self.log.read_text()):
+                return  # it ended, as the page says
             raise AssertionError(f"{self.page}:{step.line}: {typed}\n{error}\n{self.log.read_text()}") from error
         if shown is not None:
             eventually(lambda: appears(shown, self.log.read_text()), f"{self.page}:{step.line}: the output\n{shown}")
