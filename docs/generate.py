@@ -110,13 +110,19 @@ def _declared(module: Any) -> Iterator[Metric]:
 
 
 def _differences() -> str:
-    """A row for each answer that differs on purpose; cases with the same reason share one."""
-    rows: dict[str, list[str]] = {}
+    """A row for each answer that differs on purpose; cases with the same answer and reason share one."""
+    rows: dict[tuple[str, str], list[str]] = {}
     for protocol, cases in (("HTTP", differences.HTTP), ("gRPC", differences.GRPC)):
         for name, difference in cases.items():
-            rows.setdefault(difference.reason, []).append(f"{name} ({protocol})")
-    general = ([name, reason] for name, reason in differences.GENERAL.items())
-    return _table(["about", "difference"], [*general, *(["; ".join(cases), why] for why, cases in rows.items())])
+            answer = f"{protocol} {difference.code or difference.status or 'as Triton'}"
+            rows.setdefault((answer, difference.reason), []).append(name)
+    general = [[name, "", reason.removesuffix(".")] for name, reason in differences.GENERAL.items()]
+    special = ([_some(cases), answer, reason] for (answer, reason), cases in rows.items())
+    return _table(["case", "conch answers", "difference"], [*general, *special])
+
+
+def _some(cases: list[str]) -> str:
+    return "; ".join(cases[:3]) + (f"; {len(cases) - 3} more" if len(cases) > 3 else "")
 
 
 _TABLES: Final[dict[str, Callable[[], str]]] = {

@@ -16,6 +16,7 @@ from conch.cli.serve import serve_command
 from conch.config.schema import ModelConfig
 from conch.telemetry.metrics import MetricsConfig, Registry
 from docs.generate import generated
+from tests.conformance import not_yet
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -119,3 +120,8 @@ def test_every_metric_is_on_its_page() -> None:
     assert (
         shown - set(re.findall(r"^\| `([\w:]+)` \|", (DOCS / "metrics.md").read_text("utf-8"), re.MULTILINE)) == set()
     )
+
+
+def test_features_that_are_missing_are_named_to_those_who_come_from_triton() -> None:
+    text = (DOCS / "from-triton.md").read_text("utf-8")
+    assert [feature for feature in not_yet.FEATURES if feature not in text] == []

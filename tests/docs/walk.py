@@ -65,6 +65,7 @@ class PageWalk:
                 given.provide(step.text, self.folder)
             case Kind.FILE:
                 target = self.folder / step.path
+                assert target.is_relative_to(self.folder), f"{self.page}:{step.line}: {step.path} is not in the folder"
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(self._with_own_ports(step.text))
             case Kind.SESSION:
