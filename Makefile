@@ -4,6 +4,7 @@
 # make test                       all tests
 # make check                      format, lint, types and import layers
 # make bench                      measurements: make bench ARGS="serving --rounds 1"
+# make docs                       the tables of docs/ that follow from declarations
 # make wheel                      dist/conch-*.whl
 #
 # Each installs what it needs into .venv, once.  Another interpreter or place:
@@ -15,7 +16,7 @@ STAMPS := $(VENV)/stamps
 CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRAINTS)
 
-.PHONY: demo test test-fast test-lowest announce check bench wheel
+.PHONY: demo test test-fast test-lowest announce check bench docs wheel
 demo: $(STAMPS)/models
 	$(BIN)/conch demo $(if $(ONCE),--once)
 
@@ -37,6 +38,9 @@ check: $(STAMPS)/dev
 
 bench: $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(STAMPS)/dev
+	$(BIN)/python docs/generate.py
 
 wheel: $(STAMPS)/venv
 	$(BIN)/python -m pip -q --disable-pip-version-check wheel --no-deps --wheel-dir dist .

@@ -30,6 +30,8 @@ _NAMES = {
         r"test_custom_metrics_are_on_the_metrics_page\[conch\]",
     ),
 }
+#: The features, as docs/from-triton.md names them.
+FEATURES = tuple(_NAMES)
 _PATTERNS = {feature: re.compile("|".join(names)) for feature, names in _NAMES.items()}
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype
 from conch.inference import ModelSignature, TensorSpec
+
+_FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 
 
 def signature(config: ModelConfig, version: int) -> ModelSignature:
@@ -47,3 +50,13 @@ def parameters(config: ModelConfig) -> dict[str, str]:
 def platform(config: ModelConfig) -> str:
     """The platform that a model's metadata shows: ``platform``, or else the backend."""
     return str(config.platform or config.backend)
+
+
+def first_response_buckets(config: ModelConfig) -> list[float]:
+    """The buckets (ms) that ``model_metrics`` gives the histogram of first responses; empty where it gives none."""
+    return [
+        bucket
+        for control in config.model_metrics.metric_control
+        if control.metric_identifier.family == _FIRST_RESPONSE
+        for bucket in control.histogram_options.buckets
+    ]

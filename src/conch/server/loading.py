@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Protocol
 
 from conch.backends.table import backend_of
 from conch.config.complete import complete, complete_ensemble, merge_completion
 from conch.config.effects import ineffective_problems
 from conch.config.schema import ModelConfig, copied
-from conch.config.signature import parameters, signature
+from conch.config.signature import first_response_buckets, parameters, signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load
 from conch.repository.scan import ModelFiles
 from conch.schedulers.ensemble import Ensemble, Member, Step
@@ -34,6 +34,14 @@ from conch.workers.host.process import WorkerProcess
 LOG = logging.getLogger("conch")
 
 
+class NewStatistics(Protocol):
+    """Makes the counters of a version; see :meth:`conch.telemetry.metrics.Registry.statistics`."""
+
+    def __call__(
+        self, name: str, version: int, *, decoupled: bool = False, buckets: Iterable[float] = ()
+    ) -> ModelStatistics: ...
+
+
 class Loader:
     """Makes :class:`Model` objects.
 
@@ -47,7 +55,7 @@ class Loader:
         settings: Settings,
         gpus: tuple[int, ...],
         find_member: Callable[[str, int], Member],
-        new_statistics: Callable[[str, int], ModelStatistics],
+        new_statistics: NewStatistics,
         models: BlsServer | None = None,
         environments: Environments | None = None,
         new_process: Callable[[str], WorkerProcess] = WorkerProcess,
@@ -87,7 +95,12 @@ class Loader:
                 starter.config = copied(config)
                 merge_completion(starter.config, completed)
                 validate_load(starter.config, self._gpus)
-            statistics = self._new_statistics(files.name, version)
+            statistics = self._new_statistics(
+                files.name,
+                version,
+                decoupled=starter.config.model_transaction_policy.decoupled,
+                buckets=first_response_buckets(starter.config),
+            )
             dispatcher = self._dispatcher(starter.config, version, statistics)
             labels = await asyncio.to_thread(files.labels)
             model = Model(starter.config, version, dispatcher, statistics, labels)

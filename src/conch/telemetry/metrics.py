@@ -23,7 +23,7 @@ FIRST_RESPONSE_BUCKETS: Final = (100.0, 500.0, 2000.0, 5000.0)
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 #: Workers have their own memory; the server pins none.
-_PINNED: Final[tuple[Family, ...]] = (
+PINNED_MEMORY: Final[tuple[Family, ...]] = (
     (
         Metric("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
         (MetricSample("", 0),),
@@ -141,7 +141,7 @@ class Registry:
         yield from self._of_models(families.GAUGES)
         if self.config.histogram_latencies:
             yield from self._of_models(families.HISTOGRAMS)
-        yield from _PINNED
+        yield from PINNED_MEMORY
         for table in (families.WORK, families.GENERATION):
             yield from (family for family in self._of_models(table) if family[1])
         for collect in self._collectors:

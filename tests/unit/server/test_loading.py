@@ -18,7 +18,7 @@ from conch.repository.scan import ModelFiles, describe
 from conch.server.loading import Loader
 from conch.server.model import Model
 from conch.settings import Settings
-from conch.telemetry.statistics import ModelStatistics
+from conch.telemetry.metrics import FIRST_RESPONSE_BUCKETS, MetricsConfig, Registry
 from tests.unit.server.fakes import FakeWorker
 from tests.unit.server.loads import CONFIG, until
 
@@ -71,7 +71,8 @@ class Bench:
         self.processes: list[FakeProcess] = []
         self.prepare = prepare
         find: Any = None
-        self.loader = Loader(Settings(), (), find, ModelStatistics, new_process=self.make)  # type: ignore[arg-type]
+        registry = Registry(MetricsConfig(histogram_latencies=True), cpu=False, gpu=False)
+        self.loader = Loader(Settings(), (), find, registry.statistics, new_process=self.make)  # type: ignore[arg-type]
 
     def make(self, name: str) -> FakeProcess:
         process = FakeProcess(name)
@@ -94,6 +95,24 @@ async def test_worker_that_completed_the_configuration_becomes_the_first_instanc
     assert sorted(process.asked for process in bench.processes) == [["complete", "start"], ["start"]]
     assert [process.name for process in bench.processes] == ["m_0_0", "m_0_1"]
     assert model.ready
+
+
+async def test_first_responses_are_timed_for_decoupled_models_in_the_buckets_of_their_configuration(
+    tmp_path: Path,
+) -> None:
+    decoupled = CONFIG + "model_transaction_policy { decoupled: true } "
+    buckets = """model_metrics { metric_control {
+        metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+        histogram_options { buckets: [ 20, 10 ] }
+    } }"""
+    models = [
+        await Bench(tmp_path / place, text).load()
+        for place, text in [("usual", decoupled), ("own", decoupled + buckets), ("other", CONFIG)]
+    ]
+    usual, own, other = (model.statistics.first_response for model in models)
+    assert usual is not None and usual.bounds == FIRST_RESPONSE_BUCKETS
+    assert own is not None and own.bounds == (10, 20)
+    assert other is None
 
 
 async def test_instance_that_cannot_start_takes_the_others_with_it(tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+"""Writes the tables of docs/ that follow from declarations: every flag, every metric, the differences from Triton.
+
+``make docs`` runs it; a test fails while a page is not what it would write.  A page keeps its own text: only what
+stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->`` is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_origin
+
+import click
+
+DOCS: Final = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
+
+from conch.cli.serve import serve_command  # noqa: E402
+from conch.settings import OPTIONS, RENAMED, Option, Range  # noqa: E402
+from conch.telemetry import families, hardware, metrics  # noqa: E402
+from conch.telemetry.exposition import Metric  # noqa: E402
+from tests.conformance import differences  # noqa: E402
+
+_TABLE: Final = re.compile(r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+#: What would be a tag in Markdown: ``<name>`` and what belongs to it.
+_FORM: Final = re.compile(r"(\S*<\S*[^\s,.;:])")
+#: Flags without a value.
+_BARE: Final = {
+    flag.removeprefix("--")
+    for one in serve_command.params
+    if isinstance(one, click.Option) and one.is_flag
+    for flag in one.opts
+}
+Row = Iterable[str]
+
+
+def generated(page: str) -> str:
+    """The text of a page with its tables as they should be; raises KeyError for a table that there is not."""
+    return _TABLE.sub(lambda found: f"{found[1]}\n{_TABLES[found[2]]()}\n{found[3]}", page)
+
+
+def _table(heads: Row, rows: Iterable[Row]) -> str:
+    heads = list(heads)
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(_cell(cell) for cell in line)} |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _flags() -> str:
+    """A section for each group of flags."""
+    return "\n".join(
+        f"## {group}\n\n{_table(['flag', 'values', 'default', 'meaning'], map(_flag_row, options))}"
+        for group, options in groupby(OPTIONS.values(), key=lambda option: option.group)
+        if not group.startswith("Accepted")
+    )
+
+
+def _flag_row(option: Option) -> Row:
+    help = option.help.removesuffix(".").removesuffix("; repeatable")
+    if option.flag in _BARE:
+        return [f"`--{option.flag}`", "none", "", help]
+    return [f"`--{option.flag}`", _values(option), _default(option), _FORM.sub(r"`\1`", help)]
+
+
+def _values(option: Option) -> str:
+    kind = option.type
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(kind))
+    bounds = next((part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Range)), None)
+    if bounds is not None:
+        return f"from {bounds.low}" if bounds.high >= 2**31 - 1 else f"{bounds.low} to {bounds.high}"
+    if option.repeatable:
+        return "text, repeatable"
+    return {bool: "`true`, `false`", float: "number"}.get(kind, "text")
+
+
+def _default(option: Option) -> str:
+    if option.default in ("", ()):
+        return ""
+    if isinstance(option.default, bool):
+        return f"`{str(option.default).lower()}`"
+    return f"`{option.default:g}`" if isinstance(option.default, float) else f"`{option.default}`"
+
+
+def _accepted_flags() -> str:
+    return ", ".join(f"`--{option.flag}`" for option in OPTIONS.values() if option.ignored) + ".\n"
+
+
+def _renamed_flags() -> str:
+    rows = ([f"`--{old}`", f"`--{flag}={template.format('…')}`"] for old, (flag, template) in RENAMED.items())
+    return _table(["older name", "the same as"], rows)
+
+
+def _metrics_of(*tables: Iterable[Metric]) -> Callable[[], str]:
+    def write() -> str:
+        rows = ([f"`{one.name}`", one.type, one.help.removesuffix(".")] for table in tables for one in table)
+        return _table(["metric", "type", "meaning"], rows)
+
+    return write
+
+
+def _declared(module: Any) -> Iterator[Metric]:
+    return (value for value in vars(module).values() if isinstance(value, Metric))
+
+
+def _differences() -> str:
+    """A row for each answer that differs on purpose; cases with the same answer and reason share one."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for protocol, cases in (("HTTP", differences.HTTP), ("gRPC", differences.GRPC)):
+        for name, difference in cases.items():
+            answer = f"{protocol} {difference.code or difference.status or 'as Triton'}"
+            rows.setdefault((answer, difference.reason), []).append(name)
+    general = [[name, "", reason.removesuffix(".")] for name, reason in differences.GENERAL.items()]
+    special = ([_some(cases), answer, reason] for (answer, reason), cases in rows.items())
+    return _table(["case", "conch answers", "difference"], [*general, *special])
+
+
+def _some(cases: list[str]) -> str:
+    return "; ".join(cases[:3]) + (f"; {len(cases) - 3} more" if len(cases) > 3 else "")
+
+
+_TABLES: Final[dict[str, Callable[[], str]]] = {
+    "flags": _flags,
+    "accepted flags": _accepted_flags,
+    "renamed flags": _renamed_flags,
+    "requests": _metrics_of(families.COUNTS, families.DURATIONS, families.GAUGES),
+    "summaries": _metrics_of(families.SUMMARIES),
+    "histograms": _metrics_of(families.HISTOGRAMS),
+    "response cache": _metrics_of(families.CACHE),
+    "work": _metrics_of(families.WORK),
+    "generation": _metrics_of(families.GENERATION),
+    "machine": _metrics_of([*_declared(hardware), *(metric for metric, _ in metrics.PINNED_MEMORY)]),
+    "differences": _differences,
+}
+
+
+def main() -> None:
+    """Rewrite the pages whose tables have changed, and name them."""
+    for page in sorted(DOCS.glob("*.md")):
+        written = page.read_text("utf-8")
+        wanted = generated(written)
+        if wanted != written:
+            page.write_text(wanted, "utf-8")
+            print(f"{page.relative_to(DOCS.parent)} is written anew")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What the pages say is so: their commands, programs and files work as written, with the output that they show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.page import Kind, steps
+from tests.docs.walk import PageWalk
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+NAMES = [page.name for page in PAGES]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_each_block_is_run_or_says_why_not(page: Path) -> None:
+    unknown = [
+        f"{page.name}:{step.line}: say what this is (```sh, ```text …: tests/docs/page.py), or <!-- not run: why -->"
+        for step in steps(page)
+        if step.kind is Kind.UNKNOWN and not step.reason
+    ]
+    assert not unknown, "\n".join(unknown)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
+    with PageWalk(page.name, tmp_path) as walk:
+        for step in steps(page):
+            if not step.reason:
+                walk.take(step)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        file, _, place = target.partition("#")
+        if file.startswith("http"):
+            continue
+        linked = (page.parent / file) if file else page
+        assert linked.exists(), f"{page.name}: {target}"
+        assert not place or place in _places(linked), f"{page.name}: {target}"
+
+
+def _places(page: Path) -> set[str]:
+    headings = (line.lstrip("# ") for line in page.read_text("utf-8").splitlines() if line.startswith("#"))
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}

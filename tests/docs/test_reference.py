@@ -1,0 +1,127 @@
+"""Pages that list something list all of it: names of ``pb_utils``, fields of configurations, flags, metrics."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from conch.backends.python import pb_utils
+from conch.cli.serve import serve_command
+from conch.config.schema import ModelConfig
+from conch.telemetry.metrics import MetricsConfig, Registry
+from docs.generate import generated
+from tests.conformance import not_yet
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def words(page: str) -> set[str]:
+    return set(re.findall(r"\w+", (DOCS / page).read_text("utf-8")))
+
+
+def test_everything_in_pb_utils_is_on_its_page() -> None:
+    classes = [value for name in pb_utils.__all__ if inspect.isclass(value := getattr(pb_utils, name))]
+    methods = {
+        name
+        for one in classes
+        for name, value in vars(one).items()
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, staticmethod))
+    }
+    internal = {"pack", "encode", "received"}  # between the modules of the backend
+    assert {*pb_utils.__all__, *methods} - internal - words("model_py.md") == set()
+
+
+def test_every_field_of_a_configuration_has_a_row_with_its_type() -> None:
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| ([^|]+?) \|", (DOCS / "config.md").read_text("utf-8"), re.MULTILINE))
+    described = {}
+    for path, written in rows.items():
+        field = _field_at(path)
+        assert _type_of(field) == written, path
+        described[field.full_name] = path
+    assert set(_fields(ModelConfig.DESCRIPTOR)) - described.keys() == set()
+
+
+def _field_at(path: str) -> FieldDescriptor:
+    message: Descriptor | None = ModelConfig.DESCRIPTOR
+    field: FieldDescriptor | None = None
+    for name in path.split("."):
+        assert message is not None and name in message.fields_by_name, f"there is no {path}"
+        field = message.fields_by_name[name]
+        message = _message_of(field)
+    assert field is not None
+    return field
+
+
+def _fields(message: Descriptor) -> Iterator[str]:
+    """The full names of all fields below a message; those of a message that is used in two places come once."""
+    waiting, seen = [message], {message.full_name}
+    while waiting:
+        for field in waiting.pop().fields:
+            yield field.full_name
+            inner = _message_of(field)
+            if inner is not None and inner.full_name not in seen:
+                seen.add(inner.full_name)
+                waiting.append(inner)
+
+
+def _message_of(field: FieldDescriptor) -> Descriptor | None:
+    return _value_field(field).message_type
+
+
+def _value_field(field: FieldDescriptor) -> FieldDescriptor:
+    """The field of a map's values; any other field is its own."""
+    message = field.message_type
+    if message is None or not message.GetOptions().map_entry:
+        return field
+    return message.fields_by_name["value"]
+
+
+_PLAIN = {
+    FieldDescriptor.CPPTYPE_BOOL: "bool",
+    FieldDescriptor.CPPTYPE_STRING: "string",
+    FieldDescriptor.CPPTYPE_FLOAT: "number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "number",
+    FieldDescriptor.CPPTYPE_ENUM: "enum",
+    FieldDescriptor.CPPTYPE_MESSAGE: "message",
+}
+
+
+def _type_of(field: FieldDescriptor) -> str:
+    value = _value_field(field)
+    plain = _PLAIN.get(value.cpp_type, "integer")
+    if value is not field:
+        return f"map to {plain}"
+    return f"{plain}s" if field.default_value == [] else plain
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_tables_are_what_the_declarations_say(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert generated(text) == text, f"{page.name} is out of date: run make docs"
+
+
+def test_every_flag_is_on_its_page() -> None:
+    flags = {flag for one in serve_command.params if isinstance(one, click.Option) for flag in one.opts}
+    written = set(re.findall(r"--[\w-]+", (DOCS / "flags.md").read_text("utf-8")))
+    assert flags - written == set()
+
+
+def test_every_metric_is_on_its_page() -> None:
+    page = Registry(MetricsConfig(summary_latencies=True, histogram_latencies=True), gpu=False)
+    page.register(page.statistics("m", 1, decoupled=True), cached=True)
+    shown = set(re.findall(r"^# TYPE (\S+)", page.render().decode(), re.MULTILINE))
+    assert len(shown) > 20
+    assert (
+        shown - set(re.findall(r"^\| `([\w:]+)` \|", (DOCS / "metrics.md").read_text("utf-8"), re.MULTILINE)) == set()
+    )
+
+
+def test_features_that_are_missing_are_named_to_those_who_come_from_triton() -> None:
+    text = (DOCS / "from-triton.md").read_text("utf-8")
+    assert [feature for feature in not_yet.FEATURES if feature not in text] == []
