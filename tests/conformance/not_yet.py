@@ -30,6 +30,13 @@ _NAMES = {
         r"test_custom_metrics_are_on_the_metrics_page\[conch\]",
     ),
 }
+#: The extensions that Triton names in its metadata for these features.
+MISSING_EXTENSIONS = {
+    "sequence batching": {"sequence"},
+    "tracing": {"trace"},
+    "shared memory": {"system_shared_memory", "cuda_shared_memory"},
+    "custom metrics": set[str](),
+}
 _PATTERNS = {feature: re.compile("|".join(names)) for feature, names in _NAMES.items()}
 
 
