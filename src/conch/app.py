@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import platform
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from conch import logs
+from conch import __version__, logs
 from conch.backends.table import BACKENDS
 from conch.errors import ConchError, internal, invalid
 from conch.frontends.grpc.server import GrpcFrontend
@@ -48,6 +49,7 @@ def run(settings: Settings, on_ready: Callable[[InferenceServer], None] | None =
 
 async def _serve(settings: Settings, on_ready: Callable[[InferenceServer], None] | None = None) -> int:
     logs.setup(settings.log_settings)
+    LOG.info("conch %s (serves as Triton %s) under Python %s", __version__, SERVER_VERSION, platform.python_version())
     _warn_of_missing_features(settings)
     if not settings.model_repository:
         raise invalid("--model-repository must be specified")
@@ -84,18 +86,9 @@ async def _serve(settings: Settings, on_ready: Callable[[InferenceServer], None]
 
 
 def _warn_of_missing_features(settings: Settings) -> None:
-    """Warn of options of ``tritonserver`` that are accepted but have no effect yet."""
-    options = {
-        "--model-namespacing": settings.model_namespacing,
-        "--cache-config": settings.cache_config,
-        "--rate-limit": settings.rate_limit != "off",
-        "--trace-config": settings.trace_config,
-        "--backend-directory": settings.backend_directory,
-        "--allow-client-shm": settings.allow_client_shm,
-    }
-    for option, given in options.items():
-        if given:
-            LOG.warning("%s has no effect: this server does not have that yet", option)
+    """Warn of options that are accepted and do nothing."""
+    for flag, reason in settings.without_effect.items():
+        LOG.warning("--%s has no effect: %s", flag, reason)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -171,6 +164,7 @@ class _Process:
         rows: list[tuple[str, object]] = [
             ("server_id", settings.id),
             ("server_version", SERVER_VERSION),
+            ("conch_version", __version__),
             ("server_extensions", " ".join(EXTENSIONS)),
         ]
         rows += [(f"model_repository_path[{i}]", path) for i, path in enumerate(settings.model_repository)]
@@ -179,9 +173,9 @@ class _Process:
         rows += [
             ("strict_model_config", int(settings.disable_auto_complete_config)),
             ("model_config_name", settings.model_config_name),
-            ("rate_limit", "OFF" if settings.rate_limit == "off" else "EXEC_COUNT"),
+            ("rate_limit", "OFF"),
             ("strict_readiness", int(settings.strict_readiness)),
             ("exit_timeout", settings.exit_timeout_secs),
-            ("cache_enabled", int(bool(settings.cache_config))),
+            ("cache_enabled", 0),
         ]
         logs.table("", ["Option", "Value"], rows)

@@ -7,7 +7,7 @@ responses; the one marked ``final`` ends it, and it ends exactly once, whoever t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic_ns
@@ -19,6 +19,8 @@ from conch.tensors import WireTensor
 LOG = logging.getLogger("conch")
 
 ParameterValue = bool | int | float | str
+#: Raises INVALID_ARG for names that the parameters of a request may not have.
+ParameterCheck = Callable[[Iterable[str]], None]
 
 #: ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_START`` and ``…_END``.
 SEQUENCE_START: Final = 1
@@ -41,7 +43,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """What requests to a model version are checked against.  ``max_batch_size`` 0 means no batch dimension."""
+    """What requests to a model version are checked against.  ``max_batch_size`` 0 means no batch dimension.
+
+    ``by_row``: ``generate`` answers with a value for each row, not with one flat list.
+    """
 
     name: str
     version: int
@@ -49,6 +54,8 @@ class ModelSignature:
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     decoupled: bool = False
+    check_parameters: ParameterCheck | None = field(default=None, compare=False)
+    by_row: bool = False
 
 
 @dataclass(slots=True)

@@ -59,16 +59,21 @@ LogFormat = Literal["default", "ISO8601"]
 Compression = Literal["none", "low", "medium", "high"]
 
 
-def option(default: Any, group: str, help: str, *, common: bool = False, ignored: bool = False) -> Any:
+#: Why options are checked and then have no effect.
+_NOT_YET: Final = "this server does not have that yet"
+_TRITONS: Final = "it is for tritonserver alone"
+
+
+def option(default: Any, group: str, help: str, *, common: bool = False, no_effect: str = "") -> Any:
     """Declare an option; one whose default is a tuple may be given several times.
 
-    ``common`` ones head the help; ``ignored`` ones are checked and have no effect here.
+    ``common`` ones head the help.  One with ``no_effect`` is checked and does nothing, for that reason.
     """
-    return field(default=default, metadata={"group": group, "help": help, "common": common, "ignored": ignored})
+    return field(default=default, metadata={"group": group, "help": help, "common": common, "no_effect": no_effect})
 
 
 def _ignored(default: Any = "") -> Any:
-    return option(default, "Accepted, without effect", "For tritonserver's command lines.", ignored=True)
+    return option(default, "Accepted, without effect", "For tritonserver's command lines.", no_effect=_TRITONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +91,26 @@ class Settings:
     disable_auto_complete_config: bool = option(False, "Models", "Take configurations as written, complete nothing.")
     model_load_thread_count: Count = option(4, "Models", "Models that load at the same time.")
     model_load_retry_count: Number = option(0, "Models", "Further attempts to load a model that failed.")
-    model_namespacing: bool = option(False, "Models", "Allow one model name in several repositories.")
-    backend_directory: str = option("", "Models", "Directory of further backends, searched first.")
+    model_namespacing: bool = option(
+        False, "Models", "Allow one model name in several repositories.", no_effect=_NOT_YET
+    )
+    backend_directory: str = option("", "Models", "Directory of further backends, searched first.", no_effect=_NOT_YET)
     backend_config: tuple[Setting, ...] = option((), "Models", "[<backend>,]<setting>=<value>; repeatable.")
-    cache_config: tuple[Setting, ...] = option((), "Models", "<cache>,<setting>=<value>, as local,size=1; repeatable.")
-    rate_limit: RateLimit = option("off", "Models", "Let resources and priorities decide which instance runs next.")
-    rate_limit_resource: tuple[Resource, ...] = option((), "Models", "<name>:<count>[:<device>]; repeatable.")
+    cache_config: tuple[Setting, ...] = option(
+        (), "Models", "<cache>,<setting>=<value>, as local,size=1; repeatable.", no_effect=_NOT_YET
+    )
+    rate_limit: RateLimit = option(
+        "off", "Models", "Let resources and priorities decide which instance runs next.", no_effect=_NOT_YET
+    )
+    rate_limit_resource: tuple[Resource, ...] = option(
+        (), "Models", "<name>:<count>[:<device>]; repeatable.", no_effect=_NOT_YET
+    )
 
     id: str = option("triton", "Server", "Name of this server in its metadata.")
     exit_timeout_secs: Number = option(30, "Server", "Seconds that a stopping server gives its requests.", common=True)
     exit_on_error: bool = option(True, "Server", "Exit when a model fails to load at startup.", common=True)
     strict_readiness: bool = option(True, "Server", "Be ready only while every model is.")
-    allow_client_shm: bool = option(False, "Server", "Let clients register shared memory regions.")
+    allow_client_shm: bool = option(False, "Server", "Let clients register shared memory regions.", no_effect=_NOT_YET)
     # 10,000 small requests take some 50 MB, and wait a second where 10,000 are served in one; at 100 a second, the last
     # would wait longer than clients do.
     max_pending_requests: Count = option(10_000, "Server", "Requests that may wait where a model sets no limit.")
@@ -129,11 +142,15 @@ class Settings:
     grpc_keepalive_time: Number = option(7_200_000, "gRPC", "Milliseconds of silence before a keepalive ping.")
     grpc_keepalive_timeout: Number = option(20_000, "gRPC", "Milliseconds that a ping's answer may take.")
     grpc_keepalive_permit_without_calls: bool = option(False, "gRPC", "Ping when no call is open, too.")
-    grpc_http2_max_pings_without_data: Number = option(2, "gRPC", "Pings sent without data between; 0 for any number.")
-    grpc_http2_min_recv_ping_interval_without_data: Number = option(
-        300_000, "gRPC", "Milliseconds that a client without data must leave between two pings."
+    grpc_http2_max_pings_without_data: Number = option(
+        2, "gRPC", "Pings sent without data between; 0 for any number.", no_effect=_NOT_YET
     )
-    grpc_http2_max_ping_strikes: Number = option(2, "gRPC", "Early pings that are forgiven; 0 for any number.")
+    grpc_http2_min_recv_ping_interval_without_data: Number = option(
+        300_000, "gRPC", "Milliseconds that a client without data must leave between two pings.", no_effect=_NOT_YET
+    )
+    grpc_http2_max_ping_strikes: Number = option(
+        2, "gRPC", "Early pings that are forgiven; 0 for any number.", no_effect=_NOT_YET
+    )
     grpc_max_connection_age: Number = option(0, "gRPC", "Milliseconds that a connection may last; 0 for ever.")
     grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds for its last calls; 0 for ever.")
 
@@ -154,7 +171,7 @@ class Settings:
     log_format: LogFormat = option("default", "Logging", "How a line starts.")
     log_file: str = option("", "Logging", "File to append to, in place of standard error.")
     trace_config: tuple[Setting, ...] = option(
-        (), "Logging", "[triton|opentelemetry,]<setting>=<value>, as level=TIMESTAMPS; repeatable."
+        (), "Logging", "[triton|opentelemetry,]<setting>=<value>, as level=TIMESTAMPS; repeatable.", no_effect=_NOT_YET
     )
 
     http_thread_count: Count = _ignored(8)
@@ -212,6 +229,15 @@ class Settings:
                 )
 
     @property
+    def without_effect(self) -> dict[str, str]:
+        """Why options that were given do nothing, by flag; only those with another value than the default."""
+        return {
+            option.flag: option.no_effect
+            for option in OPTIONS.values()
+            if option.no_effect and getattr(self, option.name) != option.default
+        }
+
+    @property
     def log_settings(self) -> LogSettings:
         return LogSettings(
             log_file=self.log_file,
@@ -249,7 +275,7 @@ class Option(NamedTuple):
     group: str
     help: str
     common: bool
-    ignored: bool
+    no_effect: str
 
     @property
     def repeatable(self) -> bool:

@@ -31,7 +31,8 @@ GENERAL = {
     "order of outputs": "Triton lists the outputs of an ensemble in the order of a hash table.",
     "order of names in messages": "Triton lists inputs in the order of a hash table when there are too many.",
     "place of a JSON error": "What is wrong with JSON and where is told in the words of another parser.",
-    "server's version": "conch may state another version of the protocol.",
+    "server's version": "conch may state another version of the protocol, and states its own beside it.",
+    "extensions": "conch names only the extensions that work, and itself.",
 }
 
 _JSON = "the JSON parser's own words"

@@ -32,6 +32,13 @@ _NAMES = {
 }
 #: The features, as docs/from-triton.md names them.
 FEATURES = tuple(_NAMES)
+#: The extensions that Triton names in its metadata for these features.
+MISSING_EXTENSIONS = {
+    "sequence batching": {"sequence"},
+    "tracing": {"trace"},
+    "shared memory": {"system_shared_memory", "cuda_shared_memory"},
+    "custom metrics": set[str](),
+}
 _PATTERNS = {feature: re.compile("|".join(names)) for feature, names in _NAMES.items()}
 
 

@@ -116,6 +116,29 @@ def test_a_checkpoint_answers_generate_with_its_labels(server: ConchServer) -> N
     assert "logits" not in answer
 
 
+def test_each_of_several_texts_gets_an_answer(server: ConchServer) -> None:
+    texts = ["anna takes the bus", "the library"]
+    single = [post(server.http, "/v2/models/classifier/generate", {"text_input": text}).json() for text in texts]
+    both = post(server.http, "/v2/models/classifier/generate", {"text_input": texts, "top_k": 2}).json()
+    assert both["label"] == [one["label"][:2] for one in single]
+    for scores, one in zip(both["score"], single, strict=True):
+        assert scores == pytest.approx(one["score"][:2], abs=1e-5)
+    (only,) = post(server.http, "/v2/models/classifier/generate", {"text_input": texts[:1]}).json()["label"]
+    assert only == single[0]["label"]
+
+
+def test_misspelt_option_is_refused_in_every_protocol(server: ConchServer) -> None:
+    refusal = "parameter 'tpo_k' is not known to model 'classifier'; did you mean 'top_k'?"
+    reply = post(server.http, "/v2/models/classifier/generate", {"text_input": "anna", "tpo_k": 1})
+    assert (reply.status, reply.error) == (400, refusal)
+    reply = ask(server, "classifier", "anna", parameters={"tpo_k": 1})
+    assert (reply.status, reply.error) == (400, refusal)
+    given = grpcclient.InferInput("text_input", [1, 1], "BYTES")
+    given.set_data_from_numpy(np.array([["anna"]], dtype=np.object_))
+    with pytest.raises(grpcclient.InferenceServerException, match=r"did you mean 'top_k'\?"):
+        grpcclient.InferenceServerClient(server.grpc).infer("classifier", [given], parameters={"tpo_k": 1})
+
+
 def test_logits_are_given_to_requests_that_name_them(server: ConchServer) -> None:
     reply = ask(server, "classifier", "anna", outputs=[{"name": "logits"}, {"name": "label"}])
     assert [output["name"] for output in reply.json()["outputs"]] == ["label", "logits"]

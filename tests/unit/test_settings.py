@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from pathlib import Path
+
 import pytest
 
+import conch
 from conch.errors import Code, ConchError
 from conch.settings import OPTIONS, RENAMED, Restriction, Setting, Settings, by_scope
 
@@ -33,6 +38,33 @@ def refusal(**options: object) -> ConchError:
     with pytest.raises(ConchError) as caught:
         Settings(**options)  # type: ignore[arg-type]
     return caught.value
+
+
+def names_read() -> set[str]:
+    """The attributes of anything called ``settings`` that some module reads."""
+    return {
+        node.attr
+        for path in Path(conch.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("settings")
+    }
+
+
+def test_option_has_an_effect_or_says_that_it_has_none() -> None:
+    read = names_read()
+    settings = inspect.getsource(Settings.log_settings.fget)  # type: ignore[attr-defined]
+    idle = [option.name for option in OPTIONS.values() if option.name not in read and option.name not in settings]
+    assert idle == [option.name for option in OPTIONS.values() if option.no_effect and option.name in idle]
+    assert [option.name for option in OPTIONS.values() if option.no_effect and option.name in read] == []
+
+
+def test_option_without_effect_is_told_where_it_is_given() -> None:
+    settings = Settings(cache_config=(Setting("local", "size", "1"),), http_thread_count=3, http_port=8500)
+    assert settings.without_effect == {
+        "cache-config": "this server does not have that yet",
+        "http-thread-count": "it is for tritonserver alone",
+    }
+    assert Settings(cache_config=(), http_thread_count=8).without_effect == {}
 
 
 def test_servers_listen_on_loopback_unless_told_otherwise() -> None:

@@ -10,6 +10,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from conch.sampling import TEXT_GENERATION
+from conch.sampling.parameters import IGNORED, NAMES, REFUSED
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParameters:
+    """The ``names`` that the parameters of a request may have.
+
+    With ``others``, a request may have parameters that mean nothing to the backend, as in Triton, but none that looks
+    like an input or a parameter misspelt.
+    """
+
+    names: frozenset[str] = frozenset()
+    others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +36,9 @@ class Backend:
     ``prepares``: the worker decodes requests while they wait, says how long they are, and gets them batched by length.
     ``on_request``: outputs that only requests get that name them.  ``generates``: the worker takes requests one by
     one, into a batch that changes at every step.
+
+    ``request_parameters``: what a request's parameters may be; None leaves them to the model, as Triton does.
+    ``by_row``: ``generate`` takes several texts and answers with a value for each, where Triton's way is one flat list.
     """
 
     implementation: str
@@ -31,7 +47,14 @@ class Backend:
     prepares: bool = False
     on_request: frozenset[str] = frozenset()
     generates: bool = False
+    request_parameters: RequestParameters | None = None
+    by_row: bool = False
 
+
+#: Of backends that sample tokens; they refuse themselves what they do not support.
+_SAMPLING: Final = RequestParameters(frozenset(NAMES) | IGNORED | set(REFUSED))
+#: Of backends that Triton has as well, and whose requests may be written for it.
+_TRITONS: Final = RequestParameters(others=True)
 
 BACKENDS: Final[dict[str, Backend]] = {
     "python": Backend("conch.backends.python.backend:PythonBackend"),
@@ -41,33 +64,46 @@ BACKENDS: Final[dict[str, Backend]] = {
         shared=True,
         prepares=True,
         on_request=frozenset({"logits", "num_input_tokens"}),
+        request_parameters=RequestParameters(),
+        by_row=True,
     ),
     "vllm": Backend(
         "conch.backends.contracts.vllm:VllmBackend",
         "conch.backends.contracts.vllm:PARAMETERS",
         shared=True,
         generates=True,
+        request_parameters=_SAMPLING,
     ),
     "tensorrtllm": Backend(
         "conch.backends.contracts.tensorrtllm.backend:TensorRtLlmBackend",
         "conch.backends.contracts.tensorrtllm.config:PARAMETERS",
         shared=True,
         generates=True,
+        request_parameters=_TRITONS,
     ),
     "onnxruntime": Backend(
         "conch.backends.graphs.onnxruntime.backend:OnnxRuntimeBackend",
         "conch.backends.graphs.onnxruntime.parameters:PARAMETERS",
         shared=True,
+        request_parameters=_TRITONS,
     ),
     "openvino": Backend(
         "conch.backends.graphs.openvino.backend:OpenVinoBackend",
         "conch.backends.graphs.openvino.backend:PARAMETERS",
         shared=True,
+        request_parameters=_TRITONS,
     ),
 }
 
 #: What ``huggingface`` is for checkpoints that write text.
-_GENERATION: Final = replace(BACKENDS["huggingface"], prepares=False, on_request=frozenset(), generates=True)
+_GENERATION: Final = replace(
+    BACKENDS["huggingface"],
+    prepares=False,
+    on_request=frozenset(),
+    generates=True,
+    request_parameters=_SAMPLING,
+    by_row=False,
+)
 
 
 def backend_of(name: str, parameters: Mapping[str, str]) -> Backend:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from conch import logs
+from conch import __version__, logs
 from conch.errors import ConchError, invalid, unavailable
 from conch.logs import LogSettings
 from conch.repository.changes import Watch
@@ -32,10 +32,11 @@ from conch.workers.host.process import STOP_SECONDS
 
 LOG = logging.getLogger("conch")
 
+#: The extensions of the protocol that work here, in Triton's order; the last one tells gRPC clients conch's version,
+#: for which the message has no field.
 EXTENSIONS = (
-    "classification", "sequence", "model_repository", "model_repository(unload_dependents)", "schedule_policy",
-    "model_configuration", "system_shared_memory", "cuda_shared_memory", "binary_tensor_data", "parameters",
-    "statistics", "trace", "logging",
+    "classification", "model_repository", "model_repository(unload_dependents)", "schedule_policy",
+    "model_configuration", "binary_tensor_data", "parameters", "statistics", "logging", f"conch({__version__})",
 )  # fmt: skip
 
 
@@ -81,8 +82,13 @@ class InferenceServer:
         return self._table.all_ready() if self.settings.strict_readiness else True
 
     def metadata(self) -> dict[str, Any]:
-        """The body of ``GET /v2``."""
-        return {"name": self.settings.id, "version": SERVER_VERSION, "extensions": list(EXTENSIONS)}
+        """The body of ``GET /v2``; ``version`` is that of the Triton whose behaviour the server keeps."""
+        return {
+            "name": self.settings.id,
+            "version": SERVER_VERSION,
+            "extensions": list(EXTENSIONS),
+            "conch_version": __version__,
+        }
 
     def model(self, name: str, version: int = -1) -> Model:
         """A model that serves; raises NOT_FOUND or UNAVAILABLE for one that does not."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from conch.backends.table import BACKENDS, backend_of
+from conch.backends.table import BACKENDS, Backend, backend_of
 from conch.config import render
 from conch.config.schema import ModelConfig, datatype
 from conch.config.signature import full_shape, parameters, platform
 from conch.config.signature import signature as make_signature
 from conch.errors import Code, ConchError, unavailable
-from conch.inference import InferRequest, InferResponse
+from conch.inference import InferRequest, InferResponse, ModelSignature
+from conch.server.request_parameters import CheckParameters
 from conch.telemetry.statistics import FailureReason, ModelStatistics
 from conch.tensors import WireTensor
 from conch.validation import validate_request
@@ -61,14 +63,14 @@ class Model:
         self.version = version
         self.config = config
         self.config_json = render.to_json(config).encode()
-        self.signature = make_signature(config, version)
+        backend = backend_of(config.backend, parameters(config)) if config.backend in BACKENDS else None
+        self.signature = _with_ways_of(make_signature(config, version), backend)
         self.executor = executor
         self.statistics = statistics
         self.stopping = False
         self.in_flight = 0
         self._labels = labels
-        known = config.backend in BACKENDS
-        on_request = backend_of(config.backend, parameters(config)).on_request if known else frozenset[str]()
+        on_request = backend.on_request if backend is not None else frozenset[str]()
         self._outputs = tuple(name for name in self.signature.outputs if name not in on_request)
         self._reshaped = {spec.name: spec for spec in self.signature.outputs.values() if spec.reshape is not None}
         self._is_ensemble = config.HasField("ensemble_scheduling")
@@ -209,6 +211,18 @@ class Model:
         variable = iter([given for given, dim in zip(shape, spec.reshape, strict=False) if dim == -1])
         dims = tuple(next(variable, -1) if dim == -1 else dim for dim in spec.dims)
         return WireTensor(tensor.name, tensor.datatype, (*tensor.shape[:1], *dims) if batched else dims, tensor.data)
+
+
+def _with_ways_of(signature: ModelSignature, backend: Backend | None) -> ModelSignature:
+    """The signature with what ``backend`` does otherwise than Triton; an ensemble has none."""
+    if backend is None:
+        return signature
+    accepted = backend.request_parameters
+    return replace(
+        signature,
+        check_parameters=CheckParameters(signature.name, accepted, signature.inputs) if accepted is not None else None,
+        by_row=backend.by_row and signature.max_batch_size > 0,
+    )
 
 
 def _describe(config: ModelConfig, tensor: Any) -> dict[str, Any]:

@@ -19,8 +19,10 @@ from conch.wire.json.infer import decode_infer, encode_infer, parse_header_lengt
 
 DATATYPES = [*ELEMENT_SIZE, "BYTES"]
 SIGNATURES = [
-    ModelSignature("m", 1, batch, {spec.name: spec for spec in specs}, {"OUT": TensorSpec("OUT", "FP32", (-1,))})
-    for batch in (0, 4)
+    ModelSignature(
+        "m", 1, batch, {spec.name: spec for spec in specs}, {"OUT": TensorSpec("OUT", "FP32", (-1,))}, by_row=by_row
+    )
+    for batch, by_row in ((0, False), (4, False), (4, True))
     for specs in (
         [TensorSpec("IN", "FP32", (-1,), optional=True), TensorSpec("B", "BYTES", (1,), reshape=(), optional=True)],
         *([TensorSpec("IN", datatype, (2, -1))] for datatype in DATATYPES),
@@ -98,9 +100,9 @@ def test_text_that_looks_like_json(signature: ModelSignature, body: str | bytes)
 )
 def test_any_document_as_generate_body(signature: ModelSignature, document: Any) -> None:
     with contextlib.suppress(ConchError):
-        request = decode_generate(json.dumps(document).encode(), signature, lambda response: None)
+        request, layout = decode_generate(json.dumps(document).encode(), signature, lambda response: None)
         validate_request(signature, request)
-        encode_generate(request, InferResponse(list(request.inputs.values())))
+        encode_generate(request, InferResponse(list(request.inputs.values())), layout)
 
 
 @settings(max_examples=100, deadline=None)

@@ -12,7 +12,7 @@ import pytest
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.tensors import WireTensor, pack_bytes, split_bytes
-from conch.wire.json.generate import decode_generate, encode_generate, server_sent_event
+from conch.wire.json.generate import Layout, decode_generate, encode_generate, server_sent_event
 
 SPECS = (
     TensorSpec("text", "BYTES", (1,)),
@@ -27,7 +27,8 @@ SPECS = (
 def decode(document: Any, *specs: TensorSpec, max_batch_size: int = 0, **options: Any) -> InferRequest:
     inputs = {spec.name: spec for spec in specs or SPECS}
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return decode_generate(body, ModelSignature("m", 3, max_batch_size, inputs, {}), lambda response: None, **options)
+    signature = ModelSignature("m", 3, max_batch_size, inputs, {})
+    return decode_generate(body, signature, lambda response: None, **options)[0]
 
 
 def refusal(document: Any, *specs: TensorSpec, **options: Any) -> tuple[Code, str]:
@@ -154,6 +155,110 @@ def test_response_is_one_object_in_alphabetical_order() -> None:
         b'{"LOGITS":[0.10000000149011612,NaN],"finish":"stop","id":"q","model_name":"m","model_version":"3",'
         b'"none":[],"text":"hi","worst":-Infinity}'
     )
+
+
+BY_ROW = ModelSignature(
+    "m",
+    3,
+    8,
+    {
+        spec.name: spec
+        for spec in (
+            TensorSpec("query", "BYTES", (1,)),
+            TensorSpec("text", "BYTES", (1,)),
+            TensorSpec("labels", "BYTES", (-1,), optional=True),
+            TensorSpec("top_k", "INT32", (1,), optional=True),
+        )
+    },
+    {},
+    by_row=True,
+)
+
+
+def by_row(document: Any, **options: Any) -> tuple[dict[str, tuple[tuple[int, ...], Any]], Layout]:
+    """The shapes and the elements of the inputs."""
+    request, layout = decode_generate(json.dumps(document).encode(), BY_ROW, lambda response: None, **options)
+    strings = {name: split_bytes(tensor.data) for name, tensor in request.inputs.items() if name != "top_k"}
+    return {
+        name: (tensor.shape, strings.get(name, bytes(tensor.data))) for name, tensor in request.inputs.items()
+    }, layout
+
+
+def test_what_is_given_once_holds_for_all_rows() -> None:
+    inputs, layout = by_row({"query": "q", "text": ["a", "b"], "labels": ["x", "y", "z"], "top_k": 2})
+    assert layout is Layout.ROWS
+    assert inputs == {
+        "query": ((2, 1), [b"q", b"q"]),
+        "text": ((2, 1), [b"a", b"b"]),
+        "labels": ((2, 3), [b"x", b"y", b"z", b"x", b"y", b"z"]),
+        "top_k": ((2, 1), struct.pack("<2i", 2, 2)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("document", "layout"),
+    [
+        ({"query": "q", "text": "a"}, Layout.ROW),
+        ({"query": "q", "text": "a", "labels": ["x", "y"], "top_k": [1]}, Layout.ROW),
+        ({"query": "q", "text": ["a"]}, Layout.ROWS),
+    ],
+)
+def test_list_of_one_text_gets_a_list_of_one_value(document: dict[str, Any], layout: Layout) -> None:
+    assert by_row(document)[1] is layout
+
+
+def test_rows_that_do_not_fit_are_left_to_the_check_of_the_request() -> None:
+    inputs, _ = by_row({"query": ["p", "q", "r"], "text": ["a", "b"]})
+    assert (inputs["query"][0], inputs["text"][0]) == ((3, 1), (2, 1))
+    inputs, _ = by_row({"query": "q", "text": ["a"] * 9})
+    assert inputs["query"][0] == (1, 1)
+
+
+def test_repeated_input_counts_as_often_as_it_is_repeated() -> None:
+    with pytest.raises(ConchError, match="exceeds the maximum allowed input size of 500 bytes"):
+        by_row({"query": "q" * 100, "text": ["a"] * 6}, max_input_size=500)
+
+
+@pytest.mark.parametrize(
+    ("layout", "value"),
+    [
+        (Layout.FLAT, [1.0, 2.0, 3.0, 4.0]),
+        (Layout.ROWS, [[1.0, 2.0], [3.0, 4.0]]),
+        (Layout.ROW, [1.0, 2.0]),
+    ],
+)
+def test_rows_stay_rows(layout: Layout, value: Any) -> None:
+    assert encoded((2, 2), layout) == value
+
+
+def test_row_of_a_matrix_is_a_matrix() -> None:
+    assert encoded((1, 2, 2), Layout.ROW) == [[1.0, 2.0], [3.0, 4.0]]
+    assert encoded((2, 2, 1), Layout.ROWS) == [[[1.0], [2.0]], [[3.0], [4.0]]]
+
+
+def test_row_of_one_element_is_bare_and_an_empty_one_stays() -> None:
+    assert encoded((4, 1), Layout.ROWS) == [1.0, 2.0, 3.0, 4.0]
+    assert encoded((4,), Layout.ROWS) == [1.0, 2.0, 3.0, 4.0]
+    assert encoded((2, 0), Layout.ROWS, count=0) == [[], []]
+
+
+def test_output_without_the_batch_dimension_is_a_list() -> None:
+    assert encoded((4,), Layout.ROWS, rows=2) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_numbers_that_are_not_finite_are_written_in_rows_too() -> None:
+    tensor = WireTensor("OUT", "FP32", (2, 2), struct.pack("<4f", 1, math.nan, 3, 4))
+    request = InferRequest("m", {}, lambda response: None, model_version=3)
+    request.batch_size = 2
+    assert b'"OUT":[[1.0,NaN],[3.0,4.0]]' in encode_generate(request, InferResponse([tensor]), Layout.ROWS)
+
+
+def encoded(shape: tuple[int, ...], layout: Layout, count: int = 4, rows: int = 0) -> Any:
+    """What becomes of the elements 1.0, 2.0 … in ``shape``, as an output of a request with ``rows`` rows."""
+    tensor = WireTensor("OUT", "FP32", shape, struct.pack(f"<{count}f", *range(1, count + 1)))
+    request = InferRequest("m", {}, lambda response: None, model_version=3)
+    request.batch_size = rows or shape[0]
+    return json.loads(encode_generate(request, InferResponse([tensor]), layout))["OUT"]
 
 
 def test_event_is_framed_for_an_event_stream() -> None:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 from math import isclose
-from typing import Any
+from typing import Any, Final
 
+from conch.config.parameters import nearest
 from conch.errors import invalid
 from conch.sampling.parameters import IGNORED, NAMES, REFUSED
 from conch.sampling.structures import parsed
+
+#: How alike (``difflib``'s ratio) an unknown name is to one that is suggested instead.
+_LIKENESS: Final = 0.6
 
 
 class SamplingOverrides:
@@ -69,6 +73,12 @@ class SamplingOverrides:
             raise invalid(f"n is {n}, but with temperature 0 all samples are the same: n must be 1")
 
 
+def refuse_unsupported(name: str, value: Any) -> None:
+    """Raise INVALID_ARG for a parameter of vLLM's that no engine here obeys, where it asks for something."""
+    if name in REFUSED and value:
+        raise invalid(f"sampling parameter '{name}' is not supported")
+
+
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, float) and isinstance(other, float):
         return isclose(value, other, rel_tol=1e-6)  # an FP32 tensor, and JSON
@@ -87,8 +97,8 @@ def read_document(overrides: SamplingOverrides, text: str, source: str) -> None:
     for name, value in document.items():
         if overrides.set(name, value, f"{name} in '{source}'"):
             continue
-        if name in REFUSED:
-            if value:
-                raise invalid(f"sampling parameter '{name}' is not supported")
-        elif name not in IGNORED:
-            raise invalid(f"sampling parameter '{name}' is not known")
+        refuse_unsupported(name, value)
+        if name not in IGNORED and name not in REFUSED:
+            likely = nearest(name, NAMES, _LIKENESS)
+            hint = f"; did you mean '{likely}'?" if likely else ""
+            raise invalid(f"sampling parameter '{name}' is not known{hint}")

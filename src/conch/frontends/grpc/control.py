@@ -43,7 +43,8 @@ class ControlMethods:
         return pb.ModelReadyResponse(ready=ready)
 
     def server_metadata(self, request: pb.ServerMetadataRequest) -> Any:
-        return pb.ServerMetadataResponse(**self._server.metadata())
+        metadata = self._server.metadata()
+        return pb.ServerMetadataResponse(**{name: metadata[name] for name in ("name", "version", "extensions")})
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> Any:
         return control.model_metadata(self._server.model_metadata(request.name, control.read_version(request.version)))

@@ -13,7 +13,7 @@ from functools import partial
 from conch.errors import unsupported
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.http.responders import GenerateResponder, GenerateStreamResponder, InferResponder, Responder
+from conch.frontends.http.responders import GenerateResponder, GenerateStreamResponder, InferResponder
 from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks, is_large
 from conch.inference import InferRequest
@@ -22,6 +22,8 @@ from conch.server.model import Model
 from conch.wire import compression
 from conch.wire.json.generate import decode_generate
 from conch.wire.json.infer import decode_infer, parse_header_length
+
+_Generate = GenerateResponder | GenerateStreamResponder
 
 
 class Inference:
@@ -55,7 +57,7 @@ class Inference:
         """``POST …/generate_stream``."""
         self._generate(exchange, name, version, GenerateStreamResponder(exchange))
 
-    def _generate(self, exchange: HttpExchange, name: str, version: int, responder: Responder) -> None:
+    def _generate(self, exchange: HttpExchange, name: str, version: int, responder: _Generate) -> None:
         model = self._server.model(name, version)
         compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
         if is_large(exchange):
@@ -82,8 +84,10 @@ class Inference:
             self._forwarding.add(_text(exchange.headers), request)
         return request
 
-    def _decode_generate(self, exchange: HttpExchange, model: Model, responder: Responder) -> InferRequest:
-        request = decode_generate(exchange.body, model.signature, responder.on_response, max_input_size=self._limit)
+    def _decode_generate(self, exchange: HttpExchange, model: Model, responder: _Generate) -> InferRequest:
+        request, responder.layout = decode_generate(
+            exchange.body, model.signature, responder.on_response, max_input_size=self._limit
+        )
         responder.request = request
         return request
 

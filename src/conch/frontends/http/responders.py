@@ -15,7 +15,7 @@ from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.wire import compression
 from conch.wire.json.control import error_body
-from conch.wire.json.generate import NOT_ONE_RESPONSE, encode_generate, server_sent_event
+from conch.wire.json.generate import NOT_ONE_RESPONSE, Layout, encode_generate, server_sent_event
 from conch.wire.json.infer import JsonOutputPlan, encode_infer
 
 LOG = logging.getLogger("conch")
@@ -100,7 +100,9 @@ class InferResponder(Responder):
 class GenerateResponder(Responder):
     """``generate``: one response, as JSON."""
 
-    __slots__ = ("_count", "_first")
+    __slots__ = ("_count", "_first", "layout")
+
+    layout: Layout
 
     def __init__(self, exchange: HttpExchange) -> None:
         super().__init__(exchange)
@@ -119,13 +121,15 @@ class GenerateResponder(Responder):
         if first is None or self._count > 1:
             self._exchange.respond(200, [JSON], error_body(NOT_ONE_RESPONSE))
         else:
-            self._exchange.respond(200, [JSON], encode_generate(self.request, first))
+            self._exchange.respond(200, [JSON], encode_generate(self.request, first, self.layout))
 
 
 class GenerateStreamResponder(Responder):
     """``generate_stream``: each response is an event; the first one determines the HTTP status."""
 
-    __slots__ = ()
+    __slots__ = ("layout",)
+
+    layout: Layout
 
     def _write(self, response: InferResponse) -> None:
         exchange = self._exchange
@@ -147,6 +151,6 @@ class GenerateStreamResponder(Responder):
         try:
             if response.error is not None:
                 raise response.error
-            return 200, encode_generate(self.request, response)
+            return 200, encode_generate(self.request, response, self.layout)
         except ConchError as error:
             return STATUS[error.code], error_body(error.message)

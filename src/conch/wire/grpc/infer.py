@@ -61,6 +61,8 @@ def decode_infer(
     parameters = message.parameters
     if parameters:
         plan.empty_final = read_request_parameters(parameters, request)
+        if request.parameters and signature.check_parameters is not None:
+            signature.check_parameters(request.parameters)
     _read_inputs(message, request)
     outputs = message.outputs[:]
     if outputs:

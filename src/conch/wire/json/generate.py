@@ -2,11 +2,15 @@
 
 Called by the HTTP front end: on the event loop, but for large bodies, which are decoded in a thread.  Members named
 like an input are tensors, all others are parameters.  Source: Triton's generate extension.
+
+Triton flattens every tensor into one list.  Models that answer by row (``ModelSignature.by_row``) keep rows apart: a
+list of texts gets a list of as many values, and what is given once holds for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from math import prod
 from typing import Any, Final
 
@@ -24,14 +28,22 @@ NOT_ONE_RESPONSE: Final = (
 )
 
 
+class Layout(Enum):
+    """How outputs become JSON: as Triton writes them, as the value of the only row, or as a list of rows' values."""
+
+    FLAT = auto()
+    ROW = auto()
+    ROWS = auto()
+
+
 def decode_generate(
     body: Buffer,
     signature: ModelSignature,
     on_response: Callable[[InferResponse], None],
     *,
     max_input_size: int = MAX_INPUT_SIZE,
-) -> InferRequest:
-    """The request in ``body``, not yet checked against the model; all outputs are wanted.
+) -> tuple[InferRequest, Layout]:
+    """The request in ``body``, not yet checked against the model, and how its responses are laid out.
 
     Raises :class:`ConchError` with Triton's texts and codes for whatever is wrong with the body.
     """
@@ -47,7 +59,11 @@ def decode_generate(
         else:
             reader.read(key, value)
     request.parameters = reader.parameters
-    return request
+    if request.parameters and signature.check_parameters is not None:
+        signature.check_parameters(request.parameters)
+    if not signature.by_row:
+        return request, Layout.FLAT
+    return request, Layout.ROWS if reader.spread() > 1 or reader.listed else Layout.ROW
 
 
 class _Members:
@@ -59,6 +75,8 @@ class _Members:
         self.max_input_size = max_input_size
         self.input_size = 0
         self.parameters: dict[str, ParameterValue] = {}
+        #: Whether an input that every row needs was given as a list.
+        self.listed = False
 
     def read_parameters(self, value: Any) -> None:
         if "parameters" in self.signature.inputs:
@@ -77,20 +95,39 @@ class _Members:
             raise self.request.error(f"input '{key}' already exists in request")
         else:
             self.request.inputs[key] = self._tensor(spec, value)
+            self.listed = self.listed or (type(value) is list and spec.dims == (1,) and not spec.optional)
+
+    def spread(self) -> int:
+        """Repeat what was given for one row as often as there are rows; returns their number.
+
+        More rows than the model takes are left to the check of the request.
+        """
+        inputs = self.request.inputs
+        rows = max([tensor.shape[0] for tensor in inputs.values()], default=0)
+        if 1 < rows <= self.signature.max_batch_size:
+            for name, tensor in inputs.items():
+                if tensor.shape[0] == 1:
+                    self._count(name, (rows - 1) * len(tensor.data))
+                    shape = (rows, *tensor.shape[1:])
+                    inputs[name] = WireTensor(name, tensor.datatype, shape, bytes(tensor.data) * rows)
+        return rows
 
     def _tensor(self, spec: TensorSpec, value: Any) -> WireTensor:
         values = value if type(value) is list else [value]
         dims = (-1, *spec.dims) if self.signature.max_batch_size > 0 else spec.dims
         shape = _shape(spec.name, dims, len(values))
         data = tensor_data.from_json(spec.name, spec.datatype, len(values), values)
-        self.input_size += len(data)
+        self._count(spec.name, len(data))
+        return WireTensor(spec.name, spec.datatype, shape, data)
+
+    def _count(self, name: str, size: int) -> None:
+        self.input_size += size
         if self.input_size > self.max_input_size:
             raise invalid(
-                f"request size of {self.input_size} bytes with input '{spec.name}' of size {len(data)} bytes exceeds"
+                f"request size of {self.input_size} bytes with input '{name}' of size {size} bytes exceeds"
                 f" the maximum allowed input size of {self.max_input_size} bytes."
                 " Use --http-max-input-size to increase the limit."
             )
-        return WireTensor(spec.name, spec.datatype, shape, data)
 
 
 def _shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -107,8 +144,8 @@ def _shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
     return tuple(reversed(shape))
 
 
-def encode_generate(request: InferRequest, response: InferResponse) -> bytes:
-    """A response as one JSON object, keys in alphabetical order; a tensor of one element is a bare value.
+def encode_generate(request: InferRequest, response: InferResponse, layout: Layout = Layout.FLAT) -> bytes:
+    """A response as one JSON object, keys in alphabetical order; a tensor or row of one element is a bare value.
 
     Raises INVALID_ARG for outputs that JSON cannot carry.
     """
@@ -119,8 +156,27 @@ def encode_generate(request: InferRequest, response: InferResponse) -> bytes:
         document[key] = text.numbers(value)
     for tensor in response.outputs:
         values = tensor_data.to_json(tensor)
-        document[tensor.name] = text.numbers(values[0] if len(values) == 1 else values)
+        if layout is Layout.FLAT or tensor.shape[:1] != (request.batch_size,):
+            document[tensor.name] = text.numbers(values[0] if len(values) == 1 else values)
+        else:
+            rows = _rows(values, tensor.shape)
+            document[tensor.name] = text.numbers(rows if layout is Layout.ROWS else rows[0], values)
     return text.dumps(document, sort=True)
+
+
+def _rows(values: list[Any], shape: Sequence[int]) -> list[Any]:
+    """The value of each row: nested as the other dimensions say, and bare where it is a single element."""
+    width = prod(shape[1:])
+    if width == 1:
+        return values
+    return [_nested(values[row * width : (row + 1) * width], shape[1:]) for row in range(shape[0])]
+
+
+def _nested(values: list[Any], dims: Sequence[int]) -> list[Any]:
+    if len(dims) < 2:
+        return values
+    width = prod(dims[1:])
+    return [_nested(values[at * width : (at + 1) * width], dims[1:]) for at in range(dims[0])]
 
 
 def server_sent_event(data: bytes) -> bytes:

@@ -97,6 +97,8 @@ def decode_infer(
         request.id = text.as_string(document["id"], "Unable to parse 'id'")
     if "parameters" in document:
         _read_parameters(document["parameters"], request, plan)
+        if request.parameters and signature.check_parameters is not None:
+            signature.check_parameters(request.parameters)
     read_inputs(document, binary, request, max_input_size)
     if "outputs" in document:
         _read_outputs(document["outputs"], request, plan)

@@ -70,10 +70,14 @@ def dumps(value: Any, *, sort: bool = False) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort else None)
 
 
-def numbers(value: Any) -> Any:
-    """A number, or a list of one type, for :func:`dumps`; ``NaN`` and ``Infinity`` become bare words, as in Triton."""
+def numbers(value: Any, elements: list[Any] | None = None) -> Any:
+    """A number, or a list of one type, for :func:`dumps`; ``NaN`` and ``Infinity`` become bare words, as in Triton.
+
+    Of a nested list, ``elements`` are all the elements.
+    """
     if type(value) is list:
-        finite = not value or type(value[0]) is not float or isfinite(sum(value))
+        elements = value if elements is None else elements
+        finite = not elements or type(elements[0]) is not float or isfinite(sum(elements))
     else:
         finite = type(value) is not float or isfinite(value)
     return value if finite else orjson.Fragment(json.dumps(value, separators=(",", ":")))

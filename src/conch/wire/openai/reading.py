@@ -10,12 +10,15 @@ from typing import Any, Final
 
 import orjson
 
+from conch.config.parameters import nearest
 from conch.tensors import Buffer
 from conch.wire.json import text
 from conch.wire.json.malformed import nesting
 from conch.wire.openai.errors import ApiError
 
 _SHOWN: Final = 60
+#: How alike (``difflib``'s ratio) an unknown member is to one that is suggested instead.
+_LIKENESS: Final = 0.6
 
 
 def read_body(body: Buffer) -> Fields:
@@ -45,10 +48,11 @@ class Fields:
     Methods that take a member return None where it is missing, and raise ApiError where it is wrong.
     """
 
-    __slots__ = ("_members", "path")
+    __slots__ = ("_known", "_members", "path")
 
     def __init__(self, members: dict[str, Any], path: str = "") -> None:
         self._members = dict(members)
+        self._known: set[str] = set()
         self.path = path
 
     def name(self, member: str) -> str:
@@ -57,6 +61,7 @@ class Fields:
 
     def take(self, member: str) -> Any:
         """A member of any type."""
+        self._known.add(member)
         return self._members.pop(member, None)
 
     def text(self, member: str) -> str | None:
@@ -80,13 +85,13 @@ class Fields:
         return value
 
     def integer(self, member: str, low: int, high: int) -> int | None:
-        value = self.take(member)
+        given = value = self.take(member)
         if value is None:
             return None
         if type(value) is float and value.is_integer():
             value = int(value)
         if type(value) is not int or not low <= value <= high:
-            raise wrong(self.name(member), value, f"a whole number from {low} to {high}")
+            raise wrong(self.name(member), given, f"a whole number from {low} to {high}")
         return value
 
     def number(self, member: str, low: float, high: float) -> float | None:
@@ -131,12 +136,14 @@ class Fields:
     def ignore(self, *members: str) -> None:
         """Ignore members that change nothing here."""
         for member in members:
-            self._members.pop(member, None)
+            self.take(member)
 
     def finish(self) -> None:
-        """Refuse members that have not been taken."""
+        """Refuse members that have not been taken; call when all that exist have been."""
         for member, value in self._members.items():
             if value is not None:
+                likely = nearest(member, self._known, _LIKENESS)
+                hint = f"; did you mean '{self.name(likely)}'?" if likely else ""
                 raise ApiError(
-                    f"'{self.name(member)}' is not known here", self.name(member), reason="unknown_parameter"
+                    f"'{self.name(member)}' is not known here{hint}", self.name(member), reason="unknown_parameter"
                 )

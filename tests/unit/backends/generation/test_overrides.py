@@ -54,6 +54,7 @@ def test_names_of_the_field_and_texts_for_numbers() -> None:
             "sampling parameter 'length_penalty' is 100; it must be a number from -10 to 10",
         ),
         ({"hotness": 1}, "sampling parameter 'hotness' is not known"),
+        ({"temprature": 1}, "sampling parameter 'temprature' is not known; did you mean 'temperature'?"),
         ({"prompt_logprobs": 1}, "sampling parameter 'prompt_logprobs' is not supported"),
         (
             {"min_tokens": 9, "max_tokens": 4},

@@ -70,6 +70,17 @@ def test_body_must_be_an_object(body: bytes) -> None:
         read_body(body)
 
 
+def test_unknown_member_is_refused_with_the_nearest_one() -> None:
+    error = refusal(read_sampling, temprature=0)
+    assert (error.param, error.reason) == ("temprature", "unknown_parameter")
+    assert error.message == "'temprature' is not known here; did you mean 'temperature'?"
+    assert refusal(read_sampling, zzz=0).message == "'zzz' is not known here"
+
+
+def test_number_beyond_any_integer_is_shown_as_it_was_given() -> None:
+    assert "'max_tokens' is 1.8446744073709552e+19; it must be" in refusal(read_sampling, max_tokens=2.0**64).message
+
+
 def test_error_shows_the_value_in_short() -> None:
     error = refusal(lambda fields: fields.text("user"), user=["a" * 1000])
     assert error.param == "user"

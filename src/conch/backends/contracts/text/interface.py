@@ -14,7 +14,7 @@ from conch.backends.contracts.text.responses import TextOutputOptions, TextRespo
 from conch.backends.contracts.text.stops import StopStrings
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.limits import Limits
-from conch.backends.generation.overrides import SamplingOverrides, read_document
+from conch.backends.generation.overrides import SamplingOverrides, read_document, refuse_unsupported
 from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.native.arrays import Request
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
@@ -159,7 +159,8 @@ def _overrides(request: Request) -> SamplingOverrides:
         read_document(overrides, document, "sampling_parameters")
     else:
         for name, value in request.parameters.items():
-            overrides.set(name, value, f"parameter '{name}'")
+            if not overrides.set(name, value, f"parameter '{name}'"):
+                refuse_unsupported(name, value)
     for name in (parameter.text_input for parameter in _VALUES):
         if name in request.inputs:
             overrides.set(name, request.option(name), f"input '{name}'")

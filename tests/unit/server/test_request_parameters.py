@@ -1,0 +1,84 @@
+"""Which parameters requests may have, by the backend of their model."""
+
+from __future__ import annotations
+
+import pytest
+
+from conch.config.pbtxt import parse
+from conch.errors import Code, ConchError
+from conch.inference import ModelSignature, ParameterCheck
+from conch.server.model import Model
+from conch.telemetry.statistics import ModelStatistics
+from tests.unit.server.test_model import FakeExecutor
+
+INPUTS = """
+    input [{ name: "text_input" data_type: TYPE_STRING dims: [1] },
+           { name: "top_k" data_type: TYPE_INT32 dims: [1] optional: true }]
+"""
+GENERATES = 'parameters { key: "task" value { string_value: "text-generation" } }'
+
+
+def signature_of(backend: str, more: str = "", batch: int = 0) -> ModelSignature:
+    config = parse(f'name: "m" backend: "{backend}" max_batch_size: {batch} {INPUTS} {more}', "c")
+    return Model(config, 1, FakeExecutor(), ModelStatistics("m", 1), {}).signature
+
+
+def check_of(backend: str, more: str = "") -> ParameterCheck | None:
+    return signature_of(backend, more).check_parameters
+
+
+def refusal(backend: str, name: str, more: str = "") -> str:
+    check = check_of(backend, more)
+    assert check is not None
+    with pytest.raises(ConchError) as caught:
+        check([name])
+    assert caught.value.code is Code.INVALID_ARG
+    return caught.value.message
+
+
+@pytest.mark.parametrize("backend", ["python", "", "nothing-known"])
+def test_requests_of_other_backends_may_have_any_parameters(backend: str) -> None:
+    assert check_of(backend) is None
+
+
+def test_misspelt_input_is_refused_with_the_right_name() -> None:
+    assert refusal("huggingface", "tpo_k") == "parameter 'tpo_k' is not known to model 'm'; did you mean 'top_k'?"
+
+
+def test_unknown_name_is_refused_with_all_that_exist() -> None:
+    assert refusal("huggingface", "zzz") == (
+        "parameter 'zzz' is not known to model 'm'; its requests have text_input, top_k"
+    )
+
+
+def test_input_that_is_given_as_a_parameter_is_refused() -> None:
+    assert refusal("huggingface", "top_k") == "'top_k' is an input of model 'm', not a parameter: send it as a tensor"
+
+
+@pytest.mark.parametrize(("backend", "more"), [("huggingface", GENERATES), ("vllm", "")])
+def test_sampling_parameters_are_known_where_text_is_generated(backend: str, more: str) -> None:
+    check = check_of(backend, more)
+    assert check is not None
+    check(["temperature", "max_new_tokens", "top_k", "stream", "prompt_logprobs", "id"])
+    assert "did you mean 'temperature'?" in refusal(backend, "temprature", more)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino", "tensorrtllm"])
+def test_backends_that_triton_has_take_other_parameters_unless_they_look_misspelt(backend: str) -> None:
+    check = check_of(backend)
+    assert check is not None
+    check(["trace_id", "top_k", "user"])
+    assert "did you mean 'text_input'?" in refusal(backend, "text_inptu")
+
+
+@pytest.mark.parametrize(
+    ("backend", "batch", "more", "by_row"),
+    [
+        ("huggingface", 8, "", True),
+        ("huggingface", 0, "", False),
+        ("huggingface", 8, GENERATES, False),
+        ("python", 8, "", False),
+    ],
+)
+def test_tasks_over_checkpoints_answer_by_row(backend: str, batch: int, more: str, by_row: bool) -> None:
+    assert signature_of(backend, more, batch).by_row is by_row
