@@ -5,7 +5,7 @@ Gathers what models use from the modules beside it; runs in the worker of a Pyth
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Union
 
 from conch.backends.python.datatypes import (
     TRITON_STRING_TO_NUMPY,
@@ -32,7 +32,7 @@ from conch.backends.python.response import InferenceResponse, get_output_tensor_
 from conch.backends.python.response_sender import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponseSender
 from conch.backends.python.runtime import current
 from conch.backends.python.strings import deserialize_bytes_tensor, serialize_byte_tensor
-from conch.backends.python.tensor import Tensor
+from conch.backends.python.tensor import MaybeNone, Tensor
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
@@ -90,12 +90,12 @@ def get_model_dir() -> str:
     return str(current().model["version_directory"])
 
 
-def get_input_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
+def get_input_config_by_name(model_config: Dict[str, Any], name: str) -> Union[Dict[str, Any], MaybeNone]:
     """The part of a configuration about that input; None if there is none."""
     return _by_name(model_config.get("input", ()), name)
 
 
-def get_output_config_by_name(model_config: Dict[str, Any], name: str) -> Optional[Dict[str, Any]]:
+def get_output_config_by_name(model_config: Dict[str, Any], name: str) -> Union[Dict[str, Any], MaybeNone]:
     """The part of a configuration about that output; None if there is none."""
     return _by_name(model_config.get("output", ()), name)
 
@@ -105,5 +105,5 @@ def using_decoupled_model_transaction_policy(model_config: Dict[str, Any]) -> bo
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
-def _by_name(tensors: Any, name: str) -> Optional[Dict[str, Any]]:
+def _by_name(tensors: Any, name: str) -> Union[Dict[str, Any], MaybeNone]:
     return next((tensor for tensor in tensors if tensor["name"] == name), None)

@@ -16,7 +16,7 @@ from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import check_parameters
 from conch.backends.python.response_sender import InferenceResponseSender
 from conch.backends.python.runtime import ResponseChannel, current
-from conch.backends.python.tensor import Tensor
+from conch.backends.python.tensor import MaybeNone, Tensor
 from conch.workers.child.packing import Packer
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -208,7 +208,7 @@ def _check_types(what: str, values: Sequence[Any], expected: type) -> None:
             raise TypeError(f"InferenceRequest: {what} must be of type {expected.__name__}, not {type(value)}")
 
 
-def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Optional[Tensor]:
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Union[Tensor, MaybeNone]:
     """The input of that name; None if the request has none."""
     for tensor in inference_request._inputs:
         if tensor._name == name:

@@ -6,10 +6,10 @@ Runs in the worker of a Python model, in whatever thread the model uses.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 from conch.backends.python.errors import TritonError, TritonModelException
-from conch.backends.python.tensor import Tensor
+from conch.backends.python.tensor import MaybeNone, Tensor
 from conch.workers.child.packing import Packer
 
 
@@ -59,7 +59,7 @@ class InferenceResponse:
     def has_error(self) -> bool:
         return self._error is not None
 
-    def error(self) -> Optional[TritonError]:
+    def error(self) -> Union[TritonError, MaybeNone]:
         return self._error
 
     def parameters(self) -> str:
@@ -75,6 +75,6 @@ class InferenceResponse:
         return {"outputs": tensors, "parameters": self._parameters}
 
 
-def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Optional[Tensor]:
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Union[Tensor, MaybeNone]:
     """The output of that name; None if there is none."""
     return next((tensor for tensor in inference_response._tensors if tensor._name == name), None)

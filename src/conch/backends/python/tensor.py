@@ -17,6 +17,10 @@ from conch.tensors import Buffer
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.packing import INLINE_LIMIT, Descriptor, Packer
 
+#: For what may be None and in a model that fits its configuration is not: a checker that does not know the
+#: configuration then lets ``get_input_tensor_by_name(…).as_numpy()`` pass, and an editor completes it.
+MaybeNone = Any
+
 
 class Tensor:
     """A named tensor in CPU memory.  ``Tensor(name, array)`` makes an output of a model."""
