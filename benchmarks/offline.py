@@ -90,7 +90,7 @@ class Alone:
 
     def steps(self) -> dict[str, float]:
         """The µs of each step for one text of 16 tokens, warm."""
-        from conch.backends.tasks.encoders.base import PaddedBatch
+        from conch.backends.tasks.encoders.batch import PaddedBatch
 
         one = self.prepared(SENTENCE)
         arrays = self.arrays([one])

@@ -114,7 +114,16 @@ class TorchEngine(NetworkEngine):
 def open_task(folder: Path, task: str, **options: Any) -> Task:
     """The task over a checkpoint, on :class:`TorchEngine`."""
     checkpoint = Checkpoint.open(folder, Options.from_values({"task": task, **options}))
-    return make_task(checkpoint, checkpoint.options, lambda head: TorchEngine(checkpoint.directory, head))
+    engines: list[TorchEngine] = []
+
+    def open_engine(head: str) -> TorchEngine:
+        engines.append(TorchEngine(checkpoint.directory, head))
+        return engines[0]
+
+    made = make_task(checkpoint, checkpoint.options, open_engine)
+    for engine in engines:
+        engine.shapes.clear()
+    return made
 
 
 def request(*outputs: str, serial: int = 0, **inputs: Sequence[Any] | Array) -> Request:

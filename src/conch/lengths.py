@@ -11,6 +11,7 @@ less than another run would, and never beyond its bucket.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
 #: What a run costs besides its tokens, in tokens' time.  Measured with MiniLM on two cores (OpenVINO, int8):
@@ -46,6 +47,13 @@ def runs(lengths: Sequence[int], *, budget: int, limit: int = 0, counts: Sequenc
         divided += _bounded(order[start:end], lengths, counts, budget, limit)
         start = end
     return divided
+
+
+def equal_runs(lengths: Sequence[int], *, budget: int, limit: int = 0) -> list[list[int]]:
+    """The same for sequences that bear no padding: only those of one length share a run, the longest first."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    same = [list(part) for _, part in groupby(order, key=lengths.__getitem__)]
+    return [run for part in same for run in _bounded(part, lengths, (), budget, limit)]
 
 
 def _cuts(order: Sequence[int], lengths: Sequence[int], counts: Sequence[int], budget: int) -> list[int]:

@@ -21,6 +21,7 @@ NEED_EXTRAS: Final = (
     "backends/graphs",
     "backends/tasks",
     "benchmarks/test_client.py",
+    "benchmarks/test_day_zero_checkpoints.py",
     "checkpoints/gguf",
     "checkpoints/test_hub.py",
     "checkpoints/tokenizers",

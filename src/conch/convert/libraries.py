@@ -9,10 +9,11 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, Final
 
+from conch.backends.native.weights import example_ids, require_tensors
 from conch.checkpoints.folder import Checkpoint
 from conch.errors import ConchError, invalid, unsupported
 
@@ -64,10 +65,11 @@ def nncf_package(precision: str) -> Any:
     return nncf
 
 
-def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str) -> Any:
+def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str, outputs: Sequence[str]) -> Any:
     """The checkpoint as transformers' class ``head``, in fp32 on the CPU, with the given implementation of attention.
 
-    Raises UNSUPPORTED without transformers, and INVALID_ARG, caused by the library's error, if it cannot be loaded.
+    Raises UNSUPPORTED without transformers, and INVALID_ARG, caused by the library's error, if it cannot be loaded or
+    lacks weights on which ``outputs`` depend.
     """
     try:
         import torch
@@ -76,13 +78,23 @@ def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str) -> Any
         raise unsupported('converting needs torch and transformers: pip install "conch[convert]"') from None
     try:
         with silence_libraries():
-            module = getattr(transformers, head).from_pretrained(
+            module, report = getattr(transformers, head).from_pretrained(
                 checkpoint.directory,
                 attn_implementation=attention,
                 dtype=torch.float32,
                 trust_remote_code=checkpoint.options.trust_remote_code,
                 local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused by name, if they matter
             )
     except Exception as error:  # transformers passes on whatever its readers of weights raise
         raise invalid(f"'{checkpoint.source}' cannot be loaded as {head}: {describe_error(error)}") from error
-    return module.eval()
+    module.eval()
+
+    def answer() -> dict[str, Any]:
+        with silence_libraries(), torch.inference_mode():
+            given = module(input_ids=example_ids(module.config))
+            return {name: given[name] for name in outputs}
+
+    require_tensors(module, report, answer, checkpoint.source)
+    return module

@@ -5,16 +5,21 @@ Called by the constructors of tasks, on a worker's main thread, before the first
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
+from conch.backends.native.weights import example_ids, report_of, require_tensors
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid, one_line, unsupported
 
 #: The package on PyPI where it is not named as what is imported.
-_PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
+_PACKAGES: Final = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
+
+#: Tokens that a pipeline writes when it is tried out.
+EXAMPLE_TOKENS: Final = 2
 
 
 def device_of(open_engine: object) -> str:
@@ -66,12 +71,25 @@ def load_model(head: str, checkpoint: Checkpoint, options: Options, device: str)
     with loading(checkpoint, "model"):
         import transformers
 
-        model = getattr(transformers, head).from_pretrained(
+        model, report = getattr(transformers, head).from_pretrained(
             checkpoint.directory,
             dtype=dtype_of(options, device),
             trust_remote_code=options.trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused by name, if they matter
         )
-        return model.to(device).eval()
+        model = model.to(device).eval()
+        require_tensors(model, report, lambda: _written(model), checkpoint.source)
+        return model
+
+
+def _written(model: Any) -> Any:
+    """The scores that an encoder-decoder gives the first tokens it might write."""
+    import torch
+
+    ids = example_ids(model.config).to(model.device)
+    with torch.inference_mode():
+        return model(input_ids=ids, decoder_input_ids=ids[:, :5]).logits
 
 
 def load_pipeline(task: str, checkpoint: Checkpoint, options: Options, device: str) -> Any:
@@ -89,6 +107,45 @@ def load_pipeline(task: str, checkpoint: Checkpoint, options: Options, device: s
         )
         loaded.model.eval()
         return loaded
+
+
+def require_pipeline_tensors(pipeline: Any, checkpoint: Checkpoint, example: Callable[[], Any]) -> None:
+    """Raise INVALID_ARG if the answers of ``pipeline`` depend on weights that the checkpoint does not have.
+
+    ``example`` calls it with something.  What its network gives beneath a head counts too, as the answer may be that
+    there is nothing to be seen; a network without a head has outputs that pipelines ignore.
+    """
+    model = pipeline.model
+    outputs: list[Any] = []
+
+    def answer() -> Any:
+        outputs.clear()
+        return [example(), *outputs]
+
+    with loading(checkpoint, "model"):
+        report = report_of(model, checkpoint.directory)
+    kept = getattr(pipeline, "generation_config", None)
+    handle = model.register_forward_hook(lambda *call: outputs.append(_tensors(call[-1]))) if _has_head(model) else None
+    try:
+        if kept is not None:
+            pipeline.generation_config = copy.deepcopy(kept)
+            pipeline.generation_config.max_new_tokens = EXAMPLE_TOKENS
+        require_tensors(model, report, answer, checkpoint.source)
+    finally:
+        if kept is not None:
+            pipeline.generation_config = kept
+        if handle is not None:
+            handle.remove()
+
+
+def _tensors(output: Any) -> list[Any]:
+    """The tensors in what a network gives, without its caches."""
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else [output]
+    return [value for value in values if hasattr(value, "detach")]
+
+
+def _has_head(model: Any) -> bool:
+    return getattr(model, "base_model", model) is not model
 
 
 def load_tokenizer(checkpoint: Checkpoint, options: Options) -> Any:

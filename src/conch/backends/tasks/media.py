@@ -202,6 +202,20 @@ def image(data: bytes, *, pixels: int = MAX_PIXELS, name: str = "image", row: in
         raise _broken(name, row, str(error) or type(error).__name__) from error
 
 
+def example_sound(rate: int, least: int) -> Samples:
+    """A second of noise at ``rate`` Hz, or ``least`` samples where a network needs more."""
+    return np.random.default_rng(0).uniform(-0.5, 0.5, max(rate, least)).astype(np.float32)
+
+
+def example_image() -> Image:
+    """A small image of noise, wider than high."""
+    try:
+        from PIL import Image as pillow
+    except ImportError as error:
+        raise unsupported('reading images needs Pillow: pip install "conch[image]"') from error
+    return pillow.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
+
+
 def png(picture: Any) -> bytes:
     """A PIL image as a PNG file."""
     file = BytesIO()

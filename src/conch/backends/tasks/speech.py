@@ -25,7 +25,7 @@ from conch.backends.tasks.base import (
     library_failure,
 )
 from conch.backends.tasks.decoding import generation_arguments, generation_inputs, stop_when_cancelled
-from conch.backends.tasks.loading import device_of, load_pipeline
+from conch.backends.tasks.loading import device_of, load_pipeline, require_pipeline_tensors
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid, one_line
@@ -120,6 +120,8 @@ class SpeechRecognition(Task):
         self._chunk = options.number("chunk_length_s", 0 if own_windows else CHUNK_SECONDS)
         self._lock = Lock()
         self._word_pipeline: Any = None
+        sound = media.example_sound(self._rate, self._shortest)
+        require_pipeline_tensors(self._pipeline, checkpoint, lambda: self._pipeline(_raw(sound, self._rate)))
 
     def prepare(self, request: Request) -> PreparedSpeech:
         """Decode and make features.  Raises INVALID_ARG for sound that cannot be read and options that do not fit."""
@@ -149,7 +151,7 @@ class SpeechRecognition(Task):
     ) -> _Recording:
         chunked = {"chunk_length_s": self._chunk} if self._chunk else {}
         try:
-            chunks = list(self._pipeline.preprocess({"raw": samples, "sampling_rate": self._rate}, **chunked))
+            chunks = list(self._pipeline.preprocess(_raw(samples, self._rate), **chunked))
         except ValueError as error:
             raise invalid(f"sound of {len(samples)} samples does not suit the model: {one_line(error)}") from error
         recording = _Recording(request, len(samples) / self._rate, timestamps, generation, chunks)
@@ -249,6 +251,11 @@ class SpeechRecognition(Task):
             chunks.append(json.dumps([_chunk(piece, recording.seconds) for piece in pieces], ensure_ascii=False))
         shape = (len(texts), 1)
         return Result({"text_output": Strings(shape, texts), "chunks": Strings(shape, chunks)})
+
+
+def _raw(samples: media.Samples, rate: int) -> dict[str, Any]:
+    """Sound as the pipeline takes it, which changes what it is given."""
+    return {"raw": samples, "sampling_rate": rate}
 
 
 def _chunk(piece: Mapping[str, Any], seconds: float) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class ImageClassification(Task):
                 checkpoint.directory, backend="pil", trust_remote_code=options.trust_remote_code
             )
         self._engine = open_engine("AutoModelForImageClassification")
+        self._engine.require_tensors(self._arrays([media.example_image()]))
         self._labels = checkpoint.labels or []
         self._config = checkpoint.config
         self._top_k = options.top_k or TOP_K
@@ -78,11 +79,16 @@ class ImageClassification(Task):
             raise invalid("the request has no rows")
         top_k = checked_top_k(request.option("top_k", self._top_k), 1 << 31)
         try:
-            features = self._processor(images=images, return_tensors="np")
+            arrays = self._arrays(images)
         except (ValueError, TypeError, ZeroDivisionError) as error:
             # Images of sizes that the processor cannot bring to that of the network.
             raise invalid(f"input 'image' does not suit the model: {error}") from error
-        return PreparedImages(request, {name: np.asarray(value) for name, value in features.items()}, top_k)
+        return PreparedImages(request, arrays, top_k)
+
+    def _arrays(self, images: Sequence[Any]) -> dict[str, Array]:
+        """Images of Pillow as what the network takes."""
+        features = self._processor(images=list(images), return_tensors="np")
+        return {name: np.asarray(value) for name, value in features.items()}
 
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         requests = [prepared for prepared in batch if isinstance(prepared, PreparedImages)]

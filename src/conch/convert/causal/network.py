@@ -27,7 +27,7 @@ def load(checkpoint: Checkpoint) -> CausalNetwork:
     if checkpoint.gguf is not None:
         raise not_convertible("a GGUF file has quantised weights already")
     try:
-        module = load_pretrained(checkpoint, "AutoModelForCausalLM", attention="sdpa")
+        module = load_pretrained(checkpoint, "AutoModelForCausalLM", attention="sdpa", outputs=("logits",))
     except ConchError as error:
         if "scaled_dot_product_attention" not in str(error.__cause__):
             raise

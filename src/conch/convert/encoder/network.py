@@ -113,11 +113,12 @@ class ReferenceNetwork:
 def load(checkpoint: Checkpoint) -> ReferenceNetwork:
     """The checkpoint's network, with the plain attention that exporters and optimisers know."""
     head = head_of(checkpoint.task)
-    module = load_pretrained(checkpoint, head, attention="eager")
+    outputs = OUTPUTS.get(head, LOGITS)
+    module = load_pretrained(checkpoint, head, attention="eager", outputs=outputs)
     # Key-value caches are outputs that nobody wants.
     module.config.use_cache = False
     max_tokens = min(checkpoint.max_length, MAX_TEST_TOKENS)
-    return ReferenceNetwork(module, head, inputs_of(module), OUTPUTS.get(head, LOGITS), max_tokens)
+    return ReferenceNetwork(module, head, inputs_of(module), outputs, max_tokens)
 
 
 def inputs_of(module: Any) -> tuple[str, ...]:

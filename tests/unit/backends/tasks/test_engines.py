@@ -213,18 +213,18 @@ def test_cores_are_divided_among_the_threads_that_call_torch(bert: Path) -> None
 
 
 def test_a_checkpoint_without_the_tasks_head_is_refused(bert: Path) -> None:
-    with pytest.raises(ConchError, match=r"the weights lack 2 of its tensors, such as classifier.bias") as error:
-        TorchEngine(bert, "AutoModelForSequenceClassification")
+    engine = TorchEngine(bert, "AutoModelForSequenceClassification")
+    with pytest.raises(ConchError, match=r"depend on: classifier\.bias, classifier\.weight;") as error:
+        engine.require_tensors({"input_ids": _tokens(1, 4)["input_ids"]})
     assert error.value.code is Code.INVALID_ARG
 
 
 def test_weights_of_other_sizes_than_the_configuration_says_are_refused_by_name(bert: Path, tmp_path: Path) -> None:
     BertConfig(**{**SIZES, "vocab_size": SIZES["vocab_size"] + 1}).save_pretrained(tmp_path)
     shutil.copy(bert / "model.safetensors", tmp_path)
-    with pytest.raises(
-        ConchError, match=r"the weights have embeddings\.word_embeddings\.weight as \[.+\], config.json"
-    ):
-        TorchEngine(tmp_path, "AutoModel")
+    engine = TorchEngine(tmp_path, "AutoModel")
+    with pytest.raises(ConchError, match=r"word_embeddings\.weight, which they have as \[30, 16\] and .+ makes \[31"):
+        engine.require_tensors({"input_ids": _tokens(1, 4)["input_ids"]})
 
 
 def test_a_head_that_is_there_gives_logits(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ class Network:
         self.model: Any = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
         self.runs: list[tuple[int, ...]] = []
 
+    def require_tensors(self, arrays: Any) -> None: ...
+
     def run(self, arrays: Any) -> dict[str, Any]:
         self.runs.append(arrays["pixel_values"].shape)
         assert arrays["pixel_values"].dtype == np.float32

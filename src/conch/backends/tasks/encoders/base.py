@@ -13,6 +13,8 @@ import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, failure
 from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task
+from conch.backends.tasks.encoders.batch import PaddedBatch
+from conch.backends.tasks.encoders.trial import Sharing, examine
 from conch.backends.tasks.scores import FUNCTION, checked_function
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -20,7 +22,7 @@ from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.errors import ConchError, cancelled, invalid
 from conch.inference import TensorSpec
-from conch.lengths import CPU_TOKENS, GPU_TOKENS, runs
+from conch.lengths import CPU_TOKENS, GPU_TOKENS, equal_runs, runs
 
 TEXT: Final = TensorSpec("text_input", "BYTES", (1,))
 PAIR: Final = TensorSpec("text_pair", "BYTES", (1,))
@@ -41,60 +43,6 @@ class EncodedRequest(PreparedRequest):
         self.state = state
 
 
-class PaddedBatch:
-    """The sequences of one run of the engine, with the request of each, as INT64 ``ids`` and ``mask``.
-
-    Both arrays are ``[rows, length]``: ``shape``, or that of the sequences themselves.  ``padded`` says whether any
-    place is padding.
-    """
-
-    __slots__ = ("ids", "mask", "padded", "requests", "sequences")
-
-    def __init__(
-        self,
-        sequences: Sequence[Tokens],
-        requests: Sequence[EncodedRequest],
-        pad: int,
-        shape: tuple[int, int] | None = None,
-    ) -> None:
-        """Pad at the end with ``pad``; the first of ``sequences`` is the longest."""
-        self.sequences = sequences
-        self.requests = requests
-        count = len(sequences)
-        rows, length = shape or (count, len(sequences[0].ids))
-        flat = np.concatenate([one.ids for one in sequences]) if count > 1 else sequences[0].ids
-        self.padded = len(flat) != rows * length
-        if not self.padded:
-            self.ids = flat.reshape(rows, length)
-            self.mask = np.ones((rows, length), np.int64)
-            return
-        lengths = np.array([len(one.ids) for one in sequences])
-        real = np.zeros((rows, length), np.bool_)
-        real[:count] = np.arange(length) < lengths[:, None]
-        self.ids = np.full((rows, length), pad, np.int64)
-        self.ids[real] = flat
-        self.mask = real.astype(np.int64)
-        self.mask[count:, 0] = 1  # a row without any token would be divided by the sum of nothing
-
-    def without_padding_rows(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """``outputs`` without the rows, which ``mask`` forgets too, that are nothing but padding."""
-        count = len(self.sequences)
-        self.mask = self.mask[:count]
-        return {name: array[:count] for name, array in outputs.items()}
-
-    def types(self) -> Array:
-        """INT64 ``token_type_ids``, 0 for padding."""
-        types = np.zeros_like(self.ids)
-        for row, sequence in enumerate(self.sequences):
-            if sequence.types is not None:
-                types[row, : len(sequence.types)] = sequence.types
-        return types
-
-    def rows(self, array: Array) -> list[Array]:
-        """Each sequence's part of ``[n, length, …]``, without padding."""
-        return [array[row, : len(sequence.ids)] for row, sequence in enumerate(self.sequences)]
-
-
 class EncoderTask(Task):
     """A task whose network reads token ids.
 
@@ -104,6 +52,8 @@ class EncoderTask(Task):
 
     #: The class of transformers that loads the network with the task's head.
     head: ClassVar[str]
+    #: Whether each sequence is made of two texts.
+    pair: ClassVar[bool] = False
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         self.describe(checkpoint, options)  # refuses wrong options before weights are read
@@ -112,6 +62,7 @@ class EncoderTask(Task):
         self.encoder = open_encoder(checkpoint, options)
         self.engine = open_engine(self.choose_head(checkpoint))
         self.budget = options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)
+        self.sharing = examine(self.engine, self.encoder, pair=self.pair)
 
     @classmethod
     def choose_head(cls, checkpoint: Checkpoint) -> str:
@@ -134,7 +85,7 @@ class EncoderTask(Task):
         sequences = [sequence for one in encoded for sequence in one.sequences]
         requests = [one for one in encoded for _ in one.sequences]
         values: list[Any] = [None] * len(sequences)
-        for indices in runs([len(sequence.ids) for sequence in sequences], budget=self.budget):
+        for indices in self._divided([len(sequence.ids) for sequence in sequences]):
             padded = self._pad([sequences[index] for index in indices], [requests[index] for index in indices])
             if all(one.request.cancelled for one in padded.requests):
                 continue
@@ -148,7 +99,15 @@ class EncoderTask(Task):
             start = end
         return results
 
+    def _divided(self, lengths: Sequence[int]) -> list[list[int]]:
+        """The indices of sequences that run together, the longest first."""
+        if self.sharing is Sharing.PADDED:
+            return runs(lengths, budget=self.budget)
+        return equal_runs(lengths, budget=self.budget, limit=1 if self.sharing is Sharing.ALONE else 0)
+
     def _pad(self, sequences: Sequence[Tokens], requests: Sequence[EncodedRequest]) -> PaddedBatch:
+        if self.sharing is not Sharing.PADDED:
+            return PaddedBatch(sequences, requests, self.encoder.pad_id)
         longest = len(sequences[0].ids)
         rows, length = self.engine.padded_shape(len(sequences), longest)
         # Beyond the maximum a network may have no positions.
@@ -157,13 +116,7 @@ class EncoderTask(Task):
 
     def _run(self, batch: PaddedBatch, work: ExecutionWork) -> dict[str, Array]:
         """The engine's outputs, ``[sequences, …]`` by name."""
-        wanted = self.engine.inputs
-        arrays = {"input_ids": batch.ids, "attention_mask": batch.mask}
-        if "token_type_ids" in wanted:
-            arrays["token_type_ids"] = batch.types()
-        if "position_ids" in wanted:
-            arrays["position_ids"] = np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape).copy()
-        outputs = self.engine.run(arrays)
+        outputs = self.engine.run(batch.arrays(self.engine.inputs))
         count = len(batch.sequences)
         work.add(sum([len(sequence.ids) for sequence in batch.sequences]), batch.ids.size, count)
         return outputs if len(batch.ids) == count else batch.without_padding_rows(outputs)

@@ -9,7 +9,8 @@ import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.base import OpenEngine, TaskDescription
-from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, PaddedBatch, texts_of
+from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, texts_of
+from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.scores import checked_top_k, softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options

@@ -12,7 +12,8 @@ import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.base import OpenEngine, TaskDescription
-from conch.backends.tasks.encoders.base import EncodedRequest, EncoderTask, PaddedBatch, texts_of
+from conch.backends.tasks.encoders.base import EncodedRequest, EncoderTask, texts_of
+from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.encoders.spans import AnswerSpan, Window, answers, windows
 from conch.backends.tasks.scores import checked_top_k
 from conch.checkpoints.folder import Checkpoint
@@ -37,6 +38,7 @@ class QuestionAnswering(EncoderTask):
     """
 
     head = "AutoModelForQuestionAnswering"
+    pair = True
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, options, open_engine)

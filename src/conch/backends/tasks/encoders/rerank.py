@@ -10,7 +10,8 @@ from typing import Any
 
 from conch.backends.native.arrays import Array, Request, Result
 from conch.backends.tasks.base import OpenEngine, TaskDescription
-from conch.backends.tasks.encoders.base import PAIR, TEXT, EncodedRequest, EncoderTask, PaddedBatch, stacked, texts_of
+from conch.backends.tasks.encoders.base import PAIR, TEXT, EncodedRequest, EncoderTask, stacked, texts_of
+from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.scores import FUNCTION, apply, checked_function
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -25,6 +26,7 @@ class Rerank(EncoderTask):
     """
 
     head = "AutoModelForSequenceClassification"
+    pair = True
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, options, open_engine)

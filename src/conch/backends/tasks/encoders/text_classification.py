@@ -8,7 +8,8 @@ from typing import Any
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.base import OpenEngine, TaskDescription
-from conch.backends.tasks.encoders.base import PAIR, TEXT, EncodedRequest, EncoderTask, PaddedBatch, stacked, texts_of
+from conch.backends.tasks.encoders.base import PAIR, TEXT, EncodedRequest, EncoderTask, stacked, texts_of
+from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.scores import (
     FUNCTION,
     apply,

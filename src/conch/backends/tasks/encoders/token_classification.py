@@ -8,7 +8,8 @@ from typing import Any
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.base import OpenEngine, TaskDescription
-from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, PaddedBatch, texts_of
+from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, texts_of
+from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.encoders.entities import STRATEGIES, Grouping
 from conch.backends.tasks.scores import mislabelled, softmax
 from conch.checkpoints.folder import Checkpoint

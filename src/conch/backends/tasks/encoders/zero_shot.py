@@ -12,7 +12,8 @@ import numpy as np
 
 from conch.backends.native.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.base import OpenEngine, TaskDescription
-from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, PaddedBatch, stacked, texts_of
+from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, stacked, texts_of
+from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.scores import softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -26,6 +27,7 @@ class ZeroShotClassification(EncoderTask):
     """Each row's ``candidate_labels``, best first; every label becomes one hypothesis about the text."""
 
     head = "AutoModelForSequenceClassification"
+    pair = True
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         entailment = [

@@ -27,6 +27,13 @@ class NetworkEngine(ABC):
         """The shape that ``[rows, length]`` should be padded to: a larger one where new shapes slow the engine down."""
         return rows, length
 
+    def require_tensors(self, arrays: Mapping[str, Array]) -> None:
+        """Raise INVALID_ARG if what it answers to ``arrays`` depends on weights that the checkpoint does not have.
+
+        A graph has all of its own, so that there is nothing to do.
+        """
+        return None
+
     @abstractmethod
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Compute FP32 outputs from INT64 arrays of ``[sequences, length]``, or FP32 pixels.

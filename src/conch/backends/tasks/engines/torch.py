@@ -12,6 +12,7 @@ import numpy as np
 
 from conch.backends.native.arrays import Array
 from conch.backends.native.threads import divided, usable_cores
+from conch.backends.native.weights import require_tensors
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import invalid, one_line, unsupported
 
@@ -51,26 +52,18 @@ class TorchEngine(NetworkEngine):
         trust_remote_code: bool = False,
     ) -> None:
         self._torch, transformers = _modules()
+        self._directory = directory
         if device == "cpu" and dtype == "auto":
             dtype = "float32"
         try:
-            network, loaded = getattr(transformers, head).from_pretrained(
+            network, self._report = getattr(transformers, head).from_pretrained(
                 directory,
                 dtype=dtype if dtype == "auto" else getattr(self._torch, dtype),
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, by name
+                ignore_mismatched_sizes=True,  # refused by name, if they matter
             )
-            if mismatched := sorted(loaded["mismatched_keys"]):
-                name, held, wanted = mismatched[0]
-                raise invalid(f"the weights have {name} as {list(held)}, config.json makes it {list(wanted)}")
-            # transformers makes up what is missing; a pooler may be, as no task looks at it.
-            if missing := sorted(key for key in loaded["missing_keys"] if "pooler." not in key):
-                raise invalid(
-                    f"the weights lack {len(missing)} of its tensors, such as {missing[0]}: is it a checkpoint for "
-                    "another task?"
-                )
             self.device = device
             self._device = self._torch.device("cpu" if device == "cpu" else f"{device}:{device_id}")
             self._network = network.eval().to(self._device)
@@ -84,6 +77,9 @@ class TorchEngine(NetworkEngine):
         self._floats = self._network.dtype
         self._threads = divided(threads or usable_cores(), instances)
         self._thread = threading.local()
+
+    def require_tensors(self, arrays: Mapping[str, Array]) -> None:
+        require_tensors(self._network, self._report, lambda: self.run(arrays), self._directory)
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         torch = self._torch

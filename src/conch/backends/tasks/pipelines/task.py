@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import local
-from typing import Any
+from typing import Any, Final
 
 from conch.backends.native.arrays import Request, Result, Strings
 from conch.backends.tasks import media
@@ -23,7 +23,7 @@ from conch.backends.tasks.base import (
     TaskDescription,
     library_failure,
 )
-from conch.backends.tasks.loading import device_of, load_pipeline
+from conch.backends.tasks.loading import device_of, load_pipeline, require_pipeline_tensors
 from conch.backends.tasks.pipelines.answers import text_of
 from conch.backends.tasks.pipelines.calls import arguments, call
 from conch.backends.tasks.pipelines.inputs import check_task, inputs_of, own_pipeline
@@ -31,6 +31,8 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, cancelled, invalid, one_line, unsupported
 from conch.inference import TensorSpec
+
+EXAMPLE_TEXT: Final = "Where is the nearest library?"
 
 
 class PreparedRows(PreparedRequest):
@@ -62,6 +64,7 @@ class PipelineTask(Task):
         self._shortest = media.shortest(self._pipeline.model.config)
         self._needs_sound = self._task in ("audio-classification", "zero-shot-audio-classification")
         self._thread = local()
+        require_pipeline_tensors(self._pipeline, checkpoint, lambda: self._call(self._example(), {}))
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
@@ -139,6 +142,22 @@ class PipelineTask(Task):
             path = Path(folder, "video")
             path.write_bytes(row["video"])
             return call(pipeline, self._task, {**row, "video": str(path)}, given)
+
+    def _example(self) -> dict[str, Any]:
+        """A row with whatever the task takes."""
+        text = '{"state": "it is open", "questions": ["Is it open?"]}' if self._task == "decision" else EXAMPLE_TEXT
+        made: dict[str, Callable[[], Any]] = {
+            "text_input": lambda: text,
+            "question": lambda: EXAMPLE_TEXT,
+            "candidate_labels": lambda: ["travel", "cooking"],
+            "table": lambda: {"place": ["library", "station"], "open": ["1", "2"]},
+            "image": media.example_image,
+            "audio": lambda: media.example_sound(self._rate, self._shortest),
+        }
+        row = {name: make() for name, make in made.items() if name in self._names}
+        if self._task == "keypoint-matching":
+            row["image"] = [row["image"], row["image"].rotate(90)]
+        return row
 
     def _of_thread(self) -> Any:
         """The pipeline of the calling thread: over the same weights, with tokenizers of its own, which keep state."""
