@@ -63,6 +63,8 @@ def _flags() -> str:
 
 def _flag_row(option: Option) -> Row:
     help = option.help.removesuffix(".").removesuffix("; repeatable")
+    if option.no_effect:
+        help += f"; no effect, {option.no_effect}"
     if option.flag in _BARE:
         return [f"`--{option.flag}`", "none", "", help]
     return [f"`--{option.flag}`", _values(option), _default(option), _FORM.sub(r"`\1`", help)]
@@ -89,7 +91,7 @@ def _default(option: Option) -> str:
 
 
 def _accepted_flags() -> str:
-    return ", ".join(f"`--{option.flag}`" for option in OPTIONS.values() if option.ignored) + ".\n"
+    return ", ".join(f"`--{option.flag}`" for option in OPTIONS.values() if option.group.startswith("Accepted")) + ".\n"
 
 
 def _renamed_flags() -> str:
