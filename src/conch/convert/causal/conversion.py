@@ -22,7 +22,7 @@ from conch.convert.causal.network import CausalNetwork
 from conch.convert.causal.served import ServedGraph
 from conch.convert.causal.texts import Texts
 from conch.convert.conversion import Conversion, Progress
-from conch.convert.libraries import describe_error, openvino_package, silence_libraries
+from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.measure import Run, Shape
 from conch.convert.plan import Plan
 from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
@@ -102,7 +102,9 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
             self.progress(f"compressing weights to {precision}")
             try:
                 with silence_libraries():
-                    model: Any = openvino_package().Core().read_model(whole.path)
+                    import openvino
+
+                    model: Any = openvino.Core().read_model(whole.path)
                 built.append(self._write(model, precision, tokenizer_files, made_from=EXPORT))
             except Exception as error:  # a library's, about one variant
                 built.append(FailedVariant(f"openvino-{precision}", describe_error(error)))
