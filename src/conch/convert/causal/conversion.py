@@ -15,6 +15,7 @@ import numpy as np
 from conch.backends.native.arrays import Array
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.convert import evidence
 from conch.convert.causal import agreement, export, network, texts, tokenizer, weights
 from conch.convert.causal.agreement import Predictions
 from conch.convert.causal.export import StatefulGraph
@@ -56,6 +57,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         self.texts = texts.load(self.tokenizer.encode, plan.data, self.context)
         self.sample_count = len(self.texts.compared)
         self.compared_on = f"{self.texts.tokens} tokens"
+        self.warn(evidence.few_tokens(self.texts.tokens))
         self.megabytes: dict[str, float] = {}
         #: Why structured output is not available; empty where it is.
         self.unstructured = ""
@@ -167,7 +169,8 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
     ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
         """Compare perplexity, next tokens and greedy continuations; see :meth:`Conversion.compare`."""
         figures = agreement.compare(reference, answers)
-        return figures.to_json(), agreement.reasons(precision, figures)
+        few = evidence.too_few(precision, self.texts.tokens, "tokens", evidence.MIN_TOKENS)
+        return figures.to_json(), (*agreement.reasons(precision, figures), *few)
 
     def runs(self, networks: Mapping[str, CausalNetwork | ServedGraph], shape: Shape) -> dict[str, Run]:
         """A prompt, or some decoding steps of several sequences: see :func:`run_of`."""
