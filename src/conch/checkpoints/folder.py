@@ -18,7 +18,7 @@ from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.checkpoints.labels import check_head, labels_of
 from conch.checkpoints.lengths import DEFAULT_MAX_LENGTH, max_length_of, positions_of
 from conch.checkpoints.manifest import Manifest, Variant
-from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, files_for
+from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, extra_of, files_for
 from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
 from conch.errors import invalid
 from conch.sampling import TEXT_GENERATION
@@ -150,8 +150,14 @@ class Checkpoint:
         if self.variant is not None and self.variant.engine != files_for(engine):
             engine = self.variant.engine
         if engine == "auto":
-            engine = "openvino" if self.gguf is not None else files.engines_of(self.directory)[0]
+            present = ("openvino",) if self.gguf is not None else files.engines_of(self.directory)
+            engine = present[0] if present else "torch"
         return "transformers" if engine == "torch" and self.task == TEXT_GENERATION else engine
+
+    @property
+    def extra(self) -> str:
+        """The extra that brings all that its engine needs."""
+        return extra_of(self.engine)
 
     def _read(self, name: str) -> Any:
         if name not in self._documents:

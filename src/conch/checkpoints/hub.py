@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from conch import extras
 from conch.checkpoints import files
 from conch.checkpoints.files import GGUF
-from conch.checkpoints.options import Options
-from conch.errors import ConchError, invalid, unavailable, unsupported
+from conch.checkpoints.options import Options, extra_of
+from conch.errors import ConchError, invalid, unavailable
 
 MODEL_FILE: Final = "model.json"
 #: A path in a parameter may begin with this.
@@ -162,13 +163,11 @@ def _download(model: str, options: Options, cache: Path | None) -> Path:
 
 
 def _snapshot(model: str, options: Options, cache: Path | None, weights: tuple[str, ...]) -> Path:
-    try:
-        from huggingface_hub import constants, errors, snapshot_download
-    except ImportError:
-        raise unsupported(
-            f"model '{model}' is on the Hugging Face Hub, which needs huggingface_hub: "
-            'pip install "conch[huggingface]"'
-        ) from None
+    extras.require(
+        f"model '{model}' is on the Hugging Face Hub, which", "huggingface_hub", extra=extra_of(options.engine)
+    )
+    from huggingface_hub import constants, errors, snapshot_download
+
     offline = options.offline or constants.HF_HUB_OFFLINE
     named = f"model '{model}'" + (f" at revision '{options.revision}'" if options.revision else "")
     code = ("*.py",) if options.trust_remote_code else ()

@@ -72,7 +72,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a ``conch.json``.  ``auto`` names the variant that serves; ``created`` is UTC in ISO 8601."""
+    """The content of a ``conch.json``.  ``auto`` names the variant that serves; ``created`` is UTC in ISO 8601.
+
+    ``warnings`` say what the verdict cannot tell.
+    """
 
     source: Source
     task: str
@@ -83,6 +86,7 @@ class Manifest:
     created: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
@@ -125,13 +129,14 @@ class Manifest:
         _check_texts("manifest", values, "task", "auto")
         values["source"] = Source(**_known(Source, document["source"]))
         values["variants"] = tuple(_variant(one) for one in document["variants"])
+        values["warnings"] = tuple(map(str, document.get("warnings", ())))
         values["files"] = {str(name): str(digest) for name, digest in document["files"].items()}
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as JSON-ready values, in the order of the format."""
         values = asdict(self)
-        order = ("conch", "created", "source", "task", "versions", "settings", "variants", "auto", "files")
+        order = ("conch", "created", "source", "task", "versions", "settings", "warnings", "variants", "auto", "files")
         return {"format": FORMAT, **{name: values[name] for name in order}}
 
     def write(self, folder: Path) -> None:

@@ -34,6 +34,11 @@ def files_for(engine: str) -> str:
     return TEXT_ENGINES.get(engine, engine)
 
 
+def extra_of(engine: str) -> str:
+    """The extra of pip that brings all that an engine needs."""
+    return engine if engine in ("onnxruntime", "openvino") else "huggingface"
+
+
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 

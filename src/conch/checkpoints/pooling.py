@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from conch import extras
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import invalid, unsupported
@@ -173,12 +174,14 @@ def dense(checkpoint: Checkpoint, path: str) -> Step:
 def _weights(checkpoint: Checkpoint, path: str) -> dict[str, Array]:
     file = checkpoint.path(f"{path}/model.safetensors")
     if file is not None:
+        extras.require(f"the Dense module of '{checkpoint.source}'", "safetensors", extra=checkpoint.extra)
         from safetensors.numpy import load_file
 
         return dict(load_file(str(file)))
     file = checkpoint.path(f"{path}/pytorch_model.bin")
     if file is None:
         raise invalid(f"'{checkpoint.source}' lacks {path}/model.safetensors, which modules.json names")
+    extras.require(f"the Dense module of '{checkpoint.source}' in {path}/pytorch_model.bin", "torch")
     import torch
 
     return {name: tensor.float().numpy() for name, tensor in torch.load(file, weights_only=True).items()}

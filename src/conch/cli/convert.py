@@ -116,6 +116,8 @@ def _print_result(console: Console, converted: ConvertedModel, verbose: bool) ->
     for line in log_lines(converted.manifest) if verbose else ():
         print_line(line)
     console.print(table(converted.manifest, console.width))
+    for warning in converted.manifest.warnings:
+        print_line(f"warning: {warning}")
     for folder in converted.folders:
         print_line(f"wrote {folder}")
     print_line(f"conch serve --model-repository={converted.folders[0].parent}")

@@ -46,6 +46,14 @@ class Conversion(ABC, Generic[Network, Answers]):
         self.checkpoint = checkpoint
         self.folder = folder
         self.progress = progress
+        #: What the verdict cannot tell, a sentence each.
+        self.warnings: list[str] = []
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Keep warnings for the report, and print them."""
+        for warning in warnings:
+            self.progress(f"warning: {warning}")
+        self.warnings += warnings
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What every call of a library needs: silence, errors in a sentence, optional packages, and transformers' loading.
+"""What every call of a library needs: silence, errors in a sentence, and transformers' loading.
 
 Runs in the process of ``conch convert``, which prints its own steps and nothing else.
 """
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from conch.backends.native.weights import example_ids, require_tensors
 from conch.checkpoints.folder import Checkpoint
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import ConchError, invalid
 
 #: A longer message of a library is cut: it has to fit into one line of the report.
 MAX_ERROR_CHARACTERS: Final = 240
@@ -46,36 +46,15 @@ def describe_error(error: BaseException) -> str:
     return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 1] + "…"
 
 
-def openvino_package() -> Any:
-    """The ``openvino`` package; UNSUPPORTED without it."""
-    try:
-        import openvino
-    except ImportError:
-        raise unsupported('the backend openvino needs openvino: pip install "conch[openvino]"') from None
-    return openvino
-
-
-def nncf_package(precision: str) -> Any:
-    """The ``nncf`` package, which makes ``precision`` for OpenVINO; UNSUPPORTED without it."""
-    try:
-        with silence_libraries():
-            import nncf
-    except ImportError:
-        raise unsupported(f'{precision} for OpenVINO needs nncf: pip install "conch[convert]"') from None
-    return nncf
-
-
 def load_pretrained(checkpoint: Checkpoint, head: str, *, attention: str, outputs: Sequence[str]) -> Any:
     """The checkpoint as transformers' class ``head``, in fp32 on the CPU, with the given implementation of attention.
 
-    Raises UNSUPPORTED without transformers, and INVALID_ARG, caused by the library's error, if it cannot be loaded or
-    lacks weights on which ``outputs`` depend.
+    Raises INVALID_ARG, caused by the library's error, if it cannot be loaded or lacks weights on which ``outputs``
+    depend.
     """
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        raise unsupported('converting needs torch and transformers: pip install "conch[convert]"') from None
+    import torch
+    import transformers
+
     try:
         with silence_libraries():
             module, report = getattr(transformers, head).from_pretrained(

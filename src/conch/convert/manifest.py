@@ -46,6 +46,7 @@ def manifest_of(conversion: Conversion[Any, Any], variants: Sequence[Variant]) -
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         versions={"python": python_version(), **_versions()},
         settings=settings,
+        warnings=tuple(conversion.warnings),
     )
 
 

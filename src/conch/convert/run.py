@@ -21,6 +21,7 @@ from conch.convert.measure import budgets, measure
 from conch.convert.plan import Plan
 from conch.convert.publish import publish, require_free, workspace
 from conch.convert.report import document
+from conch.convert.requirements import require_packages
 from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
 from conch.errors import invalid
@@ -38,16 +39,19 @@ class ConvertedModel:
 def convert(plan: Plan, progress: Progress) -> ConvertedModel:
     """Convert as planned.
 
-    ``progress`` is told each step.  Raises ALREADY_EXISTS for a model that is there, INVALID_ARG when no variant
-    passes (with the reasons), and what reading the checkpoint raises.  Nothing is left behind by a failure.
+    ``progress`` is told each step.  Raises UNSUPPORTED for missing packages, ALREADY_EXISTS for a model that is there,
+    INVALID_ARG when no variant passes (with the reasons), and what reading the checkpoint raises.  Nothing is left
+    behind by a failure.
     """
     plan.check()
+    require_packages(plan)
     require_free(plan.repository, plan.folders, plan.overwrite)
     with workspace(plan.repository) as work:
         progress(f"reading {plan.model}")
         checkpoint = Checkpoint.open(work, plan.options())
         if checkpoint.manifest is not None:
             raise invalid(f"'{plan.model}' is a converted model: convert {checkpoint.manifest.source.model} instead")
+        require_packages(plan, checkpoint.task)
         kind: type[Conversion[Any, Any]] = CausalConversion if checkpoint.task == TEXT_GENERATION else EncoderConversion
         (work / "built").mkdir()
         conversion = kind(plan, checkpoint, work / "built", progress)

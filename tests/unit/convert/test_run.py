@@ -59,7 +59,7 @@ def test_manifest_tells_what_was_done_and_found(converted: ConvertedModel, encod
     assert [one.name for one in found.variants] == ["torch-fp32", "onnxruntime-fp32", "onnxruntime-int8"]
     for one in found.variants:
         assert [(shape.batch, shape.tokens) for shape in one.latency] == [(1, 4), (1, 8)]
-        assert set(one.agreement) == {"last_hidden_state", "embedding", "task"}
+        assert set(one.agreement) == {"last_hidden_state", "embedding", "task", "neighbours"}
     assert found.variants[0].agreement["task"]["value"] == 1
     assert found.variants[1].passed
     assert found.settings["samples"] > 90 and found.settings["data"] == "built-in"
@@ -244,6 +244,23 @@ def test_labels_of_a_file_give_accuracy(classifier: Path, tmp_path: Path) -> Non
     assert made.manifest.task == "text-classification"
     assert made.manifest.variants[1].agreement["task"]["name"] == "accuracy"
     assert made.manifest.settings["data"] == str(tmp_path / "data.jsonl")
+    # Weights that nobody trained know no labels.
+    few, at_chance = made.manifest.warnings
+    assert few.startswith("only 27 samples are compared")
+    assert at_chance.startswith("the checkpoint itself is at chance level on these labels")
+
+
+def test_three_rows_choose_no_quantised_variant(encoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("I walk to the market.\nHello!\nThe library opens at nine.\n")
+    said: list[str] = []
+
+    made = convert(plan(encoder, tmp_path / "models", quantize=("int8",), data=tmp_path / "data.txt"), said.append)
+
+    assert [line for line in said if line.startswith("warning: only 3 samples are compared")]
+    int8 = made.manifest.variants[2]
+    assert int8.reasons[-1] == "3 samples are too few to judge int8: 35 at least are needed"
+    assert (int8.usable, made.manifest.auto.endswith("fp32")) == (False, True)
+    assert "**Warning:** only 3 samples are compared" in (made.folders[0] / "report.md").read_text()
 
 
 def test_trio_is_written_with_its_manifest(encoder: Path, tmp_path: Path) -> None:

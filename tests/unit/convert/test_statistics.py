@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conch.convert.statistics import kendall, ranks, spearman
+from conch.convert.statistics import kendall, paired, ranks, spearman
 
 
 def test_rank_statistics() -> None:
@@ -17,3 +17,11 @@ def test_rank_statistics() -> None:
     assert kendall(np.array([1, 2, 3]), np.array([1, 3, 2])) == pytest.approx(1 / 3)
     assert kendall(np.ones(3), np.ones(3)) == spearman(np.ones(3), np.ones(3)) == 1
     assert kendall(np.ones(3), np.arange(3)) == spearman(np.ones(3), np.arange(3)) == 0
+
+
+def test_difference_of_paired_shares_has_an_interval_where_nothing_differs() -> None:
+    low, high = paired(0, 0, 3)
+    assert low == pytest.approx(-high) and high > 0.4
+    # Bonett and Price's formula by hand: (1/102, 11/102), so -10/102 around 1.96 * sqrt((12/102 - (10/102)**2) / 102).
+    assert paired(0, 10, 100) == (pytest.approx(-0.1618, abs=1e-4), pytest.approx(-0.0343, abs=1e-4))
+    assert paired(0, 1, 1) == (-1.0, pytest.approx(0.7335, abs=1e-3))

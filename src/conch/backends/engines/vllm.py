@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from conch import extras
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
@@ -21,7 +22,7 @@ from conch.backends.generation.engine import (
     Progress,
     TokenLogprobs,
 )
-from conch.errors import internal, invalid, one_line, unsupported
+from conch.errors import internal, invalid, one_line
 from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature, SamplingParams
 
 _FEATURES: Final = STRUCTURED_OUTPUTS | {
@@ -40,12 +41,7 @@ def open(spec: EngineSpec) -> GenerationEngine:
     _choose_device(spec)
     # In a process of its own vLLM's core would outlive a worker that is killed, with all the GPU's memory.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    try:
-        import vllm
-    except ModuleNotFoundError as error:
-        if error.name != "vllm":
-            raise
-        raise unsupported("engine 'vllm' needs the package vllm: pip install 'conch[vllm]'") from None
+    vllm = extras.load("engine 'vllm'", "vllm")
     statistics = _Statistics()
     try:
         arguments = vllm.EngineArgs(**_arguments(spec, {field.name for field in dataclasses.fields(vllm.EngineArgs)}))

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from conch.errors import ConchError
@@ -130,6 +131,8 @@ class GenerationEngine(ABC):
 
     name: ClassVar[str]
     features: frozenset[Feature] = frozenset()
+    #: The commands that install what features need that the engine could have here.
+    lacking: Mapping[Feature, str] = MappingProxyType({})
     context: int
     max_sequences: int
     vocabulary: int

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from conch import extras
 from conch.backends.native.weights import example_ids, report_of, require_tensors
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, invalid, one_line, unsupported
-
-#: The package on PyPI where it is not named as what is imported.
-_PACKAGES: Final = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
 
 #: Tokens that a pipeline writes when it is tried out.
 EXAMPLE_TOKENS: Final = 2
@@ -43,11 +41,12 @@ def loading(checkpoint: Checkpoint, what: str) -> Iterator[None]:
     UNSUPPORTED for a library that is not installed, INVALID_ARG for a checkpoint that cannot be loaded.
     """
     try:
+        extras.require(f"the {what} of '{checkpoint.source}'", "torch", "transformers")
         yield
     except ConchError:
         raise
     except ImportError as error:
-        raise unsupported(f"the {what} of '{checkpoint.source}' needs a library: {missing(error)}") from error
+        raise unsupported(f"the {what} of '{checkpoint.source}' needs a library: {extras.advice(error)}") from error
     except Exception as error:
         # Readers of configurations and weights raise whatever they meet.
         if "trust_remote_code" in str(error) and not checkpoint.options.trust_remote_code:
@@ -56,14 +55,6 @@ def loading(checkpoint: Checkpoint, what: str) -> Iterator[None]:
                 "'trust_remote_code' to true if you trust it"
             ) from error
         raise invalid(f"the {what} of '{checkpoint.source}' cannot be loaded: {one_line(error)}") from error
-
-
-def missing(error: ImportError) -> str:
-    """The command that installs what an import did not find, else the import's own message."""
-    if error.name and error.msg.startswith("No module named"):
-        package = _PACKAGES.get(error.name.partition(".")[0], error.name.partition(".")[0])
-        return f"pip install {package}"
-    return one_line(error)
 
 
 def load_model(head: str, checkpoint: Checkpoint, options: Options, device: str) -> Any:

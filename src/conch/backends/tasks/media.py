@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from conch import extras
 from conch.backends.native.arrays import Request
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import ConchError, invalid
 from conch.inference import TensorSpec
 
 if TYPE_CHECKING:
@@ -51,6 +52,16 @@ _BASE64: Final = re.compile(rb"[A-Za-z0-9+/\s]*={0,2}\s*")
 _UNKNOWN: Final = 1 << 62
 #: Samples that are decoded at a time.
 _BLOCK: Final = 1 << 20
+
+
+def require_sound(task: str) -> None:
+    """Raise UNSUPPORTED where the libraries that read, resample and write sound for ``task`` are not installed."""
+    extras.require(f"task '{task}'", "soundfile", "scipy.signal")
+
+
+def require_images(task: str) -> None:
+    """Raise UNSUPPORTED where the library that reads images for ``task`` is not installed."""
+    extras.require(f"task '{task}'", "PIL")
 
 
 def max_seconds(options: Options) -> int:
@@ -121,10 +132,7 @@ def audio(data: bytes, rate: int, *, seconds: int = MAX_SECONDS, name: str = "au
     Channels are averaged.  Raises INVALID_ARG, naming the input and the row, for what is not such a file, is damaged,
     empty, or longer than ``seconds``.
     """
-    try:
-        import soundfile
-    except ImportError as error:
-        raise unsupported('reading sound needs soundfile: pip install "conch[audio]"') from error
+    soundfile = extras.load("reading sound", "soundfile")
     data = file_bytes(data, name, row)
     if not data.startswith(_AUDIO):
         raise _broken(name, row, "it is not a WAV, FLAC or OGG file")
@@ -164,12 +172,7 @@ def resample(values: Samples, given: int, rate: int) -> Samples:
     """Samples at ``rate`` Hz of samples at ``given`` Hz, by a polyphase filter."""
     if given == rate or not len(values):
         return values
-    try:
-        from scipy.signal import resample_poly
-    except ImportError as error:
-        raise unsupported(
-            f'sound at {given} Hz for a model of {rate} Hz needs scipy: pip install "conch[audio]"'
-        ) from error
+    resample_poly = extras.load(f"sound at {given} Hz for a model of {rate} Hz", "scipy.signal").resample_poly
     divisor = int(np.gcd(given, rate))
     resampled: Samples = resample_poly(values, rate // divisor, given // divisor).astype(np.float32, copy=False)
     return resampled
@@ -180,11 +183,10 @@ def image(data: bytes, *, pixels: int = MAX_PIXELS, name: str = "image", row: in
 
     Raises INVALID_ARG, naming the input and the row, for what is not such a file, is damaged or too large.
     """
-    try:
-        from PIL import Image as pillow
-        from PIL import ImageOps, UnidentifiedImageError
-    except ImportError as error:
-        raise unsupported('reading images needs Pillow: pip install "conch[image]"') from error
+    extras.require("reading images", "PIL")
+    from PIL import Image as pillow
+    from PIL import ImageOps, UnidentifiedImageError
+
     data = file_bytes(data, name, row)
     try:
         with pillow.open(BytesIO(data), formats=_IMAGE_FORMATS) as file:
@@ -209,10 +211,7 @@ def example_sound(rate: int, least: int) -> Samples:
 
 def example_image() -> Image:
     """A small image of noise, wider than high."""
-    try:
-        from PIL import Image as pillow
-    except ImportError as error:
-        raise unsupported('reading images needs Pillow: pip install "conch[image]"') from error
+    pillow = extras.load("reading images", "PIL.Image")
     return pillow.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
 
 
@@ -225,8 +224,7 @@ def png(picture: Any) -> bytes:
 
 def wav(values: npt.NDArray[Any], rate: int) -> bytes:
     """Samples between -1 and 1, ``[samples]`` or ``[channels, samples]``, as a WAV file of 16 bits."""
-    import soundfile
-
+    soundfile = extras.load("writing sound", "soundfile")
     file = BytesIO()
     soundfile.write(file, np.squeeze(values).T.astype(np.float32), rate, "PCM_16", format="WAV")
     return file.getvalue()

@@ -110,6 +110,7 @@ class SpeechRecognition(Task):
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         self.describe(checkpoint, options)
+        media.require_sound(checkpoint.task)
         self._pipeline: Any = load_pipeline("automatic-speech-recognition", checkpoint, options, device_of(open_engine))
         self._kind: str = self._pipeline.type
         self._rate = int(self._pipeline.feature_extractor.sampling_rate)

@@ -46,6 +46,7 @@ class ImageClassification(Task):
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         self._pixels = media.max_pixels(options)
+        media.require_images(checkpoint.task)
         with loading(checkpoint, "image processor"):
             import transformers
 

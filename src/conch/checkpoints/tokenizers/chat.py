@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from conch.errors import ConchError, invalid, one_line, unsupported
+from conch import extras
+from conch.errors import ConchError, invalid, one_line
 
 #: The names that a message's reasoning goes by.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
@@ -37,6 +38,11 @@ class ChatTemplate:
 
     def __bool__(self) -> bool:
         return bool(self.templates)
+
+    def require_library(self, extra: str = "") -> None:
+        """Raise UNSUPPORTED, with the command that installs ``extra``, where templates cannot be rendered."""
+        if self.templates:
+            extras.require(f"the chat template of model '{self.source}'", "jinja2", extra=extra)
 
     def render(self, messages: Any, tools: Any = None, **variables: Any) -> str:
         """The text of a conversation and the beginning of an answer to it.
@@ -142,14 +148,10 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compile(text: str, source: str) -> _Render:
-    try:
-        import jinja2
+    import jinja2
 
-        from conch.checkpoints.tokenizers.chat_environment import environment
-    except ImportError:
-        raise unsupported(
-            f"the chat template of model '{source}' needs jinja2: pip install \"conch[huggingface]\""
-        ) from None
+    from conch.checkpoints.tokenizers.chat_environment import environment
+
     try:
         render: _Render = environment().from_string(text).render
     except jinja2.TemplateSyntaxError as error:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from conch import extras
 from conch.checkpoints.gguf.reader import GgufFile
 from conch.checkpoints.tokenizers.chat import ChatTemplate
 from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens, put_around
-from conch.errors import ConchError, invalid, one_line, unsupported
+from conch.errors import ConchError, invalid, one_line
 
 #: Types of tokens.
 _CONTROL: Final = 3
@@ -67,10 +68,11 @@ _LIKE_LLAMA3: Final = frozenset({*_LLAMA3_NAMES, "tekken"})
 _COMPOSED: Final = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 
-def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None) -> FastTokenizer:
+def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None, *, extra: str = "") -> FastTokenizer:
     """The tokenizer of a GGUF file, with its chat templates unless ``templates`` replace them.
 
-    Raises INVALID_ARG for one that cannot be read, UNSUPPORTED without ``tokenizers``.
+    ``extra`` is what brings the libraries of the engine.  Raises INVALID_ARG for a file that cannot be read,
+    UNSUPPORTED without ``tokenizers``.
     """
     path = file.path
     tokens = file.texts("tokenizer.ggml.tokens")
@@ -81,10 +83,9 @@ def open_gguf(file: GgufFile, templates: Mapping[str, str] | None = None) -> Fas
         raise invalid(f"{path}: tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens")
     ids = {role: id for role, key in _ROLES.items() if (id := _token(file, key, tokens)) is not None}
     roles = {role: tokens[id] for role, id in ids.items()}
-    try:
-        from tokenizers import AddedToken
-    except ImportError:
-        raise unsupported(f'{path} needs tokenizers: pip install "conch[huggingface]"') from None
+    extras.require(str(path), "tokenizers", extra=extra)
+    from tokenizers import AddedToken
+
     model = file.text("tokenizer.ggml.model")
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
     if build is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from conch import extras
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file, templates_of
 from conch.checkpoints.tokenizers.fast import FastTokenizer
@@ -16,7 +17,7 @@ from conch.checkpoints.tokenizers.gguf import open_gguf
 from conch.checkpoints.tokenizers.slow import SlowTokenizer
 from conch.checkpoints.tokenizers.special_tokens import ROLES, SpecialTokens, add_missing, texts_by_role
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import invalid, one_line, unsupported
+from conch.errors import invalid, one_line
 
 _TYPES = "token_type_ids"
 
@@ -28,7 +29,7 @@ def open_tokenizer(checkpoint: Checkpoint, *, chat_template: Path | None = None)
     """
     replaced = read_file(chat_template) if chat_template is not None else None
     if checkpoint.gguf is not None:
-        return open_gguf(checkpoint.gguf, replaced)
+        return open_gguf(checkpoint.gguf, replaced, extra=checkpoint.extra)
     settings = checkpoint.json("tokenizer_config.json") or {}
     templates = templates_of(checkpoint.directory, settings) if replaced is None else replaced
     settings = {**(checkpoint.json("special_tokens_map.json") or {}), **settings}
@@ -39,10 +40,9 @@ def open_tokenizer(checkpoint: Checkpoint, *, chat_template: Path | None = None)
 
 def _of_json(checkpoint: Checkpoint, settings: dict[str, Any], templates: dict[str, str]) -> TextTokenizer:
     path = checkpoint.directory / "tokenizer.json"
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise unsupported(f'{path} needs tokenizers: pip install "conch[huggingface]"') from None
+    extras.require(str(path), "tokenizers", extra=checkpoint.extra)
+    from tokenizers import Tokenizer
+
     try:
         fast: Any = Tokenizer.from_file(str(path))
     except Exception as error:
@@ -107,13 +107,9 @@ def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 def _load(checkpoint: Checkpoint) -> Any:
     """The folder's tokenizer as transformers loads it.  Raises INVALID_ARG where it cannot, UNSUPPORTED without it."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise unsupported(
-            f"'{checkpoint.source}' has no tokenizer.json, and its tokenizer needs transformers: "
-            'pip install "conch[huggingface]"'
-        ) from None
+    extras.require(f"'{checkpoint.source}' has no tokenizer.json, and its tokenizer", "transformers")
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(
             str(checkpoint.directory),

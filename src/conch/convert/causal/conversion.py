@@ -15,6 +15,7 @@ import numpy as np
 from conch.backends.native.arrays import Array
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.convert import evidence
 from conch.convert.causal import agreement, export, network, texts, tokenizer, weights
 from conch.convert.causal.agreement import Predictions
 from conch.convert.causal.export import StatefulGraph
@@ -22,7 +23,7 @@ from conch.convert.causal.network import CausalNetwork
 from conch.convert.causal.served import ServedGraph
 from conch.convert.causal.texts import Texts
 from conch.convert.conversion import Conversion, Progress
-from conch.convert.libraries import describe_error, openvino_package, silence_libraries
+from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.measure import Run, Shape
 from conch.convert.plan import Plan
 from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
@@ -56,6 +57,7 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         self.texts = texts.load(self.tokenizer.encode, plan.data, self.context)
         self.sample_count = len(self.texts.compared)
         self.compared_on = f"{self.texts.tokens} tokens"
+        self.warn(evidence.few_tokens(self.texts.tokens))
         self.megabytes: dict[str, float] = {}
         #: Why structured output is not available; empty where it is.
         self.unstructured = ""
@@ -102,7 +104,9 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
             self.progress(f"compressing weights to {precision}")
             try:
                 with silence_libraries():
-                    model: Any = openvino_package().Core().read_model(whole.path)
+                    import openvino
+
+                    model: Any = openvino.Core().read_model(whole.path)
                 built.append(self._write(model, precision, tokenizer_files, made_from=EXPORT))
             except Exception as error:  # a library's, about one variant
                 built.append(FailedVariant(f"openvino-{precision}", describe_error(error)))
@@ -165,7 +169,8 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
     ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
         """Compare perplexity, next tokens and greedy continuations; see :meth:`Conversion.compare`."""
         figures = agreement.compare(reference, answers)
-        return figures.to_json(), agreement.reasons(precision, figures)
+        few = evidence.too_few(precision, self.texts.tokens, "tokens", evidence.MIN_TOKENS)
+        return figures.to_json(), (*agreement.reasons(precision, figures), *few)
 
     def runs(self, networks: Mapping[str, CausalNetwork | ServedGraph], shape: Shape) -> dict[str, Run]:
         """A prompt, or some decoding steps of several sequences: see :func:`run_of`."""

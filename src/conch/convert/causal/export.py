@@ -16,7 +16,7 @@ import numpy as np
 from conch.backends.native.arrays import Array
 from conch.convert.causal.masks import additive_masks, verify_windows
 from conch.convert.causal.network import CausalNetwork, not_convertible
-from conch.convert.libraries import describe_error, openvino_package, silence_libraries
+from conch.convert.libraries import describe_error, silence_libraries
 from conch.errors import internal
 
 TEXT_INPUTS: Final = ("input_ids", "attention_mask", "position_ids")
@@ -29,7 +29,6 @@ _UNKNOWN: Final = re.compile(r"No conversion rule found for operations: (.*)")
 
 def export(network: CausalNetwork) -> Any:
     """The stateful ``openvino.Model`` in fp32, verified against torch; UNSUPPORTED where the export fails."""
-    openvino_package()
     shapes = [shape for layer in network.cache_shapes() for shape in layer]
     try:
         with silence_libraries():
@@ -183,10 +182,12 @@ class StatefulGraph:
 
     def __init__(self, model: Any, threads: int = 0) -> None:
         """``model`` is a file or a model."""
+        import openvino
+
         settings = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
         if threads:
             settings["INFERENCE_NUM_THREADS"] = str(threads)
-        core: Any = openvino_package().Core()
+        core: Any = openvino.Core()
         self.request: Any = core.compile_model(model, "CPU", settings).create_infer_request()
         self.done = 0
 

@@ -16,7 +16,6 @@ import numpy as np
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.native.arrays import Array
 from conch.convert.libraries import silence_libraries
-from conch.errors import unsupported
 from conch.sampling.parameters import SamplingParams
 
 #: The arithmetic that an engine is told to use, by precision; for all others it chooses.
@@ -46,12 +45,8 @@ class ServedGraph:
         cache_tokens: int,
         threads: int = 0,
     ) -> None:
-        try:
-            import openvino_genai
-        except ImportError:
-            raise unsupported(
-                'text-generation on OpenVINO needs openvino-genai: pip install "conch[openvino]"'
-            ) from None
+        import openvino_genai
+
         from conch.backends.engines.openvino import pipelines
         from conch.backends.engines.openvino.precision import BLOCK, Precision
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.convert.libraries import nncf_package, openvino_package, silence_libraries
+from conch.convert.libraries import silence_libraries
 from conch.errors import invalid
 
 #: The precisions of a language model besides fp32.  ``fp16`` stores the weights in 16 bits.
@@ -32,14 +32,17 @@ def write(model: Any, folder: Path, precision: str, texts: Sequence[Sequence[int
     folder.mkdir()
     file = folder / GRAPH
     with silence_libraries():
+        import openvino
+
         if precision.startswith("int"):
             model = _compressed(model, precision, texts)
-        openvino_package().save_model(model, file, compress_to_fp16=precision == "fp16")
+        openvino.save_model(model, file, compress_to_fp16=precision == "fp16")
     return file
 
 
 def _compressed(model: Any, precision: str, texts: Sequence[Sequence[int]]) -> Any:
-    nncf = nncf_package(precision)
+    import nncf
+
     if precision == "int8":
         return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
     settings: dict[str, Any] = {}

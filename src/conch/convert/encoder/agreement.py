@@ -13,7 +13,7 @@ import numpy as np
 
 from conch.backends.native.arrays import Array
 from conch.convert.sentences import TextSample
-from conch.convert.statistics import RESAMPLES, bootstrap, kendall, spearman, wilson
+from conch.convert.statistics import RESAMPLES, bootstrap, kendall, paired, spearman, wilson
 
 #: What a network says about one sample: by output, ``[vectors, width]`` without padding.
 SampleOutputs = Mapping[str, Array]
@@ -108,8 +108,8 @@ def compare_task(
     if task == "fill-mask":
         return _mean("shared top 5", [_shared_top(a["logits"], b["logits"], 5) for a, b in pairs])
     if task == "token-classification":
-        return _mean("same token label", [(_labels(a) == _labels(b)).mean() for a, b in pairs])
-    return _proportion("same label", [bool((_labels(a) == _labels(b)).all()) for a, b in pairs])
+        return _mean("same token label", [(labels_of(a) == labels_of(b)).mean() for a, b in pairs])
+    return _proportion("same label", [bool((labels_of(a) == labels_of(b)).all()) for a, b in pairs])
 
 
 def accuracy(
@@ -117,15 +117,16 @@ def accuracy(
 ) -> TaskAgreement:
     """Accuracy on labels that the user gave, as indices, against the reference's on the same texts."""
     before, after = (
-        np.array([_labels(sample)[0] == label for sample, label in zip(samples, labels, strict=True)], float)
+        np.array([labels_of(sample)[0] == label for sample, label in zip(samples, labels, strict=True)])
         for samples in (reference, variant)
     )
-    low, high = bootstrap(len(labels), lambda chosen: float((after - before)[chosen].mean()))
+    low, high = paired(int((after & ~before).sum()), int((before & ~after).sum()), len(labels))
     value = float(after.mean())
     return TaskAgreement("accuracy", value, value - float(before.mean()), low, high, len(labels))
 
 
-def _labels(sample: SampleOutputs) -> Array:
+def labels_of(sample: SampleOutputs) -> Array:
+    """The index of the label of each vector of logits; with a single logit 1 where it is positive."""
     logits = sample["logits"]
     labels: Array = logits.argmax(-1) if logits.shape[-1] > 1 else logits[:, 0] > 0
     return labels
@@ -155,6 +156,8 @@ def _similarities(reference: Sequence[SampleOutputs], variant: Sequence[SampleOu
         # A text drawn twice is not a pair of texts.
         rows, columns = np.nonzero(np.triu(chosen[:, None] != chosen[None, :], 1))
         rows, columns = chosen[rows], chosen[columns]
+        if not len(rows):
+            return 0.0  # Of very few texts a draw may have one alone, which has no order.
         return spearman(expected[rows, columns], actual[rows, columns])
 
     count = len(reference)
@@ -188,9 +191,11 @@ def _rankings(
 
 
 def _mean(name: str, values: Sequence[float]) -> TaskAgreement:
+    """A mean of values up to 1 with a bootstrap's interval, or that of a share where none differs from 1."""
     array = np.asarray(values, np.float64)
-    interval = bootstrap(len(array), lambda chosen: float(array[chosen].mean()))
-    return _against_one(name, float(array.mean()), interval, len(array))
+    mean = float(array.mean())
+    interval = wilson(1.0, len(array)) if mean == 1 else bootstrap(len(array), lambda drawn: float(array[drawn].mean()))
+    return _against_one(name, mean, interval, len(array))
 
 
 def _proportion(name: str, agreeing: Sequence[bool]) -> TaskAgreement:

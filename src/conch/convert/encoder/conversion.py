@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,11 +16,12 @@ from conch.checkpoints.manifest import Manifest
 from conch.checkpoints.pooling import Pooling, PoolingPlan
 from conch.checkpoints.tokenizers.inputs import open_encoder
 from conch.checkpoints.tokenizers.open import open_tokenizer
-from conch.convert import sentences
+from conch.convert import evidence, sentences
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder import agreement, tolerances
 from conch.convert.encoder.agreement import SampleOutputs
 from conch.convert.encoder.evaluate import arrays_of_shape, batches, evaluate
+from conch.convert.encoder.neighbours import Neighbours, batches_of_strangers, neighbours
 from conch.convert.encoder.network import head_of
 from conch.convert.encoder.variants import VariantBuilder, planned
 from conch.convert.layout.triton import Trio
@@ -34,8 +35,17 @@ from conch.errors import internal, unsupported
 EDITED_TOLERANCE: Final = 1e-3
 
 
-class EncoderConversion(Conversion[NetworkEngine, list[SampleOutputs]]):
-    """Answers are the outputs of the network for each sample, in the samples' order."""
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a variant says: the outputs of the network for each sample, in the samples' order, and how far these depend
+    on the other rows of a batch."""
+
+    outputs: list[SampleOutputs]
+    neighbours: Neighbours
+
+
+class EncoderConversion(Conversion[NetworkEngine, Answers]):
+    """Compares networks by their outputs for single texts."""
 
     in_memory_together = True
 
@@ -52,12 +62,14 @@ class EncoderConversion(Conversion[NetworkEngine, list[SampleOutputs]]):
         mask = self.encoder.tokenizer.special.texts.get("mask_token", "")
         fitted, self.samples = sentences.split(sentences.load(checkpoint.task, plan.data, mask=mask))
         self.sample_count = len(self.samples)
+        self.warn(evidence.few_samples(self.sample_count, both=fitted == self.samples))
         self.compared_on = f"{self.sample_count} samples"
         classifies = checkpoint.task == "text-classification"
         self.labels = sentences.label_indices(self.samples, checkpoint.labels) if classifies else None
         #: Single sequences without padding, to set the ranges of quantised activations by.
         self.calibration = [batch.arrays for batch in batches(self.encoder, fitted, rows=(1,))]
         self.batches = batches(self.encoder, self.samples)
+        self.strangers = batches_of_strangers(self.encoder, self.samples)
         embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
         self.pool = Pooling(PoolingPlan.read(checkpoint, checkpoint.options), checkpoint) if embeds else None
 
@@ -75,31 +87,47 @@ class EncoderConversion(Conversion[NetworkEngine, list[SampleOutputs]]):
             built.insert(0, BuiltVariant(REFERENCE, "torch", "fp32", None))
         return built
 
-    def evaluate(self, variant: BuiltVariant) -> tuple[NetworkEngine, list[SampleOutputs]]:
+    def evaluate(self, variant: BuiltVariant) -> tuple[NetworkEngine, Answers]:
         """Open a variant as the server opens it, and give it the batches that the server would."""
         engine, encoder = self._open(variant), self.encoder
-        answers = evaluate(
+        answer = partial(
+            evaluate,
             engine,
             self.checkpoint.task,
-            self.batches,
             pool=self.pool,
             mask_id=encoder.tokenizer.special.mask_id,
             pad_id=encoder.pad_id,
             max_length=encoder.max_length,
         )
+        answers = Answers(answer(self.batches), neighbours(self.strangers, answer))
+        if variant.name == REFERENCE:
+            self._check_reference(answers.outputs)
         return engine, answers
 
-    def compare(
-        self, precision: str, reference: list[SampleOutputs], answers: list[SampleOutputs]
-    ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
-        """Figures by output, and those of the task's metric under ``task``."""
-        outputs = agreement.compare(reference, answers)
+    def _check_reference(self, outputs: list[SampleOutputs]) -> None:
+        """Warn where the checkpoint's own answers tell nothing."""
+        names = self.checkpoint.labels or ()
         if self.labels is not None:
-            task = agreement.accuracy(self.labels, reference, answers)
+            given = [int(agreement.labels_of(sample)[0]) for sample in outputs]
+            self.warn(evidence.chance(self.labels, given, names))
+        elif self.checkpoint.task in ("text-classification", "token-classification"):
+            self.warn(evidence.one_answer([agreement.labels_of(sample) for sample in outputs], names))
+
+    def compare(
+        self, precision: str, reference: Answers, answers: Answers
+    ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
+        """Figures by output, those of the task's metric under ``task``, and those of rows in a batch under
+        ``neighbours``."""
+        before, after = reference.outputs, answers.outputs
+        outputs = agreement.compare(before, after)
+        if self.labels is not None:
+            task = agreement.accuracy(self.labels, before, after)
         else:
-            task = agreement.compare_task(self.checkpoint.task, self.samples, reference, answers)
+            task = agreement.compare_task(self.checkpoint.task, self.samples, before, after)
         figures = {name: asdict(output) for name, output in outputs.items()}
-        return {**figures, "task": asdict(task)}, tolerances.reasons(precision, outputs, task)
+        reasons = tolerances.reasons(precision, outputs, task, answers.neighbours)
+        few = evidence.too_few(precision, self.sample_count, "samples", evidence.MIN_SAMPLES)
+        return {**figures, "task": asdict(task), "neighbours": asdict(answers.neighbours)}, (*reasons, *few)
 
     def runs(self, networks: Mapping[str, NetworkEngine], shape: Shape) -> dict[str, Run]:
         """One run of each network on the same arrays."""

@@ -41,7 +41,7 @@ class TokenBatch:
 
 def batches(encoder: InputEncoder, samples: Sequence[TextSample], rows: Sequence[int] = ROWS) -> list[TokenBatch]:
     """The samples by length.  Texts that are too long are cut, whatever the model's configuration says."""
-    tokens = _tokenize(encoder, samples)
+    tokens = tokenize(encoder, samples)
     order = sorted(range(len(tokens)), key=lambda index: len(tokens[index].ids))
     groups = []
     for count in cycle(rows):
@@ -52,7 +52,8 @@ def batches(encoder: InputEncoder, samples: Sequence[TextSample], rows: Sequence
     return [TokenBatch(group, padded([tokens[index] for index in group], encoder.pad_id)) for group in groups]
 
 
-def _tokenize(encoder: InputEncoder, samples: Sequence[TextSample]) -> list[Tokens]:
+def tokenize(encoder: InputEncoder, samples: Sequence[TextSample]) -> list[Tokens]:
+    """The token ids of each sample, cut to what the model takes."""
     pairs = [sample.pair for sample in samples if sample.pair is not None]
     tokens, _ = encoder.encode([sample.text for sample in samples], pairs or None)
     return tokens
@@ -73,7 +74,7 @@ def padded(tokens: Sequence[Tokens], pad_id: int) -> dict[str, Array]:
 
 def arrays_of_shape(encoder: InputEncoder, samples: Sequence[TextSample], shape: Shape) -> dict[str, Array]:
     """Arrays of exactly ``shape`` without padding: the samples' texts one after another, cut into rows."""
-    tokens = _tokenize(encoder, [TextSample(f"{sample.text} {sample.pair or ''}") for sample in samples])
+    tokens = tokenize(encoder, [TextSample(f"{sample.text} {sample.pair or ''}") for sample in samples])
     ids = np.resize(np.concatenate([text.ids for text in tokens]), (shape.batch, shape.tokens))
     # Each row begins and ends as texts do.
     ids[:, 0], ids[:, -1] = tokens[0].ids[0], tokens[0].ids[-1]

@@ -8,6 +8,7 @@ from math import isnan
 from typing import Final
 
 from conch.convert.encoder.agreement import OutputAgreement, TaskAgreement
+from conch.convert.encoder.neighbours import PARTS, Neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,8 @@ class Tolerance:
     ``vector``, ``token`` and ``logits`` bound the smallest cosine: of sentence embeddings, of the vectors of single
     tokens, and of logits (of classes, positions or words).  ``mean`` bounds every mean cosine, ``argmax`` the share of
     logits whose largest is at the same place, and ``task`` how much of the task's metric may be lost.
+
+    A row alone must be as close to the same row in a batch, since it could otherwise be no closer to the reference.
     """
 
     vector: float
@@ -44,7 +47,12 @@ TOLERANCES: Final[dict[str, Tolerance]] = {
 MIN_CLASSES: Final = 32
 
 
-def reasons(precision: str, outputs: Mapping[str, OutputAgreement], task: TaskAgreement | None) -> tuple[str, ...]:
+def reasons(
+    precision: str,
+    outputs: Mapping[str, OutputAgreement],
+    task: TaskAgreement | None,
+    neighbours: Neighbours | None = None,
+) -> tuple[str, ...]:
     """Why a variant of ``precision`` is refused, a sentence for each bound that it misses; empty when it passes.
 
     A precision without a row of its own has to meet that of ``int8``.
@@ -56,7 +64,18 @@ def reasons(precision: str, outputs: Mapping[str, OutputAgreement], task: TaskAg
             f"{task.name} {_rounded(task.value)} is {_rounded(-task.delta)} below the reference's, "
             f"more than {tolerance.task:g}"
         )
+    if neighbours is not None:
+        missed += _dependent(neighbours, outputs, tolerance)
     return tuple(missed)
+
+
+def _dependent(found: Neighbours, outputs: Mapping[str, OutputAgreement], tolerance: Tolerance) -> Iterator[str]:
+    answers = [name for name in outputs if name not in PARTS] or [*outputs]
+    bound = min(_cosine_bound(name, outputs[name].width, tolerance) for name in answers)
+    if found.cosine_min is not None and not found.cosine_min >= bound:
+        yield f"cosine {_rounded(found.cosine_min)} of a row alone with the same row in a batch is below {bound:g}"
+    if found.argmax is not None and not found.argmax >= tolerance.argmax:
+        yield f"{_rounded(found.argmax)} of the answers are the same alone and in a batch, below {tolerance.argmax:g}"
 
 
 def _missed(name: str, output: OutputAgreement, tolerance: Tolerance) -> Iterator[str]:

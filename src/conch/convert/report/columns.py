@@ -15,6 +15,8 @@ from conch.convert.verdict import NOT_ASKED_FOR
 from conch.sampling import TEXT_GENERATION
 
 _ENGINES: Final = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT"}
+#: The figures of rows alone and in batches, among those of a variant's agreement.
+NEIGHBOURS: Final = "neighbours"
 #: Stands where there is no figure.
 _NONE: Final = "–"
 
@@ -28,7 +30,8 @@ class EncoderNotation:
     legend: str = (
         "Latency is the median of one run at batch x tokens. Speed-up is the geometric mean over the shapes, against "
         "PyTorch in fp32. Agreement is the smallest cosine of each output with PyTorch's, and the task's metric with "
-        "its 95 % interval."
+        "its 95 % interval. In a batch: the smallest cosine of a row's answer alone with its answer among other rows, "
+        "or the share of rows whose answer is the same."
     )
 
     def heading(self, shape: Shape) -> str:
@@ -56,9 +59,16 @@ class EncoderNotation:
             if name == "task":
                 low, high = (output["value"] - output["delta"] + output[bound] for bound in ("low", "high"))
                 parts.append(f"{output['name']} {output['value']:.4f} ({low:.4f} … {high:.4f})")
-            elif output.get("cosine_min") is not None:
+            elif name != NEIGHBOURS and output.get("cosine_min") is not None:
                 parts.append(f"{name} ≥ {output['cosine_min']:.4f}")
         return "; ".join(parts)
+
+    def in_batch(self, figures: Mapping[str, Mapping[str, Any]]) -> str:
+        """A row alone against the same row in a batch: ``≥ 0.9912``, or of answers with few classes ``0.9900 same``."""
+        found = figures.get(NEIGHBOURS, {})
+        if found.get("argmax") is not None:
+            return f"{found['argmax']:.4f} same"
+        return f"≥ {found['cosine_min']:.4f}" if found.get("cosine_min") is not None else ""
 
 
 class LanguageModelNotation(EncoderNotation):
@@ -113,9 +123,9 @@ def notation_of(manifest: Manifest) -> EncoderNotation:
 
 
 def headings(manifest: Manifest) -> list[str]:
-    """The columns: title, a speed for each shape, speed-up, agreement, verdict."""
+    """The columns: title, a speed for each shape, speed-up, agreement, a row in a batch, verdict."""
     heading = notation_of(manifest).heading
-    return ["engine (precision)", *map(heading, shapes(manifest)), "speed-up", "agreement", "verdict"]
+    return ["engine (precision)", *map(heading, shapes(manifest)), "speed-up", "agreement", "in a batch", "verdict"]
 
 
 def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
@@ -132,6 +142,7 @@ def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
                 *(notation.speed(latencies[shape]) if shape in latencies else _NONE for shape in shapes(manifest)),
                 f"{speed_up(variant.latency, reference):.2f}x" if reference and latencies else _NONE,
                 notation.agreement(variant.agreement, megabytes.get(variant.name)) or _NONE,
+                notation.in_batch(variant.agreement) or _NONE,
                 verdict(variant, manifest.auto),
             ],
         )

@@ -35,11 +35,12 @@ def log_lines(manifest: Manifest) -> Iterator[str]:
 def markdown(manifest: Manifest) -> str:
     """The table with what it was measured on."""
     names = headings(manifest)
-    rules = ["---", *["---:"] * (len(names) - 3), "---", "---"]
+    rules = ["---", *["---:"] * (len(names) - 4), "---", "---:", "---"]
     lines = [names, rules, *(cells for _, cells in rows(manifest))]
     text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in lines)
     facts = "\n".join(f"- {name}: {value}" for name, value in _facts(manifest))
-    return f"# {manifest.source.model}\n\n{facts}\n\n{text}\n\n{_legend(manifest)}\n"
+    warnings = "".join(f"**Warning:** {warning}.\n\n" for warning in manifest.warnings)
+    return f"# {manifest.source.model}\n\n{facts}\n\n{warnings}{text}\n\n{_legend(manifest)}\n"
 
 
 def html(manifest: Manifest) -> str:
@@ -47,7 +48,7 @@ def html(manifest: Manifest) -> str:
     names = headings(manifest)
 
     def row(tag: str, cells: Sequence[str], kind: str = "") -> str:
-        numbers = range(1, len(names) - 2)
+        numbers = range(1, len(names) - 3)
         parts = (
             f"<{tag}{' class=n' if place in numbers else ''}>{escape(cell)}</{tag}>" for place, cell in enumerate(cells)
         )
@@ -58,10 +59,12 @@ def html(manifest: Manifest) -> str:
         for variant, cells in rows(manifest)
     )
     facts = "".join(f"<li>{escape(name)}: {escape(value)}</li>" for name, value in _facts(manifest))
+    warnings = "".join(f"<p><b>Warning:</b> {escape(warning)}.</p>\n" for warning in manifest.warnings)
     name = escape(manifest.source.model)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
-        f"</head><body>\n<h1>{name}</h1>\n<ul>{facts}</ul>\n{_plot(manifest)}\n<table>\n{row('th', names)}\n{body}\n"
+        f"</head><body>\n<h1>{name}</h1>\n<ul>{facts}</ul>\n{warnings}{_plot(manifest)}\n<table>\n"
+        f"{row('th', names)}\n{body}\n"
         f"</table>\n<p><small>{escape(_legend(manifest))}</small></p>\n<h2>All figures</h2>\n<pre>"
         f"{escape(chr(10).join(log_lines(manifest)))}</pre>\n</body></html>\n"
     )

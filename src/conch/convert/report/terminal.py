@@ -26,8 +26,10 @@ def table(manifest: Manifest, width: int) -> Table:
     made.add_column("speed-up", justify="right", no_wrap=True)
     made.add_column("agreement", ratio=5, overflow="fold")
     made.add_column("verdict", ratio=4, overflow="fold")
-    for variant, (engine, *_, factor, agreement, verdict) in rows(manifest):
+    for variant, (engine, *_, factor, agreement, in_batch, verdict) in rows(manifest):
         speeds = notation.speeds(variant)
+        if notation.in_batch(variant.agreement):
+            agreement += f"; in a batch {in_batch}"
         first = [engine, speeds] if wide else [f"{engine}\n{speeds}".rstrip()]
         cells = [*first, factor, agreement.replace("; ", "\n"), verdict]
         made.add_row(*map(Text, cells), style=_style(variant, manifest), end_section=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from conch import extras
 from conch.backends.generation.engine import EngineRequest, EngineSpec
 from conch.backends.generation.engines import open_engine
 from conch.errors import Code, ConchError
@@ -378,4 +379,4 @@ def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ConchError) as refused:
         open_engine("vllm", spec())
     assert refused.value.code is Code.UNSUPPORTED
-    assert refused.value.message == "engine 'vllm' needs the package vllm: pip install 'conch[vllm]'"
+    assert refused.value.message == f"engine 'vllm' needs vllm: {extras.command('vllm')}"

@@ -18,6 +18,7 @@ from conch.convert.verdict import NOT_ASKED_FOR
 
 AGREEMENT = {
     "embedding": {"cosine_min": 0.98, "cosine_mean": 0.99, "max_difference": 0.1, "argmax": None},
+    "neighbours": {"cosine_min": 0.975, "argmax": None, "max_difference": 0.1, "rows": 6, "samples": 24},
     "task": {"name": "order of similarities", "value": 0.99, "delta": -0.01, "low": -0.012, "high": -0.008},
 }
 
@@ -67,11 +68,11 @@ def test_rows_tell_latency_speed_up_agreement_and_verdict() -> None:
 
     assert cells["onnxruntime-int8"] == [
         "ONNX Runtime (int8)", "2.00", "8.00", "5.00x",
-        "embedding ≥ 0.9800; order of similarities 0.9900 (0.9880 … 0.9920)", "auto",
+        "embedding ≥ 0.9800; order of similarities 0.9900 (0.9880 … 0.9920)", "≥ 0.9750", "auto",
     ]  # fmt: skip
     assert cells["torch-fp32"][-1] == "passes"
     assert cells["onnxruntime-int8-static"][-1] == "refused: cosine_min 0.93 of embedding is below 0.97"
-    assert cells["tensorrt-fp16"][1:] == ["–", "–", "–", "–", "tensorrt is not installed: pip install tensorrt"]
+    assert cells["tensorrt-fp16"][1:] == ["–", "–", "–", "–", "–", "tensorrt is not installed: pip install tensorrt"]
 
 
 def test_variant_that_was_forced_says_why_it_was_refused() -> None:
@@ -133,3 +134,19 @@ def test_smaller_values_have_shorter_bars() -> None:
 
 def test_nothing_to_plot_is_no_plot() -> None:
     assert plot({}, "") == plot({"a": {}}, "") == ""
+
+
+def test_answers_of_few_classes_are_counted_in_a_batch() -> None:
+    notation = columns.EncoderNotation()
+
+    assert notation.in_batch({"neighbours": {"cosine_min": 0.5, "argmax": 0.99}}) == "0.9900 same"
+    assert notation.in_batch({"neighbours": {"cosine_min": None, "argmax": None}}) == notation.in_batch({}) == ""
+
+
+def test_warnings_stand_before_the_figures() -> None:
+    doubtful = replace(MANIFEST, warnings=("only 3 <samples> are compared",))
+
+    assert document.markdown(doubtful).index("**Warning:** only 3 <samples>") < document.markdown(doubtful).index(
+        "| ---"
+    )
+    assert "only 3 &lt;samples&gt; are compared" in document.html(doubtful)

@@ -45,6 +45,7 @@ class TextBackend(GenerationBackend):
         checkpoint = self._checkpoint
         settings = ServingOptions.from_checkpoint(checkpoint)
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
+        tokenizer.template.require_library(checkpoint.extra)
         engine = self.open_engine(checkpoint, instance, tokenizer.special.eos_ids, self.arguments)
         self.log("INFO", f"model '{self.model['name']}' runs on engine '{engine.name}'")
         contract = TextInterface(

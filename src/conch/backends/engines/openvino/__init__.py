@@ -5,11 +5,11 @@ OpenVINO is imported when ``open`` is called, in a worker.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Final
 
+from conch import extras
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
-from conch.errors import invalid, unsupported
+from conch.errors import invalid
 
 #: The values of ``model_type`` whose GGUF files OpenVINO GenAI reads.
 GGUF_MODELS: Final = ("llama", "qwen2", "qwen3")
@@ -34,8 +34,7 @@ def open(spec: EngineSpec) -> GenerationEngine:
             )
     elif not (spec.directory / "openvino_model.xml").is_file():
         raise invalid(f"engine 'openvino' needs an exported model: {spec.directory} has no openvino_model.xml")
-    if find_spec("openvino_genai") is None:
-        raise unsupported("engine 'openvino' needs openvino-genai: pip install 'conch[openvino]'")
+    extras.require("engine 'openvino'", "openvino", "openvino_genai")
     from conch.backends.engines.openvino.engine import OpenVinoGenAIEngine
 
     return OpenVinoGenAIEngine(spec)

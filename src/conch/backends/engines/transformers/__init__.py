@@ -5,19 +5,18 @@ torch and transformers are imported when ``open`` is called, in a worker.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
+from conch import extras
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
-from conch.errors import invalid, unsupported
+from conch.errors import invalid
 
 
 def open(spec: EngineSpec) -> GenerationEngine:
     """Load a model.  Raises INVALID_ARG for one that cannot be loaded, UNSUPPORTED without torch and transformers."""
     if spec.draft is not None:
         raise invalid("speculative decoding is not supported by engine 'transformers'")
-    for package in ("torch", "transformers"):
-        if find_spec(package) is None:
-            raise unsupported(f"engine 'transformers' needs {package}: pip install 'conch[huggingface]'")
+    extras.require("engine 'transformers'", "torch", "transformers", *(("gguf",) if spec.gguf is not None else ()))
+    if spec.adapters:
+        extras.require("engine 'transformers' with LoRA adapters", "peft")
     from conch.backends.engines.transformers.engine import TransformersEngine
 
     return TransformersEngine(spec)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import gc
 from bisect import insort
+from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
 
+from conch import extras
 from conch.backends.engines.transformers import structure
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.beams import BeamSearch
@@ -63,6 +65,8 @@ class TransformersEngine(GenerationEngine):
             self._grammars = structure.GrammarCompiler(
                 spec.directory, self.vocabulary, spec.eos_ids, spec.trust_remote_code
             )
+        elif find_spec("llguidance") is None:
+            self.lacking = dict.fromkeys(STRUCTURED_OUTPUTS, extras.command_for("llguidance"))
         self._eos_ids = frozenset(spec.eos_ids)
         self._chunk = spec.max_batched_tokens or (256 if spec.device == "cpu" else 2048)
         support = probe_batch_support(self._network, self.context)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ import transformers
 
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine import EngineSpec
-from conch.errors import ConchError, invalid, one_line, unsupported
+from conch.errors import ConchError, invalid, one_line
 
 _logger = logging.getLogger(__name__)
 
@@ -26,8 +25,6 @@ def load(spec: EngineSpec) -> DecoderNetwork:
     """The model of a checkpoint on its device.  Raises INVALID_ARG for one that cannot be loaded."""
     transformers.utils.logging.disable_progress_bar()
     device = torch.device("cpu" if spec.device == "cpu" else f"{spec.device}:{spec.device_id}")
-    if spec.adapters and find_spec("peft") is None:
-        raise unsupported("LoRA adapters need the package peft: pip install 'conch[lora]'")
     try:
         model = _model(spec).eval().to(device)
     except ConchError:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from conch import extras
 from conch.errors import ConchError, invalid
 from conch.sampling.structures import Structure
 
@@ -16,8 +17,14 @@ Tensor = Any
 
 
 def available(directory: Path) -> bool:
-    """Whether the package is installed and can read the tokenizer in ``directory``."""
-    return find_spec("llguidance") is not None and (directory / "tokenizer.json").is_file()
+    """Whether the package is installed and can read the tokenizer in ``directory``.
+
+    Raises UNSUPPORTED for a package that is there and cannot be imported.
+    """
+    if find_spec("llguidance") is None or not (directory / "tokenizer.json").is_file():
+        return False
+    extras.require("structured output", "llguidance")
+    return True
 
 
 class GrammarCompiler:

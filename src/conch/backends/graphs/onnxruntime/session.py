@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch import extras
 from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
 from conch.backends.native.arrays import Array, Strings
@@ -65,7 +66,7 @@ class Session(Graph):
     """
 
     def __init__(self, path: Path, settings: SessionSettings) -> None:
-        runtime = module()
+        runtime = self._runtime = extras.load("running ONNX models", "onnxruntime")
         if not path.exists():
             raise unavailable(f"unable to find '{path}'")
         missing = [name for name, _ in settings.providers if name not in runtime.get_available_providers()]
@@ -105,7 +106,7 @@ class Session(Graph):
         feeds = {name: self._feed(name, value) for name, value in values.items()}
         if not self._bfloat16_out:
             return [_with_strings(array) for array in self.run(names, feeds)]
-        of_numpy = module().OrtValue.ortvalue_from_numpy
+        of_numpy = self._runtime.OrtValue.ortvalue_from_numpy
         feeds = {name: of_numpy(feed) if isinstance(feed, np.ndarray) else feed for name, feed in feeds.items()}
         try:
             return [_bits(one) for one in self._session.run_with_ort_values(names, feeds, self._run_options)]
@@ -119,16 +120,7 @@ class Session(Graph):
         if name not in self._bfloat16_in:
             return np.ascontiguousarray(value).reshape(value.shape)
         bits = np.ascontiguousarray(value, np.uint16)
-        return module().OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16)
-
-
-def module() -> Any:
-    """The ``onnxruntime`` package.  Raises UNSUPPORTED where it is not installed."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise unsupported('running ONNX models needs onnxruntime: pip install "conch[onnxruntime]"') from None
-    return onnxruntime
+        return self._runtime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16)
 
 
 def runtime_error(error: Exception) -> ConchError:

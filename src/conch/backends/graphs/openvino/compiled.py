@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch import extras
 from conch.backends.graphs.graph import Graph
 from conch.backends.graphs.signature import GraphTensor
 from conch.backends.native.arrays import Array, Strings
-from conch.errors import ConchError, internal, unavailable, unsupported
+from conch.errors import ConchError, internal, unavailable
 
 #: Protocol names of OpenVINO's element types.
 DATATYPES: Final[dict[str, str]] = {
@@ -63,7 +64,7 @@ class CompiledGraph(Graph):
     """
 
     def __init__(self, path: Path, settings: CompileSettings) -> None:
-        openvino = module()
+        openvino = self._openvino = extras.load("running OpenVINO models", "openvino")
         if not path.exists():
             raise unavailable(f"unable to find '{path}'")
         try:
@@ -109,7 +110,7 @@ class CompiledGraph(Graph):
 
     def _feed(self, name: str, value: Array | Strings) -> Any:
         """A tensor over the caller's memory, or of a copy where OpenVINO cannot read it as it is."""
-        openvino = module()
+        openvino = self._openvino
         if isinstance(value, Strings):
             texts = [one if isinstance(one, bytes) else one.encode() for one in value.elements]
             return openvino.Tensor(np.array(texts, np.bytes_).reshape(value.shape))
@@ -130,15 +131,6 @@ class CompiledGraph(Graph):
             return Strings(tuple(tensor.shape), tensor.bytes_data.ravel().tolist())
         array: Array = tensor.data
         return array.view(np.uint16).copy() if datatype == "BF16" else array.copy()
-
-
-def module() -> Any:
-    """The ``openvino`` package.  Raises UNSUPPORTED where it is not installed."""
-    try:
-        import openvino
-    except ImportError:
-        raise unsupported('running OpenVINO models needs openvino: pip install "conch[openvino]"') from None
-    return openvino
 
 
 def runtime_error(error: Exception) -> ConchError:

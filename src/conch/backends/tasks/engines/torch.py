@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch import extras
 from conch.backends.native.arrays import Array
 from conch.backends.native.threads import divided, usable_cores
 from conch.backends.native.weights import require_tensors
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.errors import invalid, one_line, unsupported
+from conch.errors import invalid, one_line
 
 #: The arguments of a network's ``forward`` that tasks make.
 _INPUTS: Final = frozenset(
@@ -51,7 +52,13 @@ class TorchEngine(NetworkEngine):
         instances: int = 1,
         trust_remote_code: bool = False,
     ) -> None:
-        self._torch, transformers = _modules()
+        extras.require("engine 'torch'", "torch", "transformers")
+        import torch
+        import transformers
+
+        self._torch = torch
+        logging: Any = transformers.utils.logging
+        logging.disable_progress_bar()
         self._directory = directory
         if device == "cpu" and dtype == "auto":
             dtype = "float32"
@@ -95,16 +102,3 @@ class TorchEngine(NetworkEngine):
         # PyTorch warns of memory that it may not write to; such arrays are small.
         tensor = self._torch.from_numpy(array if array.flags.writeable else np.array(array)).to(self._device)
         return tensor.to(self._floats) if tensor.is_floating_point() else tensor
-
-
-def _modules() -> tuple[Any, Any]:
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise unsupported(
-            f"engine 'torch' needs {error.name or 'torch and transformers'}: pip install \"conch[huggingface]\""
-        ) from None
-    logging: Any = transformers.utils.logging
-    logging.disable_progress_bar()
-    return torch, transformers

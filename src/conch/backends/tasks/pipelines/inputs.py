@@ -6,10 +6,12 @@ Imports no part of transformers, so that a model's tensors are known at once.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from conch import extras
+from conch.backends.tasks import media
 from conch.backends.tasks.media import SOUND_INPUTS
 from conch.errors import invalid
 from conch.inference import TensorSpec
@@ -51,6 +53,9 @@ _BY_TYPE: Final[Mapping[str, tuple[TensorSpec, ...]]] = {
 }
 OPTIONS: Final = TensorSpec("options", "BYTES", (1,), optional=True)
 
+#: Tasks of pipelines that read or write sound with every request.
+_SOUND: Final = frozenset({"audio-classification", "zero-shot-audio-classification", "text-to-audio", "text-to-speech"})
+
 #: Modules beside those of the pipelines.
 _NO_TASKS: Final = frozenset({"__init__", "audio_utils", "base", "pt_utils"})
 
@@ -74,6 +79,17 @@ def check_task(task: str, config: Mapping[str, Any]) -> None:
     if files and task.replace("-", "_") not in files and own_pipeline(task, config) is None:
         known = sorted(name.replace("_", "-") for name in files - _NO_TASKS)
         raise invalid(f"task '{task}' is not known; the tasks of transformers' pipelines are: {', '.join(known)}")
+
+
+def require_libraries(task: str, inputs: Sequence[TensorSpec]) -> None:
+    """Raise UNSUPPORTED unless the libraries for each request's ``inputs`` are there, which transformers itself misses
+    with the first request only."""
+    if any(spec.name == "image" and not spec.optional for spec in inputs):
+        media.require_images(task)
+    if task in _SOUND:
+        media.require_sound(task)
+    if any(spec.name == "table" for spec in inputs):
+        extras.require(f"task '{task}'", "pandas")
 
 
 def own_pipeline(task: str, config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from threading import local
 from typing import Any, Final
 
+from conch import extras
 from conch.backends.native.arrays import Request, Result, Strings
 from conch.backends.tasks import media
 from conch.backends.tasks.base import (
@@ -26,10 +27,10 @@ from conch.backends.tasks.base import (
 from conch.backends.tasks.loading import device_of, load_pipeline, require_pipeline_tensors
 from conch.backends.tasks.pipelines.answers import text_of
 from conch.backends.tasks.pipelines.calls import arguments, call
-from conch.backends.tasks.pipelines.inputs import check_task, inputs_of, own_pipeline
+from conch.backends.tasks.pipelines.inputs import check_task, inputs_of, own_pipeline, require_libraries
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import ConchError, cancelled, invalid, one_line, unsupported
+from conch.errors import ConchError, cancelled, invalid, unsupported
 from conch.inference import TensorSpec
 
 EXAMPLE_TEXT: Final = "Where is the nearest library?"
@@ -54,7 +55,9 @@ class PipelineTask(Task):
     """
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
-        self._names = frozenset(spec.name for spec in self.describe(checkpoint, options).inputs)
+        inputs = self.describe(checkpoint, options).inputs
+        self._names = frozenset(spec.name for spec in inputs)
+        require_libraries(checkpoint.task, inputs)
         self._seconds, self._pixels = media.max_seconds(options), media.max_pixels(options)
         own = own_pipeline(checkpoint.task, checkpoint.config)
         self._task = own[0] if own is not None else checkpoint.task
@@ -125,7 +128,7 @@ class PipelineTask(Task):
             except ConchError as error:
                 return error
             except ImportError as error:
-                return unsupported(f"task '{self._task}' needs a library: {one_line(error)}")
+                return unsupported(f"task '{self._task}' needs a library: {extras.advice(error)}")
             except Exception as error:
                 # Pipelines check little beforehand: what does not suit them fails wherever it is used.
                 return library_failure(f"task '{self._task}'", error, of_request=bool(given))

@@ -1,0 +1,86 @@
+"""How much the compared samples can tell: whether they are enough for a verdict, and whether the reference knows more
+than chance.
+
+Pure.  What is found out here goes into the verdict, or is printed and reported as a warning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from conch.backends.native.arrays import Array
+from conch.convert.statistics import wilson
+
+#: Samples without which precisions below fp32 are not judged.  Where 35 agree without exception, Wilson's interval
+#: begins at 0.90: twice the loss that int8 may have cannot be ruled out with fewer.
+MIN_SAMPLES: Final = 35
+#: The same for language models, in tokens of the compared texts, whose figures are means over tokens.
+MIN_TOKENS: Final = 1000
+
+
+def too_few(precision: str, count: int, unit: str, least: int) -> tuple[str, ...]:
+    """Why ``precision`` cannot be judged on ``count`` samples (or tokens, the ``unit``); empty where it can.
+
+    fp32 always can: it is the same arithmetic, and its figures are compared number by number.
+    """
+    if precision == "fp32" or count >= least:
+        return ()
+    return (f"{count} {unit} are too few to judge {precision}: {least} at least are needed",)
+
+
+def few_samples(count: int, *, both: bool) -> list[str]:
+    """A warning for fewer samples than ``MIN_SAMPLES``; ``both`` says that they calibrate the variants as well."""
+    if count >= MIN_SAMPLES:
+        return []
+    least = wilson(1, count)[0]
+    calibrated = ", and variants are calibrated on the samples that they are compared on" if both else ""
+    return [
+        f"only {count} samples are compared{calibrated}: where all agree, the share that agrees may still be "
+        f"{least:.2f} (95 % interval); variants below fp32 do not serve without {MIN_SAMPLES}, for which --data needs "
+        f"{-(-MIN_SAMPLES * 3 // 2)} texts"
+    ]
+
+
+def few_tokens(count: int) -> list[str]:
+    """A warning for texts of fewer than ``MIN_TOKENS`` tokens."""
+    if count >= MIN_TOKENS:
+        return []
+    return [
+        f"only {count} tokens are compared: variants below fp32 do not serve without {MIN_TOKENS}; give longer --data"
+    ]
+
+
+def chance(labels: Sequence[int], reference: Sequence[int], names: Sequence[str]) -> list[str]:
+    """A warning where the reference is no better than the most frequent label, always given, would be.
+
+    ``labels`` are right, ``reference`` what the reference says.  It is better where the whole 95 % interval of its
+    accuracy is above that label's share.
+    """
+    label, frequent = Counter(labels).most_common(1)[0]
+    share = frequent / len(labels)
+    accuracy = sum(a == b for a, b in zip(labels, reference, strict=True)) / len(labels)
+    low, high = wilson(accuracy, len(labels))
+    if low > share:
+        return []
+    return [
+        f"the checkpoint itself is at chance level on these labels: its accuracy is {accuracy:.2f} ({low:.2f} … "
+        f"{high:.2f}), and always answering '{_name(label, names)}' gives {share:.2f}; accuracy cannot tell the "
+        "variants apart, and only their agreement with the checkpoint does"
+    ]
+
+
+def one_answer(reference: Sequence[Array], names: Sequence[str]) -> list[str]:
+    """A warning where the reference gives one label to all samples: ``reference`` holds the labels of each."""
+    given = {int(label) for labels in reference for label in labels}
+    if len(given) > 1 or len(reference) < 2:
+        return []
+    return [
+        f"the checkpoint answers '{_name(given.pop(), names)}' to all {len(reference)} samples: whether labels agree "
+        "says little; give other texts with --data"
+    ]
+
+
+def _name(label: int, names: Sequence[str]) -> str:
+    return names[label] if label < len(names) else str(label)

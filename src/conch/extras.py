@@ -1,0 +1,197 @@
+"""The optional packages: which extra brings each, whether it is there and works, and the command that installs it here.
+
+Called by commands and in workers when they load a model, before the packages are used; the table is that of
+pyproject.toml.  Standard library only, Python 3.8.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+import sys
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from conch.errors import ConchError, one_line, unsupported
+
+
+class Package(NamedTuple):
+    """A package by pip's name, the oldest version that works (empty: any), and the extras that bring it.
+
+    The first of the extras is the one that an error names.  Without any, the package itself is installed.
+    """
+
+    name: str
+    extras: Tuple[str, ...] = ()
+    oldest: str = ""
+
+
+#: By the name that is imported.
+PACKAGES: Dict[str, Package] = {
+    "torch": Package("torch", ("huggingface",)),
+    "transformers": Package("transformers", ("huggingface",), "5.5"),
+    "safetensors": Package("safetensors", ("huggingface", "onnxruntime", "openvino")),
+    "accelerate": Package("accelerate", ("huggingface",)),
+    "gguf": Package("gguf", ("huggingface",), "0.10"),
+    "huggingface_hub": Package("huggingface_hub", ("huggingface", "onnxruntime", "openvino")),
+    "tokenizers": Package("tokenizers", ("huggingface", "onnxruntime", "openvino")),
+    "jinja2": Package("jinja2", ("huggingface", "openvino"), "3.1.6"),
+    "onnxruntime": Package("onnxruntime", ("onnxruntime",), "1.20"),
+    "openvino": Package("openvino", ("openvino",), "2025.0"),
+    "openvino_genai": Package("openvino-genai", ("openvino",), "2026.4"),
+    "vllm": Package("vllm", ("vllm",), "0.11"),
+    "llguidance": Package("llguidance", ("structured",), "1.0"),
+    "peft": Package("peft", ("lora",), "0.18"),
+    "scipy": Package("scipy", ("audio",)),
+    "soundfile": Package("soundfile", ("audio",)),
+    "PIL": Package("pillow", ("image",)),
+    "nncf": Package("nncf", ("convert",), "2.15"),
+    "onnx": Package("onnx", ("convert",)),
+    "onnxscript": Package("onnxscript", ("convert",)),
+    "tritonclient.http": Package("tritonclient[http]"),
+    "yaml": Package("pyyaml"),
+    "sklearn": Package("scikit-learn"),
+}
+#: Extras that others bring along.
+INCLUDED: Dict[str, Tuple[str, ...]] = {"convert": ("huggingface", "onnxruntime", "openvino")}
+
+
+def load(purpose: str, module: str, *, extra: str = "") -> Any:
+    """Import ``module`` and return it; raises as :func:`require` does."""
+    require(purpose, module, extra=extra)
+    return sys.modules[module]
+
+
+def require(purpose: str, *modules: str, extra: str = "") -> None:
+    """Import ``modules``, which ``purpose`` (the subject of the error's sentence) needs.
+
+    Raises UNSUPPORTED for all that are missing or too old, with the command that installs ``extra``, or else the first
+    extra that brings them; and for one that is there but cannot be imported, with the reason.
+    """
+    wanted: List[str] = []
+    absent: List[str] = []
+    for module in modules:
+        package = _package(module)
+        found = _version(package.name)
+        if found and _numbers(found) < _numbers(package.oldest):
+            wanted.append(f"{package.name} {package.oldest} or newer (installed is {found})")
+            absent.append(module)
+            continue
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a compiled library raises what it likes
+            if not _is_absence(error, module):
+                raise _broken(purpose, package.name, found, error) from error
+            wanted.append(package.name)
+            absent.append(module)
+    if absent:
+        listed = ", ".join(wanted[:-1]) + " and " + wanted[-1] if len(wanted) > 1 else wanted[0]
+        raise unsupported(f"{purpose} needs {listed}: {command_for(*absent, extra=extra)}")
+
+
+def command_for(*modules: str, extra: str = "") -> str:
+    """The command that installs ``modules``, by ``extra`` or the extras that the table names."""
+    packages = [_package(module) for module in modules]
+    names = [extra or package.extras[0] for package in packages if extra or package.extras]
+    brought = {included for name in names for included in INCLUDED.get(name, ())}
+    extras = [name for name in dict.fromkeys(names) if name not in brought]
+    plain = [] if extra else [_quoted(package.name) for package in packages if not package.extras]
+    return " && ".join([command(*extras)] * bool(extras) + [f"{pip()} install {name}" for name in plain])
+
+
+def command(*extras: str) -> str:
+    """The command that adds ``extras`` to this installation of conch.
+
+    From a checkout it is the README's.  PyPI has another package called conch, so for a wheel the version is given,
+    which pip then finds installed.
+    """
+    names = ",".join(extras)
+    checkout, editable = _checkout()
+    if checkout is None:
+        version = _version("conch")
+        return f'{pip()} install "conch[{names}]{f"=={version}" if version else ""}"'
+    here = checkout == Path.cwd()
+    constraints = checkout / "constraints.txt"
+    options = f"-c {'constraints.txt' if here else constraints} " if constraints.is_file() else ""
+    return f'{pip()} install {options}{"-e " if editable else ""}"{"." if here else checkout}[{names}]"'
+
+
+def advice(error: ImportError) -> str:
+    """The command that installs what an import inside a library did not find, else the import's own message."""
+    if error.name and isinstance(error, ModuleNotFoundError):
+        return command_for(error.name)
+    return one_line(error)
+
+
+def pip() -> str:
+    """How to call the pip of this environment: by its name where that is the first on the path."""
+    found, own = shutil.which("pip"), Path(sys.executable).with_name("pip")
+    if found is not None and Path(found) == own:
+        return "pip"
+    named = own if own.exists() else Path(sys.executable)
+    try:
+        named = named.relative_to(Path.cwd())
+    except ValueError:
+        pass
+    return str(named) if own.exists() else f"{named} -m pip"
+
+
+def _package(module: str) -> Package:
+    root = module.partition(".")[0]
+    return PACKAGES.get(module) or PACKAGES.get(root) or Package(root)
+
+
+@lru_cache(maxsize=None)
+def _version(name: str) -> str:
+    """The installed version; empty where another distribution brings the module (``onnxruntime-gpu``), or none."""
+    try:
+        return metadata.version(name.partition("[")[0])
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _numbers(version: str) -> Tuple[int, ...]:
+    """The numbers of a release; those of a local version (``+cpu``) do not count."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found.group().split("."))) if found else ()
+
+
+def _is_absence(error: Exception, module: str) -> bool:
+    """Whether ``module`` is what was not found, and not something that it imports."""
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+
+
+def _broken(purpose: str, name: str, version: str, error: Exception) -> ConchError:
+    installed = f"{name} {version}".strip()
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        what = f"{installed} is installed, but {error.name}, which it imports, is not: {command_for(error.name)}"
+    else:
+        what = (
+            f"{installed} is installed, but cannot be imported: {type(error).__name__}: {one_line(error)}; "
+            f"reinstall it: {pip()} install --force-reinstall --no-deps {_quoted(name)}"
+        )
+    return unsupported(f"{purpose} needs {name}: {what}")
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"' if "[" in name else name
+
+
+def _checkout() -> Tuple[Optional[Path], bool]:
+    """The folder that conch was installed from if it is there, and whether it runs from that folder itself."""
+    root = Path(__file__).resolve().parents[2]
+    if (root / "pyproject.toml").is_file():
+        return root, True
+    try:
+        written = metadata.distribution("conch").read_text("direct_url.json") or "{}"
+    except metadata.PackageNotFoundError:
+        return None, False
+    origin = json.loads(written)
+    folder = Path(url2pathname(urlsplit(origin.get("url", "")).path))
+    return (folder, False) if "dir_info" in origin and (folder / "pyproject.toml").is_file() else (None, False)

@@ -1,0 +1,56 @@
+"""What the compared samples can tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conch.convert.evidence import MIN_SAMPLES, chance, few_samples, few_tokens, one_answer, too_few
+from conch.convert.statistics import wilson
+
+
+def test_least_number_of_samples_bounds_twice_the_loss_of_int8() -> None:
+    assert wilson(1, MIN_SAMPLES - 1)[0] < 0.9 <= wilson(1, MIN_SAMPLES)[0]
+
+
+def test_precisions_below_fp32_need_samples() -> None:
+    assert too_few("int8", 3, "samples", 35) == ("3 samples are too few to judge int8: 35 at least are needed",)
+    assert too_few("int8", 35, "samples", 35) == too_few("fp32", 3, "samples", 35) == ()
+
+
+def test_three_samples_are_warned_of_with_the_bound_that_they_give() -> None:
+    (warning,) = few_samples(3, both=True)
+
+    assert warning.startswith("only 3 samples are compared, and variants are calibrated on the samples")
+    assert "may still be 0.44 (95 % interval)" in warning and "--data needs 53 texts" in warning
+    assert "calibrated" not in few_samples(30, both=False)[0]
+    assert few_samples(MIN_SAMPLES, both=False) == few_tokens(1000) == []
+    assert "only 999 tokens" in few_tokens(999)[0]
+
+
+@pytest.mark.parametrize("right", [50, 55])
+def test_reference_that_does_no_better_than_the_most_frequent_label_is_called_chance(right: int) -> None:
+    labels = [0] * 50 + [1] * 50
+    answers = labels[:right] + [1 - label for label in labels[right:]]
+
+    (warning,) = chance(labels, answers, ("bad", "good"))
+
+    assert f"its accuracy is 0.{right}" in warning and "always answering 'bad' gives 0.50" in warning
+
+
+def test_reference_that_knows_more_than_chance_is_not_warned_of() -> None:
+    labels = [0, 1] * 30
+
+    assert chance(labels, labels, ()) == []
+    assert chance(labels, [*labels[:-10], *[0] * 10], ()) == []
+
+
+def test_labels_that_are_all_the_same_tell_nothing() -> None:
+    assert "always answering '1' gives 1.00" in chance([1] * 50, [1] * 50, ())[0]
+
+
+def test_reference_with_one_answer_is_warned_of() -> None:
+    same, other = np.array([1]), np.array([0])
+
+    assert "answers 'good' to all 3 samples" in one_answer([same] * 3, ("bad", "good"))[0]
+    assert one_answer([same, other], ("bad", "good")) == one_answer([same], ()) == []
