@@ -46,7 +46,6 @@ class TextBackend(GenerationBackend):
         settings = ServingOptions.from_checkpoint(checkpoint)
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
         engine = self.open_engine(checkpoint, instance, tokenizer.special.eos_ids, self.arguments)
-        self.log("INFO", f"model '{self.model['name']}' runs on engine '{engine.name}'")
         contract = TextInterface(
             tokenizer,
             self.defaults(checkpoint.json("generation_config.json") or {}, settings),
