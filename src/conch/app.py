@@ -70,6 +70,8 @@ async def _serve(settings: Settings, on_ready: Callable[[InferenceServer], None]
         if loading.done():
             failed = loading.result()
             process.log_tables()
+            if not failed or not settings.exit_on_error:
+                process.log_services()
             if failed and settings.exit_on_error:
                 reasons = "; ".join(f"'{name}': {error.message}" for name, error in failed.items())
                 raise internal(f"failed to load all models ({reasons})")
@@ -118,24 +120,38 @@ class _Process:
             self._openai = HttpListener(Router(server, openai_only=True))
         self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings) if settings.allow_grpc else None
         self._metrics: HttpListener | None = HttpListener(MetricsPage(registry)) if settings.allow_metrics else None
+        self._services: list[str] = []
 
     async def listen(self) -> None:
-        """Bind the ports and log their addresses.  Raises INTERNAL when one is taken."""
+        """Bind the ports.  Raises INTERNAL when one is taken.
+
+        They answer at once, but nothing except questions after the server's health can be asked yet: tritonserver's
+        lines about its services, by which scripts tell that it is ready, come from :meth:`log_services`.
+        """
         settings = self._settings
         if self._grpc is not None:
             address = await self._grpc.start(settings.grpc_address, settings.grpc_port)
-            LOG.info("Started GRPCInferenceService at %s:%d", *address)
+            self._note("GRPCInferenceService", address)
         if self._http is not None:
             address = await self._http.start(
                 settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
             )
-            LOG.info("Started HTTPService at %s:%d", *address)
+            self._note("HTTPService", address)
         if self._openai is not None:
             address = await self._openai.start(settings.http_address, settings.openai_port)
-            LOG.info("Started OpenAI API at %s:%d", *address)
+            self._note("OpenAI API", address)
         if self._metrics is not None:
             address = await self._metrics.start(settings.metrics_address, settings.metrics_port)
-            LOG.info("Started Metrics Service at %s:%d", *address)
+            self._note("Metrics Service", address)
+        LOG.info("Listening, and not ready before the models are loaded: %s", ", ".join(self._services))
+
+    def _note(self, service: str, address: tuple[str, int]) -> None:
+        self._services.append("{} at {}:{}".format(service, *address))
+
+    def log_services(self) -> None:
+        """Say that requests are served, as tritonserver does when its models are loaded."""
+        for service in self._services:
+            LOG.info("Started %s", service)
 
     async def stop(self, seconds: float) -> bool:
         """Refuse connections, finish requests, unload models, close; False if that takes longer than ``seconds``."""

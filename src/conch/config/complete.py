@@ -15,6 +15,8 @@ from conch.config.schema import InstanceGroup, ModelConfig, copied, is_ensemble,
 from conch.errors import invalid
 
 DEFAULT_SEQUENCE_IDLE_MICROSECONDS: Final = 1_000_000
+#: How the names of parameters begin with which the server shows what a model runs with.
+RUNS_WITH: Final = "conch."
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ def complete(
     devices' ids, ``preference`` goes before that of the backend.  Raises INVALID_ARG when no backend can be told.
     """
     completed = copied(config)
+    # Clients may give back a configuration as they were shown it.
+    for parameter in [one for one in completed.parameters if one.startswith(RUNS_WITH)]:
+        del completed.parameters[parameter]
     complete_backend(completed, name, artefacts)
     normalise(completed)
     complete_instances(completed, gpus, preference or _PREFERENCES.get(completed.backend, ANY))

@@ -50,6 +50,7 @@ class InferenceServer:
         self.exiting = False
         self._initialised = False
         self._table = ModelTable()
+        self._table.starting = None
         self._environments = Environments()
         loader = Loader(
             settings,
@@ -170,14 +171,27 @@ class InferenceServer:
             wanted = await asyncio.to_thread(self.repository.names)
         else:
             wanted = list(self.settings.load_model)
+        self._table.starting = frozenset(wanted)
+        if not wanted:
+            self._say_why_there_are_no_models()
         watch = Watch(self.repository)
         if self.settings.model_control_mode == "poll":
             await asyncio.to_thread(watch.look)
         failed = await self._lifecycle.load_all(wanted)
+        self._table.starting = ()
         self._initialised = True
         if self.settings.model_control_mode == "poll":
             self._polling = asyncio.get_running_loop().create_task(self._poll(watch))
         return failed
+
+    def _say_why_there_are_no_models(self) -> None:
+        if self.settings.model_control_mode == "explicit" and not self.settings.load_model:
+            LOG.info("no model is loaded at the start: clients load models, or --load-model names them")
+            return
+        LOG.warning(
+            "the model repository is empty: %s has no folder of a model (NAME/1/model.py, NAME/1/model.json …)",
+            ", ".join(self.settings.model_repository),
+        )
 
     def model_rows(self) -> list[tuple[str, str, str]]:
         """Name, version and status of every model, for the table that is logged at start."""

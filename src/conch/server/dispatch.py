@@ -17,6 +17,7 @@ from conch.errors import ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.schedulers.batching import Scheduler
 from conch.schedulers.ordering import InOrder
+from conch.server.runs_with import RunsWith, merged
 from conch.server.starting import WorkerPlacement
 from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
@@ -76,6 +77,11 @@ class Dispatcher:
     def ready(self) -> bool:
         """Whether every worker can run a batch."""
         return all(worker.ready for worker in self._workers)
+
+    @property
+    def runs_with(self) -> RunsWith:
+        """What the workers run with, together."""
+        return merged(worker.runs_with for worker in self._workers)
 
     def submit(self, request: InferRequest) -> None:
         """Enqueue; raises UNAVAILABLE when the queue is full, INTERNAL when there is no worker and none to be had."""

@@ -109,6 +109,7 @@ class Loader:
             if first is not None:
                 first.kill()
             raise
+        model.tell(dispatcher.runs_with)
         statistics.load_ns = monotonic_ns() - begun
         return model
 
@@ -125,6 +126,7 @@ class Loader:
         await self._add_workers(dispatcher, self._starter(files, model.version, changed), new)
         dispatcher.keep(wanted)
         model.reconfigure(changed)
+        model.tell(dispatcher.runs_with)
 
     async def load_ensemble(
         self, files: ModelFiles, version: int, config: ModelConfig, find_members: Callable[[], Mapping[str, Model]]

@@ -21,6 +21,7 @@ from conch.config.signature import signature as make_signature
 from conch.errors import Code, ConchError, unavailable
 from conch.inference import InferRequest, InferResponse, ModelSignature
 from conch.server.request_parameters import CheckParameters
+from conch.server.runs_with import RunsWith, shown
 from conch.telemetry.statistics import FailureReason, ModelStatistics
 from conch.tensors import WireTensor
 from conch.validation import validate_request
@@ -47,8 +48,8 @@ class Executor(Protocol):
 class Model:
     """A model version that has been loaded.
 
-    ``config`` is the effective configuration.  ``stopping`` refuses requests from outside while
-    steps of ensembles that are under way may still come.
+    ``config`` is the effective configuration, ``shown_config`` the one that clients are shown.  ``stopping`` refuses
+    requests from outside while steps of ensembles that are under way may still come.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class Model:
         self.name: str = config.name
         self.version = version
         self.config = config
-        self.config_json = render.to_json(config).encode()
+        self.statistics = statistics
+        self.tell({})
         backend = backend_of(config.backend, parameters(config)) if config.backend in BACKENDS else None
         self.signature = _with_ways_of(make_signature(config, version), backend)
         self.executor = executor
-        self.statistics = statistics
         self.stopping = False
         self.in_flight = 0
         self._labels = labels
@@ -97,7 +98,12 @@ class Model:
     def reconfigure(self, config: ModelConfig) -> None:
         """Take over a configuration that differs in nothing that requests depend on."""
         self.config = config
-        self.config_json = render.to_json(config).encode()
+
+    def tell(self, runs_with: RunsWith) -> None:
+        """Show what the model runs with in its configuration and its statistics."""
+        self.statistics.runs_with = dict(runs_with)
+        self.shown_config = shown(self.config, runs_with)
+        self.config_json = render.to_json(self.shown_config).encode()
 
     def labels(self, output: str) -> Sequence[str] | None:
         """The labels of an output's classes, where a file names them."""

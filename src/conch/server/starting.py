@@ -7,9 +7,11 @@ whose end no worker survives.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 from conch import logs
@@ -20,10 +22,17 @@ from conch.config.signature import parameters
 from conch.errors import invalid
 from conch.repository.scan import ModelFiles
 from conch.server.devices import environment_for
+from conch.server.runs_with import sentence
 from conch.server.warmup import read_samples, warm_up
 from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments
+from conch.workers.host.memory import resident_bytes
 from conch.workers.host.process import WorkerProcess
+
+LOG = logging.getLogger("conch")
+
+#: How often the log says of a model that it is still being loaded (s).
+PROGRESS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,7 @@ class WorkerStarter:
         """Start a worker and have its model complete the configuration.  Returns both; raises what the model raised."""
         worker = await self._start(f"{self.config.name}_0", dict(os.environ))
         try:
-            answer = await worker.ask({"op": "complete"})
+            answer = await self._ask(worker, {"op": "complete"})
             return worker, render.from_json(answer["config"])
         except BaseException:
             worker.kill()
@@ -85,7 +94,8 @@ class WorkerStarter:
             worker = await self._start(placement.name, environment)
         worker.name = placement.name
         try:
-            answer = await worker.ask(
+            answer = await self._ask(
+                worker,
                 {
                     "op": "start",
                     # The worker sees its device alone, so there the device is number 0.
@@ -96,15 +106,54 @@ class WorkerStarter:
                         "count": placement.count,
                     },
                     "config": render.to_json(self.config),
-                }
+                },
             )
             worker.slots = answer.get("slots", 0)
+            worker.runs_with = self._runs_with(placement, answer.get("runs_with", {}))
             samples = await asyncio.to_thread(read_samples, self.config, self._files.directory)
             await warm_up(worker, self.config, samples)
         except BaseException:
             worker.kill()
             raise
+        LOG.info(
+            "instance %s of '%s' version %d%s: %s",
+            placement.name,
+            self.config.name,
+            self._version,
+            f" (one of {placement.count} over the same weights)" if placement.count > 1 else "",
+            sentence(worker.runs_with),
+        )
         return worker
+
+    async def _ask(self, worker: WorkerProcess, header: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a frame; as long as it takes, the log says every few seconds how far the worker is."""
+        progress = asyncio.get_running_loop().create_task(self._log_progress(worker))
+        try:
+            return await worker.ask(header)
+        finally:
+            progress.cancel()
+
+    async def _log_progress(self, worker: WorkerProcess) -> None:
+        begun = monotonic()
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            memory = resident_bytes(worker.pid)
+            LOG.info(
+                "still loading '%s' version %d after %.0f s%s",
+                self.config.name,
+                self._version,
+                monotonic() - begun,
+                f": its worker (pid {worker.pid}) has {memory / 1e9:.2f} GB in memory" if memory else "",
+            )
+
+    def _runs_with(self, placement: WorkerPlacement, told: Mapping[str, str]) -> dict[str, str]:
+        """What a worker tells, with the device that it was given and the greatest batch."""
+        facts = dict(told)
+        if placement.kind != "MODEL":
+            facts["device"] = f"GPU {placement.device}" if placement.kind == "GPU" else "CPU"
+        if self.config.max_batch_size > 0:
+            facts["max_batch_size"] = str(self.config.max_batch_size)
+        return facts
 
     async def _start(self, name: str, environment: dict[str, str]) -> WorkerProcess:
         """A process that has been told which model it is to run, in the interpreter that the model asks for."""

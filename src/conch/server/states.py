@@ -5,7 +5,7 @@ Only the lifecycle writes it; front ends, ensembles and calling models look mode
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -88,23 +88,34 @@ class ModelState:
         return {step.model_name for step in self.config.ensemble_scheduling.step} if self.config else set()
 
 
+def _still_loading(name: str) -> ConchError:
+    return unavailable(f"model '{name}' is not ready: it is being loaded")
+
+
 class ModelTable:
     """Every model that was ever loaded or tried, by name."""
 
     def __init__(self) -> None:
         self.models: dict[str, ModelState] = {}
+        #: The models that the server loads when it starts, as long as it does; None until it knows them.
+        self.starting: Collection[str] | None = ()
 
     def find(self, name: str, version: int = -1) -> Model:
         """The model to use; version -1 is the latest that is ready.
 
-        Raises NOT_FOUND or UNAVAILABLE with Triton's words.
+        Raises NOT_FOUND or UNAVAILABLE with Triton's words, and UNAVAILABLE for a model that is being loaded for the
+        first time: Triton says NOT_FOUND then, and opens no port while it starts.
         """
         model_state = self.models.get(name)
         if model_state is None:
+            if self.starting is None or name in self.starting:
+                raise _still_loading(name)
             raise not_found(f"Request for unknown model: '{name}' is not found")
         if version == -1:
             ready = model_state.ready_versions()
             if not ready:
+                if any(one.state is State.LOADING for one in model_state.versions.values()):
+                    raise _still_loading(name)
                 raise not_found(f"Request for unknown model: '{name}' has no available versions")
             version = ready[-1]
         version_state = model_state.versions.get(version)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from conch.errors import ConchError
 from conch.inference import InferRequest, InferResponse
+from conch.server.runs_with import RunsWith
 from conch.server.starting import WorkerPlacement
 from conch.workers.host.execution import Execution
 from conch.workers.host.process import STOP_SECONDS, WorkerProcess
@@ -95,6 +96,11 @@ class SupervisedWorker:
     def slots(self) -> int:
         """How many batches it can run at a time."""
         return (self._process.slots if self._process is not None else 0) or self.placement.count
+
+    @property
+    def runs_with(self) -> RunsWith:
+        """What its model runs with; nothing while it restarts."""
+        return self._process.runs_with if self._process is not None else {}
 
     def adopt(self, process: WorkerProcess) -> None:
         """Take over a process whose model is initialized."""

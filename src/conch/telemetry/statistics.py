@@ -106,7 +106,7 @@ class ModelStatistics:
         "_clock", "batches", "cache_hit_count", "cache_hit_ns", "cache_miss_count", "cache_miss_ns",
         "compute_infer_ns", "compute_input_ns", "compute_output_ns", "execution_count", "fail_count", "fail_ns",
         "failures", "first_response", "generation", "inference_count", "last_inference_ms", "load_ns", "name", "queue",
-        "queue_ns", "responses", "success_count", "success_ns", "summaries", "version", "work",
+        "queue_ns", "responses", "runs_with", "success_count", "success_ns", "summaries", "version", "work",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +140,8 @@ class ModelStatistics:
         self.cache_miss_ns = 0
         self.queue: Sized = ()
         self.load_ns = 0
+        #: What the model runs with, by name (``engine``, ``precision`` …).
+        self.runs_with: Mapping[str, str] = {}
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}
         self.responses: dict[int, ResponseStatistics] = {}
@@ -276,6 +278,7 @@ class ModelStatistics:
                 for size, batch in sorted(self.batches.items())
             ],
             "memory_usage": [],
+            **({"runs_with": self.runs_with} if self.runs_with else {}),
             **({"generation": self.generation.snapshot()} if self.generation is not None else {}),
         }
 

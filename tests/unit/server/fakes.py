@@ -17,6 +17,7 @@ class FakeWorker:
         self.name = name
         self.pid = 1
         self.slots = 0
+        self.runs_with: dict[str, str] = {}
         self.exit_status = -9
         self.alive = True
         self.stopped = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from conch.config import render
 from conch.config.pbtxt import parse
 from conch.errors import ConchError, internal
 from conch.repository.scan import ModelFiles, describe
+from conch.server import starting
 from conch.server.loading import Loader
 from conch.server.model import Model
 from conch.settings import Settings
@@ -35,6 +37,7 @@ class FakeProcess(FakeWorker):
         self.killed = False
         self.failure: ConchError | None = None
         self.held: asyncio.Event | None = None
+        self.pid = os.getpid()
 
     def start(self, init: dict[str, Any], *, python: str, environment: dict[str, str]) -> None:
         self.init = init
@@ -49,7 +52,7 @@ class FakeProcess(FakeWorker):
             await self.held.wait()
         if self.failure is not None:
             raise self.failure
-        return {"op": "ready", "slots": 0}
+        return {"op": "ready", "slots": 0, "runs_with": {"engine": "swan 1.0", "threads": "2"}}
 
     def kill(self) -> None:
         self.killed = True
@@ -113,6 +116,35 @@ async def test_first_responses_are_timed_for_decoupled_models_in_the_buckets_of_
     assert usual is not None and usual.bounds == FIRST_RESPONSE_BUCKETS
     assert own is not None and own.bounds == (10, 20)
     assert other is None
+
+
+async def test_each_instance_says_what_it_runs_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "conch")
+    model = await Bench(tmp_path, CONFIG + "instance_group [{count: 2 kind: KIND_CPU}]").load()
+    facts = "engine swan 1.0, threads 2, device CPU, max batch size 4"
+    assert [line for line in caplog.messages if line.startswith("instance ")] == [
+        f"instance m_0_0 of 'm' version 1: {facts}",
+        f"instance m_0_1 of 'm' version 1: {facts}",
+    ]
+    assert model.statistics.snapshot()["runs_with"] == {
+        "engine": "swan 1.0", "threads": "2", "device": "CPU", "max_batch_size": "4",
+    }  # fmt: skip
+
+
+async def test_load_that_takes_long_says_how_far_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "conch")
+    monkeypatch.setattr(starting, "PROGRESS_SECONDS", 0.0)
+    leave = asyncio.Event()
+    loading = asyncio.create_task(Bench(tmp_path, CONFIG, lambda process: setattr(process, "held", leave)).load())
+    await until(lambda: any("still loading 'm' version 1 after 0 s" in line for line in caplog.messages))
+    leave.set()
+    await loading
+    said = len(caplog.messages)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(caplog.messages) == said
 
 
 async def test_instance_that_cannot_start_takes_the_others_with_it(tmp_path: Path) -> None:

@@ -55,6 +55,28 @@ def test_version_that_does_not_serve_is_refused_in_tritons_words(
     assert (refused.value.code, refused.value.message) == (code, message)
 
 
+def code_of(models: ModelTable, name: str, version: int = -1) -> Code:
+    with pytest.raises(ConchError) as refused:
+        models.find(name, version)
+    return refused.value.code
+
+
+def test_model_that_is_being_loaded_for_the_first_time_is_unavailable() -> None:
+    models = table(m={1: VersionState(State.UNAVAILABLE, "broken"), 2: VersionState(State.LOADING)})
+    assert (code_of(models, "m"), code_of(models, "m", 2)) == (Code.UNAVAILABLE, Code.UNAVAILABLE)
+    assert code_of(models, "m", 3) is Code.NOT_FOUND
+
+
+def test_model_that_the_starting_server_has_not_come_to_is_unavailable() -> None:
+    models = table()
+    models.starting = None
+    assert code_of(models, "m") is Code.UNAVAILABLE
+    models.starting = {"m"}
+    assert (code_of(models, "m", 1), code_of(models, "n")) == (Code.UNAVAILABLE, Code.NOT_FOUND)
+    models.starting = ()
+    assert code_of(models, "m") is Code.NOT_FOUND
+
+
 @pytest.mark.parametrize(
     ("state", "ready"),
     [

@@ -62,6 +62,7 @@ class VllmEngine(GenerationEngine):
         self._vllm, self._engine, self._statistics = vllm, engine, statistics
         config = engine.vllm_config
         self.context = int(config.model_config.max_model_len)
+        self.precision = str(config.model_config.dtype).removeprefix("torch.")
         self.max_sequences = int(config.scheduler_config.max_num_seqs)
         self.vocabulary = int(config.model_config.get_vocab_size())
         self.block_tokens = int(config.cache_config.block_size or _BLOCK)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import Any, Final, Protocol
 
-from conch.backends.generation.engine import GenerationEngine
+from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.backends.generation.engines import choose_engine, open_engine
 from conch.backends.generation.options import engine_spec
 from conch.backends.generation.request_state import RequestState, ResponseBuilder
 from conch.backends.generation.service import GenerationService
 from conch.backends.native.arrays import Request
 from conch.backends.native.backend import NativeBackend
+from conch.backends.native.libraries import versioned
 from conch.checkpoints.folder import Checkpoint
 from conch.errors import cancelled
 from conch.workers.child.borrowing import BorrowingUnpacker
@@ -25,6 +26,23 @@ from conch.workers.child.channel import Channel, Header
 
 #: Bytes of a request that takes long to read.
 LONG_REQUEST: Final = 1 << 16
+
+
+def _runs_with(engine: GenerationEngine, spec: EngineSpec, checkpoint: Checkpoint) -> dict[str, str]:
+    """What a model runs with, by name."""
+    variant = checkpoint.variant.name if checkpoint.variant is not None and spec.gguf is None else ""
+    limits = {
+        "threads": spec.threads if spec.device == "cpu" else 0,
+        "max_sequences": engine.max_sequences,
+        "max_length": engine.context,
+        "kv_cache_tokens": engine.cache_tokens,
+    }
+    return {
+        "engine": versioned(engine.name, engine.library or engine.name),
+        **({"precision": engine.precision} if engine.precision else {}),
+        **({"variant": variant} if variant else {}),
+        **{name: str(limit) for name, limit in limits.items() if limit},
+    }
 
 
 class Contract(Protocol):
@@ -71,7 +89,10 @@ class GenerationBackend(NativeBackend):
         Raises INVALID_ARG for what cannot be loaded, UNSUPPORTED without the engine's library.
         """
         name = choose_engine(checkpoint, instance["kind"] == "GPU")
-        return open_engine(name, engine_spec(checkpoint, instance, eos_ids, arguments=arguments(name)))
+        spec = engine_spec(checkpoint, instance, eos_ids, arguments=arguments(name))
+        engine = open_engine(name, spec)
+        self.runs_with = _runs_with(engine, spec, checkpoint)
+        return engine
 
     def serve(self, engine: GenerationEngine, contract: Contract, *, reserve: bool) -> None:
         """Start the service over ``engine``."""

@@ -126,7 +126,8 @@ class GenerationEngine(ABC):
 
     ``context`` is the length limit of a sequence with its prompt (tokens), ``max_sequences`` the size of the batch,
     ``cache_tokens`` the size of the KV cache (0: it grows as needed), ``block_tokens`` the unit in which the cache is
-    allocated, ``vocabulary`` the number of token ids that the network knows.
+    allocated, ``vocabulary`` the number of token ids that the network knows.  ``precision`` says for people what the
+    arithmetic is done in, in the words of the engine's library.
     """
 
     name: ClassVar[str]
@@ -138,6 +139,9 @@ class GenerationEngine(ABC):
     vocabulary: int
     cache_tokens: int = 0
     block_tokens: int = 1
+    precision: str = ""
+    #: The module whose version is the engine's, where it is not called like the engine.
+    library: ClassVar[str] = ""
     #: Names of LoRA adapters that ``SamplingParams.lora_name`` may give.
     adapters: tuple[str, ...] = ()
 

@@ -39,6 +39,8 @@ class NativeBackend(ABC):
         self.config: dict[str, Any] = json.loads(init["config"])
         self.backend_config: dict[str, str] = init.get("backend_config", {})
         self.threads = 1
+        #: What the model runs with, by name: ``engine``, ``precision``, ``threads`` …; whole once ``load`` returns.
+        self.runs_with: dict[str, str] = {}
         #: Called when only work is left that takes long and does not need the interpreter.
         self.before_computing: Callable[[], None] = _nothing
         self._log: dict[str, Any] = init["log"]

@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from conch.backends.native.arrays import Request, Result, failure
 from conch.backends.native.backend import BatchBackend
+from conch.backends.native.libraries import versioned
 from conch.backends.native.threads import divided, usable_cores
 from conch.backends.tasks.base import ExecutionWork, PreparedRequest, Task
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.engines.choice import open_engine
+from conch.backends.tasks.engines.choice import PRECISIONS, open_engine
 from conch.backends.tasks.signature import complete_config
 from conch.backends.tasks.table import describe_task, make_task
 from conch.checkpoints.folder import Checkpoint
@@ -57,7 +58,12 @@ class HuggingFaceBackend(BatchBackend):
         # What PyTorch's threads are for any code of a checkpoint; engines of ours say it themselves.
         cores = checkpoint.options.threads or usable_cores()
         os.environ.setdefault("OMP_NUM_THREADS", str(divided(cores, instance["count"])))
-        self._task = make_task(checkpoint, checkpoint.options, EngineOpener(checkpoint, instance))
+        opener = EngineOpener(checkpoint, instance)
+        self._task = make_task(checkpoint, checkpoint.options, opener)
+        self.runs_with = opener.told
+        if not opener.on_gpu:
+            self.runs_with["threads"] = str(cores)
+        self.runs_with |= {name: str(limit) for name, limit in self._task.limits.items()}
 
     def prepare(self, header: Header, payload: bytearray) -> None:
         """Decode requests that wait for an instance, and tell the server their lengths."""
@@ -115,18 +121,33 @@ class EngineOpener:
     def __init__(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> None:
         self._checkpoint = checkpoint
         self._instance = instance
-        self._on_gpu = instance["kind"] == "GPU"
-        self.device = f"cuda:{instance['device_id']}" if self._on_gpu else "cpu"
+        self.on_gpu = instance["kind"] == "GPU"
+        self.device = f"cuda:{instance['device_id']}" if self.on_gpu else "cpu"
+        self._engine: NetworkEngine | None = None
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What the network runs with, by name; a task that opened no engine has it in transformers."""
+        engine = self._engine
+        if engine is None:
+            facts = {"engine": versioned("torch")}
+            dtype = self._checkpoint.options.dtype
+            if dtype != "auto" or not self.on_gpu:
+                facts["precision"] = PRECISIONS.get(dtype, "fp32")
+            return facts
+        facts = {"engine": versioned(engine.name), "precision": engine.precision}
+        return {**facts, "variant": engine.variant} if engine.variant else facts
 
     def __call__(self, head: str) -> NetworkEngine:
-        return open_engine(
+        engine = self._engine = open_engine(
             self._checkpoint,
             self._checkpoint.options,
             head=head,
-            device="cuda" if self._on_gpu else "cpu",
+            device="cuda" if self.on_gpu else "cpu",
             device_id=self._instance["device_id"],
             instances=self._instance["count"],
         )
+        return engine
 
 
 class PreparedRequests:

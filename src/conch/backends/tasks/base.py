@@ -97,6 +97,11 @@ class Task(ABC):
         Raises INVALID_ARG for options that no request could be answered with.
         """
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """How much a run and a sequence may have, by name; for whoever looks after the server."""
+        return {}
+
     @abstractmethod
     def prepare(self, request: Request) -> PreparedRequest:
         """Check and decode a request: tokenise text, decode audio or an image.  Raises INVALID_ARG."""

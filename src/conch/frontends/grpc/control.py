@@ -50,7 +50,9 @@ class ControlMethods:
         return control.model_metadata(self._server.model_metadata(request.name, control.read_version(request.version)))
 
     def model_config(self, request: pb.ModelConfigRequest) -> Any:
-        return control.model_config(self._server.model(request.name, control.read_version(request.version)).config)
+        return control.model_config(
+            self._server.model(request.name, control.read_version(request.version)).shown_config
+        )
 
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> Any:
         return control.statistics(self._server.statistics(request.name, control.read_version(request.version)))

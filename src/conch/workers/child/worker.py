@@ -120,6 +120,7 @@ class Worker:
                     ready = {"op": "ready", "async": self._backend.start(header["instance"], header["config"])}
                     if hasattr(self._backend, "slots"):
                         ready["slots"] = self._backend.slots
+                    ready["runs_with"] = getattr(self._backend, "runs_with", {"engine": _interpreter()})
                     channel.send(ready)
                     for number in range(1, self._backend.threads):
                         threading.Thread(target=self._serve_along, name=f"conch-{number}", daemon=True).start()
@@ -147,6 +148,10 @@ class Worker:
             self._backend.before_computing = self.let_another_receive
         except Exception as error:
             self._open_error = error
+
+
+def _interpreter() -> str:
+    return "python " + ".".join(map(str, sys.version_info[:3]))
 
 
 def end() -> None:

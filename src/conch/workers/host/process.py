@@ -46,6 +46,8 @@ class WorkerProcess:
         self.on_progress: Callable[[Mapping[str, Any]], None] | None = None
         #: How many requests a worker that generates takes at a time; 0 for any other.
         self.slots = 0
+        #: What its model runs with, by name (``engine``, ``precision`` …), once it has started.
+        self.runs_with: dict[str, str] = {}
         self.alive = False
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, InferRequest] = {}

@@ -36,8 +36,8 @@ class FakeModel:
             {"OUTPUT0": TensorSpec("OUTPUT0", datatype, dims)},
             decoupled,
         )
-        self.config = model_config_pb2.ModelConfig(name=name, backend="fake", max_batch_size=max_batch_size)
-        self.config.model_transaction_policy.decoupled = decoupled
+        self.shown_config = model_config_pb2.ModelConfig(name=name, backend="fake", max_batch_size=max_batch_size)
+        self.shown_config.model_transaction_policy.decoupled = decoupled
         self.received: list[InferRequest] = []
         self.cancelled: list[InferRequest] = []
         self._labels = labels

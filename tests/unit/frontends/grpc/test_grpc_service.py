@@ -54,7 +54,7 @@ def test_metadata_of_the_server_and_of_a_model(client):
 
 
 def test_configuration_is_the_models(frontend, client):
-    assert client.get_model_config("count_down").config == frontend.server.models["count_down"].config
+    assert client.get_model_config("count_down").config == frontend.server.models["count_down"].shown_config
 
 
 def test_statistics_carry_every_figure(client, stub):

@@ -39,7 +39,7 @@ class TensorRtLlmBackend(GenerationBackend):
         engine = self.open_engine(
             checkpoint, instance, eos_ids, lambda name: parameters.arguments if name == "vllm" else {}
         )
-        self.log("INFO", f"model '{self.model['name']}' runs {checkpoint.directory} on engine '{engine.name}'")
+        self.runs_with["checkpoint"] = str(checkpoint.directory)
         outputs = {str(output["name"]) for output in self.config.get("output", ())}
         contract = TokenInterface(
             Limits(engine),

@@ -47,7 +47,6 @@ class TextBackend(GenerationBackend):
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
         tokenizer.template.require_library(checkpoint.extra)
         engine = self.open_engine(checkpoint, instance, tokenizer.special.eos_ids, self.arguments)
-        self.log("INFO", f"model '{self.model['name']}' runs on engine '{engine.name}'")
         contract = TextInterface(
             tokenizer,
             self.defaults(checkpoint.json("generation_config.json") or {}, settings),

@@ -37,6 +37,7 @@ class OpenVinoGenAIEngine(GenerationEngine):
     """
 
     name = "openvino"
+    library = "openvino_genai"
     block_tokens = BLOCK
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -45,6 +46,7 @@ class OpenVinoGenAIEngine(GenerationEngine):
         self.vocabulary = int(spec.config["vocab_size"])
         context = spec.context or int(spec.config["max_position_embeddings"])
         precision = Precision.of(spec, capabilities())
+        self.precision = f"{precision.arithmetic} (KV cache {precision.cache})"
         self.adapters = tuple(spec.adapters)
         blocks = max(1, cache_blocks(spec, precision, self.max_sequences, context) // (1 + len(spec.adapters)))
         self.cache_tokens = blocks * BLOCK * (1 + len(spec.adapters))

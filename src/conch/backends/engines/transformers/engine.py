@@ -52,6 +52,7 @@ class TransformersEngine(GenerationEngine):
         self._threads = 0
         self._use_threads(spec.threads or usable_cores())
         self._network = load(spec)
+        self.precision = str(self._network.model.dtype).removeprefix("torch.")
         config = self._network.model.config.get_text_config(decoder=True)
         self.context = context(spec, config)
         self.vocabulary = int(config.vocab_size)

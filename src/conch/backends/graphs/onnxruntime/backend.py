@@ -12,6 +12,7 @@ from typing import Any
 from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.onnxruntime.parameters import PARAMETERS, session_settings
 from conch.backends.graphs.onnxruntime.session import Session, SessionSettings, model_file
+from conch.backends.native.libraries import versioned
 from conch.backends.native.threads import usable_cores
 
 
@@ -36,4 +37,8 @@ class OnnxRuntimeBackend(GraphBackend):
             instances=instance["count"],
             cores=usable_cores(),
         )
-        return Session(path, settings)
+        session = Session(path, settings)
+        self.runs_with = {"engine": versioned("onnxruntime"), "providers": " ".join(session.providers)}
+        if settings.threads:
+            self.runs_with["threads"] = str(settings.threads)
+        return session

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from conch.backends.graphs.graph import Graph, GraphBackend
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
+from conch.backends.native.libraries import versioned
 from conch.backends.native.threads import usable_cores
 from conch.config.parameters import Parameter, ParameterTable
 from conch.errors import unsupported
@@ -57,4 +58,12 @@ class OpenVinoBackend(GraphBackend):
         settings = CompileSettings(
             threads=usable_cores(), instances=instance["count"], precision="fp32", properties=properties
         )
-        return CompiledGraph(path, settings)
+        graph = CompiledGraph(path, settings)
+        chosen = settings.compiled()
+        self.runs_with = {
+            "engine": versioned("openvino"),
+            "precision": chosen["INFERENCE_PRECISION_HINT"],
+            "threads": chosen["INFERENCE_NUM_THREADS"],
+            "streams": chosen["NUM_STREAMS"],
+        }
+        return graph

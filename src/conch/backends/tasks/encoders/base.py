@@ -64,6 +64,10 @@ class EncoderTask(Task):
         self.budget = options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)
         self.sharing = examine(self.engine, self.encoder, pair=self.pair)
 
+    @property
+    def limits(self) -> dict[str, int]:
+        return {"max_batch_tokens": self.budget, "max_length": self.encoder.max_length}
+
     @classmethod
     def choose_head(cls, checkpoint: Checkpoint) -> str:
         """``head``, unless the architecture of ``checkpoint`` needs another class."""

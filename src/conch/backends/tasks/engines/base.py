@@ -14,12 +14,14 @@ class NetworkEngine(ABC):
     ``inputs`` are the names that it takes of ``input_ids``, ``attention_mask``, ``token_type_ids``,
     ``pixel_values`` …; ``outputs`` the names of what it computes, as transformers calls them: ``logits``,
     ``last_hidden_state``, ``start_logits``, ``end_logits`` ….  ``precision`` is ``fp32``, ``fp16``,
-    ``bf16`` or ``int8``; ``device`` is ``cpu`` or ``cuda``.
+    ``bf16`` or ``int8``; ``device`` is ``cpu`` or ``cuda``; ``variant`` is the name in ``conch.json`` of what was
+    converted.
     """
 
     name: str
     device: str = "cpu"
     precision: str
+    variant: str = ""
     inputs: frozenset[str]
     outputs: tuple[str, ...]
 

@@ -13,6 +13,8 @@ from conch.errors import invalid, unsupported
 
 #: PyTorch's types by the precision of a variant.
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+#: The precisions by those types.
+PRECISIONS: Final = {dtype: precision for precision, dtype in _DTYPES.items()}
 
 
 def open_engine(
@@ -31,7 +33,25 @@ def open_engine(
     found on a CPU: on a GPU the checkpoint's own weights run where they are there.  Raises INVALID_ARG where what is
     asked for is not there, UNSUPPORTED where a library is missing.
     """
-    engine, precision, graph = choose(checkpoint, options, device)
+    name, precision, graph = choose(checkpoint, options, device)
+    engine = _open(checkpoint, options, head, device, device_id, instances, name, precision, graph)
+    variant = checkpoint.variant
+    if variant is not None and (variant.engine, variant.precision) == (name, precision):
+        engine.variant = variant.name
+    return engine
+
+
+def _open(
+    checkpoint: Checkpoint,
+    options: Options,
+    head: str,
+    device: str,
+    device_id: int,
+    instances: int,
+    engine: str,
+    precision: str,
+    graph: Path | None,
+) -> NetworkEngine:
     if engine == "torch":
         from conch.backends.tasks.engines.torch import TorchEngine
 
@@ -84,4 +104,4 @@ def choose(checkpoint: Checkpoint, options: Options, device: str = "cpu") -> tup
 
 def _requested_precision(options: Options) -> str:
     """The precision that the option ``dtype`` asks of torch."""
-    return next((precision for precision, dtype in _DTYPES.items() if dtype == options.dtype), "")
+    return PRECISIONS.get(options.dtype, "")
