@@ -27,6 +27,7 @@ COMMANDS: Final = {
         "request_command",
         "Write the body of a request for curl, and the line to send it.",
     ),
+    "doctor": ("conch.cli.doctor", "doctor_command", "Show what this machine has, and what would be faster with what."),
     "demo": ("conch.cli.demo", "demo_command", "Make a small model repository, serve it and ask it something."),
 }
 
