@@ -25,6 +25,12 @@ def cache(environment: Mapping[str, str] = os.environ) -> CacheFact:
     )
 
 
+def cached_models(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The ids of the models in the cache, sorted."""
+    folders = _location(environment).glob("models--*")
+    return sorted("/".join(folder.name.split("--")[1:]) for folder in folders)
+
+
 def _location(environment: Mapping[str, str]) -> Path:
     if "HF_HUB_CACHE" in environment:
         return Path(environment["HF_HUB_CACHE"]).expanduser()
