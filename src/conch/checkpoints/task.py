@@ -95,6 +95,9 @@ _ARCHITECTURES: Final[Mapping[str, tuple[str, ...]]] = {
     TEXT_GENERATION: ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"),
 }
 
+#: All names that a task may be given, other names included.
+TASK_NAMES: Final = TEXT_TASKS | MEDIA_TASKS | _ARCHITECTURES.keys() | ALIASES.keys() | {task for _, task, _ in _HEADS}
+
 
 def misfit(task: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     """The ends of architectures that have a head for ``task``, where none of the checkpoint's has; else empty.
@@ -111,11 +114,9 @@ def misfit(task: str, config: Mapping[str, Any]) -> tuple[str, ...]:
 def misspelt(task: str) -> str:
     """The name of a task that ``task`` seems to be misspelt, empty for one that is known or like none."""
     name = canonical(task)
-    named = {task for _, task, _ in _HEADS}
-    known = TEXT_TASKS | MEDIA_TASKS | _ARCHITECTURES.keys() | ALIASES.keys() | named
-    if not name or name in known or name.startswith("translation_"):
+    if not name or name in TASK_NAMES or name.startswith("translation_"):
         return ""
-    return nearest(name, known, 0.85)
+    return nearest(name, TASK_NAMES, 0.85)
 
 
 def canonical(task: str) -> str:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from conch import __version__
 from conch.cli.suggest import unknown_command, unknown_option
@@ -27,6 +28,7 @@ COMMANDS: Final = {
         "request_command",
         "Write the body of a request for curl, and the line to send it.",
     ),
+    "doctor": ("conch.cli.doctor", "doctor_command", "Show what this machine has, and what would be faster with what."),
     "demo": ("conch.cli.demo", "demo_command", "Make a small model repository, serve it and ask it something."),
 }
 
@@ -48,6 +50,13 @@ class _Lazy(click.Group):
         if arguments[0] not in COMMANDS and not arguments[0].startswith("-") and not context.resilient_parsing:
             raise click.UsageError(unknown_command(arguments[0], COMMANDS), context)
         return super().resolve_command(context, arguments)
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        # From the table: click's own would import every command for its line of help.
+        found = [
+            CompletionItem(name, help=help) for name, (_, _, help) in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, context, incomplete)]
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -6,11 +6,24 @@ from pathlib import Path
 
 import click
 
+from conch.cli import completion
+
 
 @click.command("check")
-@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIRECTORY…")
+@click.argument(
+    "directories",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIRECTORY…",
+    shell_complete=completion.directories,
+)
 @click.option(
-    "--model-config-name", "config_name", metavar="NAME", help="Check configs/NAME.pbtxt where a model has it."
+    "--model-config-name",
+    "config_name",
+    metavar="NAME",
+    shell_complete=completion.configurations,
+    help="Check configs/NAME.pbtxt where a model has it.",
 )
 def check_command(directories: tuple[Path, ...], config_name: str | None) -> int:
     """Say what is wrong with the models in a repository, without starting anything.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from conch.cli import completion
 from conch.cli.many import ManyValues
 
 if TYPE_CHECKING:
@@ -20,19 +21,25 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command("convert", cls=ManyValues, context_settings={"max_content_width": 120})
-@click.option("-m", "--model", required=True, metavar="MODEL", help="A Hub id, or a folder with a checkpoint.")
+@click.option("-m", "--model", required=True, metavar="MODEL", help="A Hub id, or a folder with a checkpoint.",
+              shell_complete=completion.checkpoints)  # fmt: skip
 @click.option(
     "-o", "--output", default=Path("models"), type=_FOLDER, metavar="DIR", help="Model repository (default: models)."
 )
 @click.option("--name", default="", metavar="NAME", help="The model's name there (default: the checkpoint's).")
 @click.option(
-    "--task", default="", metavar="TASK", help="A task of transformers.pipeline (default: found from the files)."
+    "--task",
+    default="",
+    metavar="TASK",
+    shell_complete=completion.tasks,
+    help="A task of transformers.pipeline (default: found from the files).",
 )
 @click.option(
     "--backend",
     "backends",
     multiple=True,
     metavar="NAME…",
+    shell_complete=completion.of_values("torch", "onnx", "openvino", "tensorrt"),
     help="torch onnx openvino tensorrt (default: all but the last); for language models openvino, with or without "
     "torch (default: openvino).",
 )
@@ -40,6 +47,7 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     "--quantize",
     multiple=True,
     metavar="NAME…",
+    shell_complete=completion.of_values("int8", "int8-static", "int4", "int4-awq", "bf16", "fp16", "none"),
     help="int8 int8-static bf16 fp16 none (default: int8); for language models int8 int4 int4-awq fp16 none "
     "(default: int8 int4).",
 )

@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from conch.cli import terminal
 from conch.demo.build import build, require_packages
 from conch.demo.client import Client
 from conch.demo.questions import ask_embedders, ask_generator
@@ -25,6 +26,8 @@ HOST: Final = "127.0.0.1"
 #: How long the models may take to load, and the server to stop (s).
 START_SECONDS: Final = 300
 STOP_SECONDS: Final = 15
+#: How long nothing is said while models load (s).
+SILENCE_SECONDS: Final = 5
 
 SERVED: Final = {
     "minilm": "text to embedding, all-MiniLM-L6-v2",
@@ -45,11 +48,12 @@ SERVED: Final = {
 @click.option("--metrics-port", type=click.IntRange(1, 65535), default=8002, show_default=True)
 def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, metrics_port: int) -> None:
     """Serve a sentence encoder and a chat model, and ask them something."""
-    console = Console()
+    console = terminal.console()
     require_packages()
     for port, flag in (http_port, "--http-port"), (grpc_port, "--grpc-port"), (metrics_port, "--metrics-port"):
         require_free(port, flag)
     repository = build(directory)
+    _say(console, f"wrote {len(SERVED)} models to {repository}, from packages that are installed")
     command = [
         *(sys.executable, "-m", "conch", "serve", f"--model-repository={repository}"),
         *(f"--http-address={HOST}", f"--http-port={http_port}", f"--grpc-address={HOST}", f"--grpc-port={grpc_port}"),
@@ -57,8 +61,8 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
     ]
     client = Client(f"http://{HOST}:{http_port}")
     with running(command, directory / "serve.log") as server:
-        console.print(f"conch serve --model-repository={repository} ...", markup=False, highlight=False)
-        wait_until_ready(client, server, directory / "serve.log")
+        _say(console, f"conch serve --model-repository={repository} ... (its log is {directory / 'serve.log'})")
+        wait_until_ready(client, server, directory / "serve.log", console)
         show_models(client, console)
         ask_embedders(client, console)
         ask_generator(client, console)
@@ -95,16 +99,41 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def wait_until_ready(client: Client, server: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when all models are loaded; raises INTERNAL when the server gives up."""
+def wait_until_ready(client: Client, server: subprocess.Popen[bytes], log: Path, console: Console) -> None:
+    """Return when all models are loaded, saying when each is; raises INTERNAL when the server gives up."""
     deadline = time.monotonic() + START_SECONDS
+    progress = LoadProgress(time.monotonic())
     while not client.ready():
+        for line in progress.lines(client.loaded(), time.monotonic()):
+            _say(console, line)
         if server.poll() is not None:
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             raise internal(f"conch serve ended with status {server.returncode}: {''.join(last)} (see {log})")
         if time.monotonic() > deadline:
             raise internal(f"the models were not loaded after {START_SECONDS} s (see {log})")
         time.sleep(0.1)
+
+
+class LoadProgress:
+    """What is said while models load: each that is loaded, and after some silence which are not yet."""
+
+    def __init__(self, now: float) -> None:
+        self._begun = self._said = now
+        self._loaded: set[str] = set()
+
+    def lines(self, loaded: set[str], now: float) -> Iterator[str]:
+        """The lines for the models that are ``loaded`` at the time ``now`` (s)."""
+        told = [f"{name} is loaded" for name in SERVED if name in loaded - self._loaded]
+        self._loaded |= loaded
+        if not told and now - self._said >= SILENCE_SECONDS:
+            told = [f"still loading {', '.join(name for name in SERVED if name not in self._loaded)}"]
+        for line in told:
+            self._said = now
+            yield f"{now - self._begun:5.1f} s  {line}"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_models(client: Client, console: Console) -> None:
@@ -129,7 +158,7 @@ def show_commands(console: Console, http_port: int, metrics_port: int) -> None:
     )
     console.print("[bold]Try[/bold]")
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        _say(console, line)
 
 
 def keep_serving(server: subprocess.Popen[bytes], console: Console) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 
 import click
 
+from conch.cli.completion import models
 from conch.config.pbtxt import parse
 from conch.errors import invalid, not_found, unavailable
 from conch.repository.names import check_model_name
@@ -35,7 +36,7 @@ class Input:
 
 
 @click.command("request")
-@click.argument("model")
+@click.argument("model", shell_complete=models)
 @click.argument("texts", nargs=-1, metavar="[TEXT]…")
 @click.option("-i", "--input", "named", multiple=True, metavar="NAME=TEXT", help="A text for the input of that name.")
 @click.option("-r", "--model-repository", "repository", default=Path("models"), show_default=True,

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 
+from conch.cli.completion import checkpoints, engines, of_option, tasks
 from conch.cli.options import parse
 from conch.errors import invalid
 from conch.settings import OPTIONS, RENAMED, Option
@@ -132,7 +133,15 @@ def _shown(default: object) -> str:
 def _click_option(flag: str) -> click.Option:
     if flag == _BARE:
         return click.Option([f"--{flag}"], is_flag=True)
-    return click.Option([f"--{flag}"], multiple=True)
+    option = OPTIONS[RENAMED[flag][0] if flag in RENAMED else flag]
+    # A renamed flag's values differ from those of what it became, but for a plain new name.
+    complete = of_option(option) if flag not in RENAMED or RENAMED[flag][1] == "{}" else None
+    return click.Option([f"--{flag}"], multiple=True, shell_complete=complete)
+
+
+def _option_of_model(name: str) -> click.Option:
+    complete = {"task": tasks, "engine": engines}.get(name)
+    return click.Option([_flag(name)], is_flag=name == _SWITCH, shell_complete=complete)
 
 
 serve_command = ServeCommand(
@@ -140,9 +149,9 @@ serve_command = ServeCommand(
     callback=serve,
     help=serve.__doc__,
     params=[
-        click.Argument(["arguments"], nargs=-1, metavar="[MODEL]"),
+        click.Argument(["arguments"], nargs=-1, metavar="[MODEL]", shell_complete=checkpoints),
         *map(_click_option, (*OPTIONS, *RENAMED)),
-        *(click.Option([_flag(name)], is_flag=name == _SWITCH) for name in _OF_MODEL),
+        *map(_option_of_model, _OF_MODEL),
         click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all),
     ],
     context_settings={"max_content_width": 100},

@@ -33,6 +33,13 @@ class Client:
         entries: list[dict[str, str]] = json.loads(self._post("/v2/repository/index", {}))
         return entries
 
+    def loaded(self) -> set[str]:
+        """The names of the models that are ready; none while the server does not answer yet."""
+        try:
+            return {entry["name"] for entry in self.index() if entry.get("state") == "READY"}
+        except ConchError:
+            return set()
+
     def embed(self, model: str, texts: list[str]) -> list[list[float]]:
         """The vectors of all texts, from one request."""
         tensor = {"name": "text_input", "datatype": "BYTES", "shape": [len(texts), 1], "data": texts}

@@ -1,9 +1,11 @@
-"""How many cores this process may use, and how instances share them.  Needs the standard library only."""
+"""How many cores this process may use, and how instances share them."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from conch.backends.native.cgroups import limits
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -17,7 +19,7 @@ def usable_cores(root: Path = Path("/")) -> int:
     except (AttributeError, OSError):  # not on this system
         cores = os.cpu_count() or 1
     # A part of a core is left alone: one thread more than the quota pays for has all of them stopped.
-    return max(1, min([cores, *map(int, _quotas(root))]))
+    return max(1, min([cores, *map(int, limits("cpu", _v2, _v1, root))]))
 
 
 def divided(threads: int, instances: int) -> int:
@@ -31,25 +33,6 @@ def pooled(threads: int, instances: int) -> int:
     ``instances`` callers and the pool's ``size - 1`` threads of its own make ``threads`` together.
     """
     return max(1, threads - max(1, instances) + 1)
-
-
-def _quotas(root: Path) -> list[float]:
-    """The quotas, in cores, that hold for the process; none where there are no control groups."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    mounted = root / "sys/fs/cgroup"
-    quotas: list[float | None] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        # Inside a container the path may be the host's, while its own group is the mount itself.
-        groups = dict.fromkeys(part.strip("/") for part in (path, *map(str, PurePosixPath(path).parents), "/"))
-        if not controllers:
-            quotas += [_v2(mounted / group) for group in groups]
-        elif "cpu" in controllers.split(","):
-            quotas += [_v1(mounted / mount / group) for mount in {controllers, "cpu"} for group in groups]
-    return [quota for quota in quotas if quota is not None]
 
 
 def _v2(group: Path) -> float | None:

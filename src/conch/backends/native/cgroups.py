@@ -1,0 +1,32 @@
+"""Limits that control groups set for this process, in version 1 and 2.  Needs the standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+#: Reads a limit from a group's folder; None where it sets none.
+Read = Callable[[Path], float | None]
+
+
+def limits(controller: str, v2: Read, v1: Read, root: Path = Path("/")) -> Iterator[float]:
+    """The limits of ``controller`` that hold for the process: of its group and of those above it.
+
+    ``root`` is where ``proc`` and ``sys`` are mounted; nothing comes where there are no control groups.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    mounted = root / "sys/fs/cgroup"
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        # Inside a container the path may be the host's, while its own group is the mount itself.
+        groups = dict.fromkeys(part.strip("/") for part in (path, *map(str, PurePosixPath(path).parents), "/"))
+        if not controllers:
+            found = [v2(mounted / group) for group in groups]
+        elif controller in controllers.split(","):
+            found = [v1(mounted / mount / group) for mount in {controllers, controller} for group in groups]
+        else:
+            continue
+        yield from (limit for limit in found if limit is not None)

@@ -1,0 +1,110 @@
+"""What a shell offers where a value is expected: models, tasks, engines, the values of flags.
+
+click calls these functions when a shell asks (docs/doctor.md has the lines for bash, zsh and fish); each gets the
+context, the parameter and what has been typed so far, and what it imports it imports then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+from click.shell_completion import CompletionItem
+
+from conch.settings import Option
+
+#: A completer, as click takes it.
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def of_values(*values: str) -> Complete:
+    """The completer of a parameter that takes a few values."""
+    return lambda context, parameter, typed: _begin(values, typed)
+
+
+def of_option(option: Option) -> Complete | None:
+    """The completer of a server's option: its values, or what its name says; None where anything may stand."""
+    kind = get_args(option.type)[0] if option.repeatable else option.type
+    if get_origin(kind) is Literal:
+        return of_values(*get_args(kind))
+    if kind is bool:
+        return of_values("true", "false")
+    if option.name.endswith(("_repository", "_directory")):
+        return directories
+    if option.name.endswith(("_file", "_cert", "_key")):
+        return files
+    return {"load_model": models_to_load, "model_config_name": configurations}.get(option.name)
+
+
+def directories(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Directories, which the shell finds itself."""
+    return [CompletionItem(typed, type="dir")]
+
+
+def files(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Files and directories, which the shell finds itself."""
+    return [CompletionItem(typed, type="file")]
+
+
+def checkpoints(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Models of the Hub that its cache holds, and the shell's files and directories."""
+    from conch.doctor.cache import cached_models
+
+    return [*_begin(cached_models(), typed), CompletionItem(typed, type="file")]
+
+
+def tasks(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Tasks of checkpoints."""
+    from conch.checkpoints.task import TASK_NAMES
+
+    return _begin(sorted(TASK_NAMES), typed)
+
+
+def engines(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Engines that run checkpoints."""
+    from conch.checkpoints.options import ENGINES, TEXT_ENGINES
+
+    return _begin(dict.fromkeys(("auto", *ENGINES, *TEXT_ENGINES)), typed)
+
+
+def models(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """The models of the repositories on the command line, of ``models`` where it names none."""
+    return _begin(sorted({path.name for root in _repositories(context) for path in _model_directories(root)}), typed)
+
+
+def models_to_load(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """The models of the repositories, and the word for all of them."""
+    return [*_begin("*", typed), *models(context, parameter, typed)]
+
+
+def configurations(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """The names of models' further configurations."""
+    found = {
+        path.stem
+        for root in _repositories(context)
+        for model in _model_directories(root)
+        for path in model.glob("configs/*.pbtxt")
+    }
+    return _begin(sorted(found), typed)
+
+
+def _begin(values: Iterable[str], typed: str) -> list[CompletionItem]:
+    return [CompletionItem(value) for value in values if value.startswith(typed)]
+
+
+def _repositories(context: click.Context) -> list[Path]:
+    """The repositories that have been typed, under whichever name the command has for them."""
+    for name in ("model_repository", "directories", "repository"):
+        given: Any = context.params.get(name)
+        if given:
+            return [Path(one) for one in ((given,) if isinstance(given, (str, Path)) else given)]
+    return [Path("models")]
+
+
+def _model_directories(repository: Path) -> list[Path]:
+    try:
+        return [path for path in repository.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    except OSError:
+        return []

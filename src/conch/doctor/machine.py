@@ -1,0 +1,120 @@
+"""Facts of the machine: processor, memory, limits of the process, ports."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from conch.backends.native.cgroups import limits
+from conch.backends.native.threads import usable_cores
+from conch.doctor.facts import LimitsFact, MemoryFact, PortFact, ProcessorFact
+
+#: What engines use, and the processor's flags that mean it (any of them).
+FEATURES: Final[Mapping[str, frozenset[str]]] = {
+    "AVX2": frozenset({"avx2"}),
+    "AVX512": frozenset({"avx512f"}),
+    "VNNI": frozenset({"avx512_vnni", "avx_vnni", "asimddp"}),
+    "AMX": frozenset({"amx_int8", "amx_bf16"}),
+    "bf16": frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
+}
+#: A limit of version 1 that is as good as none.
+_UNLIMITED: Final = 1 << 60
+#: The names of makers in /proc/cpuinfo.
+_MAKERS: Final = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
+
+
+def processor(root: Path = Path("/")) -> ProcessorFact:
+    """The processor; ``root`` is where ``proc`` and ``sys`` are mounted."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    values: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        values.setdefault(key.strip(), value.strip())
+    flags = set((values.get("flags") or values.get("Features") or "").split())
+    maker = values.get("vendor_id", "")
+    return ProcessorFact(
+        name=values.get("model name") or platform.machine(),
+        maker=_MAKERS.get(maker, maker or "unknown"),
+        cores=os.cpu_count() or 1,
+        usable=usable_cores(root),
+        features={name: bool(flags & meaning) for name, meaning in FEATURES.items()},
+    )
+
+
+def memory(root: Path = Path("/")) -> MemoryFact:
+    """The machine's memory, and the least that a control group leaves of it."""
+    seen = psutil.virtual_memory()
+    found = [
+        int(limit)
+        for limit in limits("memory", lambda group: _number(group / "memory.max"), _v1, root)
+        if limit < min(_UNLIMITED, seen.total)
+    ]
+    try:
+        shm = shutil.disk_usage(root / "dev/shm")
+        shm_total, shm_free = shm.total, shm.free
+    except OSError:
+        shm_total = shm_free = 0
+    return MemoryFact(
+        total=seen.total,
+        available=seen.available,
+        limit=min(found, default=0),
+        shm_total=shm_total,
+        shm_free=shm_free,
+        memfd=hasattr(os, "memfd_create"),
+    )
+
+
+def _v1(group: Path) -> float | None:
+    return _number(group / "memory.limit_in_bytes")
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max" is no limit
+        return None
+
+
+def process_limits() -> LimitsFact:
+    """The limits that the server would start with."""
+    return LimitsFact(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_MEMLOCK))
+
+
+def ports(services: Mapping[str, int], address: str) -> tuple[PortFact, ...]:
+    """Whether each service's port is free, and else who listens there, as far as that may be known."""
+    return tuple(
+        PortFact(service, port, "" if _is_free(address, port) else _listener(port))
+        for service, port in services.items()
+    )
+
+
+def _is_free(address: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+def _listener(port: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                process = psutil.Process(connection.pid)
+                return f"{' '.join(process.cmdline()[:4]) or process.name()} (pid {connection.pid})"
+    except (psutil.Error, OSError):
+        pass
+    return "a program of another user"
