@@ -87,6 +87,7 @@ class Settings:
     model_load_thread_count: Count = option(4, "Models", "Models that load at the same time.")
     model_load_retry_count: Number = option(0, "Models", "Further attempts to load a model that failed.")
     model_namespacing: bool = option(False, "Models", "Allow one model name in several repositories.")
+    debug: str = option("", "Models", "Model whose one instance gets the terminal, so that breakpoint() stops there.")
     backend_directory: str = option("", "Models", "Directory of further backends, searched first.")
     backend_config: tuple[Setting, ...] = option((), "Models", "[<backend>,]<setting>=<value>; repeatable.")
     cache_config: tuple[Setting, ...] = option((), "Models", "<cache>,<setting>=<value>, as local,size=1; repeatable.")
