@@ -84,7 +84,8 @@ async def _serve(settings: Settings, on_ready: Callable[[InferenceServer], None]
     except BaseException:
         await process.stop(0)
         raise
-    return 0 if await process.stop(settings.exit_timeout_secs) else 1
+    # A request that stands at a breakpoint is not going to end.
+    return 0 if await process.stop(0 if settings.debug else settings.exit_timeout_secs) else 1
 
 
 def _warn_of_missing_features(settings: Settings) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import re
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -22,6 +23,9 @@ from conch.errors import internal
 
 FORMATS: Final = ("default", "ISO8601")
 LOGGER: Final = logging.getLogger("conch")
+
+#: What may not reach a terminal from a model or a client: it could move the cursor, or worse.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _WORKER_LEVEL: Final = {
     "VERBOSE": logging.DEBUG,
@@ -71,13 +75,19 @@ class _Handler(logging.StreamHandler[Any]):
     def __init__(self, settings: LogSettings) -> None:
         super().__init__(sys.stderr)
         self.settings = settings
+        #: Records that wait for ``release``; None when nothing is held.
+        self.held: deque[logging.LogRecord] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.settings.allows(record.levelno):
+        if not self.settings.allows(record.levelno):
+            return
+        if self.held is not None and self.stream.isatty():
+            self.held.append(record)
+        else:
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        place = f"{os.getpid()} {record.filename}:{record.lineno}]"
+        place = f"{record.process} {record.filename}:{record.lineno}]"
         head = f"{_stamp(record, self.settings.log_format)} {place} "
         table: str | None = getattr(record, "table", None)
         text = record.getMessage()
@@ -85,6 +95,9 @@ class _Handler(logging.StreamHandler[Any]):
             return f"{head}{_quote(text) if text else ''}\n{table}\n"
         if record.exc_info:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
+        first, several, rest = text.partition("\n")
+        if several and self.stream.isatty():
+            return f"{head}{_quote(first)}\n{_CONTROL.sub(_escaped, rest.rstrip())}"
         return head + _quote(text)
 
 
@@ -105,6 +118,19 @@ def setup(settings: LogSettings) -> None:
     root = logging.getLogger()
     if _handler not in root.handlers:
         root.addHandler(_handler)
+
+
+def hold() -> None:
+    """Keep lines for the terminal, the last 10,000 of them, until ``release``: somebody is asked something there."""
+    if _handler.held is None:
+        _handler.held = deque(maxlen=10_000)
+
+
+def release() -> None:
+    """Write the lines that have been kept since ``hold``."""
+    held, _handler.held = _handler.held, None
+    for record in held or ():
+        _handler.handle(record)
 
 
 def current() -> LogSettings:
@@ -136,14 +162,21 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     return "\n".join([rule, head, rule, *body, rule])
 
 
-def emit_from_worker(level: str, file: str, line: int, message: str) -> None:
-    """Pass on what a model logged in its worker, with the model's file and line.
+def emit_from_worker(level: str, file: str, line: int, message: str, instance: str, pid: int) -> None:
+    """Pass on what a model logged in its worker: its ``instance`` and process, then the model's file and line.
 
     ``level`` is ``INFO``, ``WARNING``, ``ERROR`` or ``VERBOSE``; anything else counts as INFO.
     """
     number = _WORKER_LEVEL.get(level, logging.INFO)
     if _handler.settings.allows(number):
-        LOGGER.handle(LOGGER.makeRecord(LOGGER.name, number, file, line, message, (), None))
+        record = LOGGER.makeRecord(LOGGER.name, number, file, line, message, (), None)
+        record.filename = f"{instance}/{record.filename}"
+        record.process = pid
+        LOGGER.handle(record)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
 
 
 def _quote(text: str) -> str:

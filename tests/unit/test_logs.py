@@ -99,14 +99,14 @@ def test_empty_table_has_its_rules(output: io.StringIO) -> None:
 
 
 def test_line_of_a_worker_keeps_the_models_place(output: io.StringIO) -> None:
-    logs.emit_from_worker("WARNING", "/repository/m/1/model.py", 12, "100% odd")
-    assert re.fullmatch(r'W.* model\.py:12\] "100% odd"\n', output.getvalue())
+    logs.emit_from_worker("WARNING", "/repository/m/1/model.py", 12, "100% odd", "m_0_0", 4711)
+    assert re.fullmatch(r'W.* 4711 m_0_0/model\.py:12\] "100% odd"\n', output.getvalue())
 
 
 def test_verbose_line_of_a_worker_needs_the_level(output: io.StringIO) -> None:
-    logs.emit_from_worker("VERBOSE", "model.py", 1, "quiet")
+    logs.emit_from_worker("VERBOSE", "model.py", 1, "quiet", "m_0_0", 4711)
     logs.current().update(log_verbose_level=1)
-    logs.emit_from_worker("VERBOSE", "model.py", 1, "loud")
+    logs.emit_from_worker("VERBOSE", "model.py", 1, "loud", "m_0_0", 4711)
     assert re.findall('"(.*)"', output.getvalue()) == ["loud"]
 
 
@@ -114,6 +114,46 @@ def test_warning_of_a_library_has_the_same_format(output: io.StringIO) -> None:
     logging.getLogger("some.library").warning("odd")
     logging.getLogger("some.library").info("chatter")
     assert re.fullmatch(r'W.* test_logs\.py:\d+\] "odd"\n', output.getvalue())
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    logs.setup(LogSettings())
+    yield screen
+    logging.getLogger().removeHandler(logs._handler)
+
+
+def test_lines_stay_lines_at_a_terminal_and_cannot_command_it(screen: Screen) -> None:
+    LOG.error('one "line"')
+    LOG.error('failed\n  File "model.py"\n\x1b[2J\ttab\x07é\n')
+    first, second, *rest = screen.getvalue().split("\n")
+    assert first.endswith('] "one \\"line\\""')
+    assert second.endswith('] "failed"')
+    assert rest == ['  File "model.py"', "\\x1b[2J\ttab\\x07é", ""]
+
+
+def test_held_lines_are_written_in_order_when_they_are_released(screen: Screen) -> None:
+    logs.hold()
+    LOG.info("one")
+    logs.emit_from_worker("INFO", "model.py", 1, "two", "m_0_0", 4711)
+    assert screen.getvalue() == ""
+    logs.release()
+    LOG.info("three")
+    assert re.findall('"(.*)"', screen.getvalue()) == ["one", "two", "three"]
+
+
+def test_lines_for_a_file_are_not_held(output: io.StringIO) -> None:
+    logs.hold()
+    LOG.info("one")
+    logs.release()
+    assert re.findall('"(.*)"', output.getvalue()) == ["one"]
 
 
 def test_log_file_is_appended_to(output: io.StringIO, tmp_path: Path) -> None:

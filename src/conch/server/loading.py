@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from time import monotonic_ns
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments
 from conch.workers.host.process import WorkerProcess
+from conch.workers.host.spawn import spawn_at_terminal
 
 LOG = logging.getLogger("conch")
 
@@ -104,7 +106,7 @@ class Loader:
             dispatcher = self._dispatcher(starter.config, version, statistics)
             labels = await asyncio.to_thread(files.labels)
             model = Model(starter.config, version, dispatcher, statistics, labels)
-            await self._add_workers(dispatcher, starter, list(placements_of(starter.config)), first)
+            await self._add_workers(dispatcher, starter, self._placements(starter.config), first)
         except BaseException:
             if first is not None:
                 first.kill()
@@ -121,7 +123,7 @@ class Loader:
         validate_load(changed, self._gpus)
         dispatcher = model.executor
         assert isinstance(dispatcher, Dispatcher)
-        wanted = list(placements_of(changed))
+        wanted = self._placements(changed)
         new = [placement for placement in wanted if placement not in dispatcher.placements()]
         await self._add_workers(dispatcher, self._starter(files, model.version, changed), new)
         dispatcher.keep(wanted)
@@ -164,7 +166,16 @@ class Loader:
 
     def _starter(self, files: ModelFiles, version: int, config: ModelConfig) -> WorkerStarter:
         settings = {one.key: one.value for one in self._settings.backend_config if one.scope in ("", config.backend)}
-        return WorkerStarter(files, version, config, settings, self._models, self._environments, self._new_process)
+        new_process = partial(WorkerProcess, spawn=spawn_at_terminal) if self._debugs(config) else self._new_process
+        return WorkerStarter(files, version, config, settings, self._models, self._environments, new_process)
+
+    def _placements(self, config: ModelConfig) -> list[WorkerPlacement]:
+        """Where the workers go; a model that is debugged has one instance, since one can read from the terminal."""
+        placements = list(placements_of(config))
+        return placements[:1] if self._debugs(config) else placements
+
+    def _debugs(self, config: ModelConfig) -> bool:
+        return bool(self._settings.debug) and config.name == self._settings.debug
 
     async def _add_workers(
         self,

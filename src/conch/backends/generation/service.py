@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import os
 import threading
-import traceback
 from collections.abc import Callable
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -24,6 +23,7 @@ from conch.backends.native.arrays import Request, Result, failure
 from conch.errors import ConchError, cancelled, internal, unavailable
 from conch.workers.child.channel import Channel
 from conch.workers.child.packing import Packer
+from conch.workers.child.tracebacks import log_frame
 
 #: How long a step waits for the reading threads at most (ns).
 MAX_WAIT_NS: Final = 10_000_000
@@ -269,9 +269,8 @@ class GenerationService:
 
     def _fail_all(self, error: BaseException) -> None:
         """End the worker, whose engine cannot go on, after failing all requests."""
-        traceback.print_exception(error)
-        failed = failure(error)
-        failed = internal(f"engine '{self._engine.name}' failed: {failed.message}")
+        failed = internal(f"engine '{self._engine.name}' failed: {failure(error).message}")
+        self._channel.send(log_frame(error, failed.message))
         for state in list(self._states.values()):
             state.running.clear()
             state.finish_reasons.append("error")

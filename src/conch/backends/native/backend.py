@@ -22,6 +22,7 @@ from conch.tensors import PROTOCOL_NAME, WireTensor, split_bytes
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer
+from conch.workers.child.tracebacks import log_frame
 
 
 class NativeBackend(ABC):
@@ -192,7 +193,7 @@ class BatchBackend(NativeBackend):
             failed = failure(error)
             results, work = [failed] * len(requests), {}
             if failed is not error:
-                self.log("ERROR", f"model '{self.model['name']}' failed: {failed.message}")
+                self.channel.send(log_frame(error, f"model '{self.model['name']}' failed: {failed.message}"))
         finally:
             for request in requests:
                 del self._under_way[request.serial]

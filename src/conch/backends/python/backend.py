@@ -12,14 +12,13 @@ import json
 import os
 import sys
 import threading
-import traceback
 from concurrent.futures import CancelledError, Future
 from time import monotonic_ns
 from typing import Any, Callable, Dict, List, Optional
 
 from conch.backends.python import model as loader
 from conch.backends.python import runtime
-from conch.backends.python.errors import describe
+from conch.backends.python.errors import PLACES, describe
 from conch.backends.python.model_config import ModelConfig
 from conch.backends.python.request import InferenceRequest
 from conch.backends.python.response import InferenceResponse
@@ -28,6 +27,7 @@ from conch.backends.python.tensor import ArrayUnpacker
 from conch.errors import Code, ConchError, internal, unsupported
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer
+from conch.workers.child.tracebacks import log_frame
 
 
 class PythonBackend:
@@ -47,6 +47,8 @@ class PythonBackend:
         self._execute: Optional[Callable[[List[InferenceRequest]], Any]] = None
         self._decoupled = False
         self._loop: Optional[asyncio.AbstractEventLoop] = None
+        #: Told of every failure of the model while it serves; its ``__cause__`` is what the model raised, if it raised.
+        self.on_failure: Callable[[ConchError], None] = self._log_failure
         runtime.install(self._runtime)
         loader.prepare(self._model)
 
@@ -62,7 +64,7 @@ class PythonBackend:
         try:
             completed = function(ModelConfig(json.dumps(self._config)))
         except BaseException as error:
-            raise internal(describe(error)) from None
+            raise internal(describe(error)) from error
         if not isinstance(completed, ModelConfig):
             raise internal(
                 f"auto_complete_config function in model '{self._model['name']}' must return a valid "
@@ -83,7 +85,7 @@ class PythonBackend:
             if hasattr(model, "initialize"):
                 model.initialize(self._arguments(instance, config))
         except BaseException as error:
-            raise internal(describe(error)) from None
+            raise internal(describe(error)) from error
         self._instance = model
         self._runtime.phase = "serving"
         self._execute = getattr(model, "execute", None)
@@ -131,7 +133,7 @@ class PythonBackend:
             try:
                 finalize()
             except BaseException as error:
-                self._log_error(describe(error))
+                self.on_failure(_caused(internal(describe(error)), error))
         self._instance = None
 
     def _load(self) -> Any:
@@ -142,7 +144,7 @@ class PythonBackend:
             try:
                 self._class = __import__(name, fromlist=["TritonPythonModel"]).TritonPythonModel
             except BaseException as error:
-                raise internal(describe(error)) from None
+                raise internal(describe(error)) from error
         return self._class
 
     def _arguments(self, instance: Dict[str, Any], config: str) -> Dict[str, str]:
@@ -166,7 +168,7 @@ class PythonBackend:
             if not self._decoupled:
                 return running.result()
         except BaseException as error:
-            raise self._failed(describe(error)) from None
+            raise self._failed(describe(error)) from error
         running.add_done_callback(lambda done: self._finished(done, replies))
         return None
 
@@ -174,10 +176,10 @@ class PythonBackend:
         """A decoupled model's coroutine has ended: with an error, its open requests end too."""
         error = CancelledError("the coroutine was cancelled") if done.cancelled() else done.exception()
         if error is not None:
-            self._log_error("".join(traceback.format_exception(type(error), error, error.__traceback__)))
-            message = self._failed(describe(error)).message
+            failure = _caused(self._failed(describe(error)), error)
+            self.on_failure(failure)
             for reply in replies:
-                reply.fail(Code.INTERNAL.name, message)
+                reply.fail(Code.INTERNAL.name, failure.message)
 
     def _responses(
         self, returned: Any, replies: List[ResponseChannel], packer: Packer
@@ -212,7 +214,7 @@ class PythonBackend:
             return None
         if reply.sent:
             message = "Unable to send response. Non-decoupled model cannot send more than one response."
-            self._log_error(self._failed(message).message)
+            self.on_failure(self._failed(message))
             reply.fail(Code.INTERNAL.name, message)
             return None
         reply.close()
@@ -221,15 +223,25 @@ class PythonBackend:
     def _fail(self, header: Header, replies: List[ResponseChannel], error: ConchError) -> None:
         for reply in replies:
             reply.close()
-        self._log_error(error.message)
+        self.on_failure(error)
         done = {"op": "done", "batch": header["batch"], "times": (0, 0, 0), "error": [error.code.name, error.message]}
         self._channel.send(done)
 
     def _failed(self, message: str) -> ConchError:
         return internal(f"Failed to process the request(s) for model '{self._instance_name}', message: {message}")
 
-    def _log_error(self, message: str) -> None:
-        self._runtime.write_log("ERROR", os.path.basename(__file__), sys._getframe(1).f_lineno, message)
+    def _log_failure(self, failure: ConchError) -> None:
+        if failure.__cause__ is None:
+            line = sys._getframe(1).f_lineno
+            self._runtime.write_log("ERROR", os.path.basename(__file__), line, failure.message)
+        else:
+            frame = log_frame(failure.__cause__, failure.message.partition(PLACES)[0])
+            self._runtime.write_log("ERROR", frame["file"], frame["line"], frame["message"])
+
+
+def _caused(failure: ConchError, cause: BaseException) -> ConchError:
+    failure.__cause__ = cause
+    return failure
 
 
 def _check_force_cpu(config: Dict[str, Any]) -> None:

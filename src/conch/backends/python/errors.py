@@ -10,6 +10,9 @@ from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from types import FrameType
 from typing import List, Optional
 
+#: Between the message of an exception and where it was raised, in what ``describe`` returns.
+PLACES = "\n\nAt:\n"
+
 _OWN = __name__.rpartition(".")[0]
 
 
@@ -91,4 +94,4 @@ def _places(error: BaseException) -> str:
         if frame.f_code.co_flags & (CO_COROUTINE | CO_ASYNC_GENERATOR):
             break  # from Python 3.12 on the event loop's frames follow
         frame = frame.f_back
-    return "\n\nAt:\n" + "".join(lines) if lines else ""
+    return PLACES + "".join(lines) if lines else ""

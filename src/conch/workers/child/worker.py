@@ -1,4 +1,4 @@
-"""The program of a worker process: ``python worker.py <socket fd>``.
+"""The program of a worker process: ``python worker.py <socket fd>``, and ``--at-terminal`` where a model is debugged.
 
 Started by ``workers/host/process.py`` by its path, so that it runs in any environment that has numpy and
 Python 3.8: of the server's packages it sees only ``conch`` itself, and nothing of what conch needs.
@@ -23,10 +23,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from conch.workers.child.channel import Channel
 
+#: The argument that leaves the server's terminal to the model.
+AT_TERMINAL = "--at-terminal"
+
 _PR_SET_PDEATHSIG = 1
 
 
-def main(fd: int) -> None:
+def main(fd: int, at_terminal: bool = False) -> None:
     """Serve the channel at ``fd`` until the server says stop or goes away."""
     end_with_parent()
     find_conch()
@@ -36,18 +39,27 @@ def main(fd: int) -> None:
         signal.signal(number, lambda number, frame: None)
     # Cached bytecode is told from its source by size and whole seconds: too coarse for a quick reload.
     sys.dont_write_bytecode = True
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    if not at_terminal:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
     sys.argv = [""]  # the model's, as it would be for a program without arguments
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
+    from conch.workers.child.breakpoints import debug_at_terminal, pass_breakpoints
     from conch.workers.child.channel import Channel
+    from conch.workers.child.messages import line_buffer_streams, send_messages
 
+    line_buffer_streams()
     os.set_inheritable(fd, False)
     connection = socket.socket(fileno=fd)
     os.register_at_fork(after_in_child=connection.close)
-    Worker(Channel(connection, on_closed=lambda: os._exit(1))).serve()
+    channel = Channel(connection, on_closed=lambda: os._exit(1))
+    send_messages(channel)
+    if at_terminal:
+        debug_at_terminal(channel)
+    else:
+        pass_breakpoints(channel)
+    Worker(channel).serve()
 
 
 def end_with_parent() -> None:
@@ -134,11 +146,21 @@ class Worker:
             except Exception as error:
                 code = error.code if isinstance(error, ConchError) else Code.INTERNAL
                 message = str(error) if isinstance(error, ConchError) else f"{type(error).__name__}: {error}"
+                self._log_cause(error, message.partition("\n")[0])
                 failed = {"error": [code.name, message]}
                 if op == "execute":
                     channel.send({"op": "done", "batch": header.get("batch"), "times": (0, 0, 0), **failed})
                 else:
                     channel.send({"op": "failed", **failed})
+
+    def _log_cause(self, error: Exception, heading: str) -> None:
+        """Log the traceback of what was not foreseen, or of what the model raised; who asked gets the message alone."""
+        from conch.errors import ConchError
+        from conch.workers.child.tracebacks import log_frame
+
+        cause = error.__cause__ if isinstance(error, ConchError) else error
+        if cause is not None and not isinstance(cause, ConchError):
+            self._channel.send(log_frame(cause, heading))
 
     def _open(self, init: Any) -> None:
         """Make the backend; what is wrong with it is the answer to the next frame, since ``init`` has none."""
@@ -162,4 +184,4 @@ def end() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), AT_TERMINAL in sys.argv[2:])

@@ -55,6 +55,8 @@ class WorkerProcess:
         self._executions: dict[int, Execution] = {}
         self._bls: BlsHandler | None = None
         self._batches = 0
+        self._lines = 0
+        self._prompting = False
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._stopping = False
         self._idle: asyncio.Event | None = None  # only while somebody waits for it
@@ -80,7 +82,7 @@ class WorkerProcess:
 
         Raises OSError when that is not possible.
         """
-        self._process, connection = self._spawn(python, environment, self._exited)
+        self._process, connection = self._spawn(python, environment, self._exited, self._printed)
         self.alive = True
         self._link = Link(connection, self._received, self._hung_up)
         self._link.send({"op": "init", **init})
@@ -188,6 +190,19 @@ class WorkerProcess:
         """End the process now, by its id; what it was doing fails."""
         self._process.kill()
 
+    def _printed(self, line: str) -> None:
+        """Log a line that the model, or a program that it started, wrote to standard output or error."""
+        self._lines += 1
+        logs.emit_from_worker("INFO", "output", self._lines, line, self.name, self.pid)
+
+    def _at_prompt(self, opened: bool) -> None:
+        """Keep the log's lines while a debugger's prompt is open at the terminal, and write them when it closes."""
+        self._prompting = opened
+        if opened:
+            logs.hold()
+        else:
+            logs.release()
+
     def _received(self, frames: list[Frame]) -> None:
         for frame in frames:
             self._handle(frame)
@@ -211,7 +226,11 @@ class WorkerProcess:
             elif op == "prepared":
                 self._note_lengths(header["lengths"])
             elif op == "log":
-                logs.emit_from_worker(header["level"], header["file"], header["line"], header["message"])
+                logs.emit_from_worker(
+                    header["level"], header["file"], header["line"], header["message"], self.name, self.pid
+                )
+            elif op == "prompt":
+                self._at_prompt(header["open"])
             elif self._bls is not None and self._bls.handle(header, Unpacker(payload, self._link.regions)):
                 pass
             elif self._answer is not None and not self._answer.done():
@@ -293,6 +312,8 @@ class WorkerProcess:
             return
         self.alive = False
         self._link.drain()
+        if self._prompting:
+            self._at_prompt(False)
         self._link.close()
 
         if self._bls is not None:

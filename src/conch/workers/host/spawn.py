@@ -6,14 +6,17 @@ Used by ``WorkerProcess``, on the event loop and in the main thread, whose end n
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from conch.workers.child import worker as program
+from conch.workers.host.output import WorkerOutput
 
 
 class ChildProcess(Protocol):
@@ -31,8 +34,10 @@ class ChildProcess(Protocol):
 
 
 #: Starts the program of a worker under an interpreter with an environment; returns the process and the server's end of
-#: the channel.  The function is called once, when the process has ended.
-Spawn = Callable[[str, Mapping[str, str], Callable[[], None]], tuple[ChildProcess, socket.socket]]
+#: the channel.  Of the functions, one is called once, when the process has ended, one with each line that it prints.
+Spawn = Callable[
+    [str, Mapping[str, str], Callable[[], None], Callable[[str], None]], tuple[ChildProcess, socket.socket]
+]
 
 
 class SpawnedProcess:
@@ -42,8 +47,11 @@ class SpawnedProcess:
     pidfd reports it, elsewhere the end is noticed when the process is killed because its channel has closed.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], on_exit: Callable[[], None]) -> None:
+    def __init__(
+        self, popen: subprocess.Popen[bytes], output: WorkerOutput | None, on_exit: Callable[[], None]
+    ) -> None:
         self._popen = popen
+        self._output = output
         self._on_exit = on_exit
         self._pidfd = -1
         if hasattr(os, "pidfd_open"):
@@ -70,28 +78,82 @@ class SpawnedProcess:
             os.close(self._pidfd)
             self._pidfd = -1
         self._popen.wait()
+        if self._output is not None:
+            self._output.close()
         self._on_exit()
 
 
 def spawn(
-    python: str, environment: Mapping[str, str], on_exit: Callable[[], None]
+    python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
 ) -> tuple[ChildProcess, socket.socket]:
     """Start a worker.  Raises OSError when the process or a descriptor for it cannot be had."""
+    readable, writable = os.pipe()
+    output: WorkerOutput | None = None
+    try:
+        popen, ours = _start(python, environment, streams=(subprocess.DEVNULL, writable, writable))
+        output = WorkerOutput(readable, on_line)
+    finally:
+        os.close(writable)
+        if output is None:
+            os.close(readable)
+    return _watched(popen, ours, output, on_exit)
+
+
+def spawn_at_terminal(
+    python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
+) -> tuple[ChildProcess, socket.socket]:
+    """Start a worker that has this process's standard streams, so that its model can be debugged; as ``spawn``."""
+    restore = _terminal_restorer()
+
+    def exited() -> None:
+        restore()
+        on_exit()
+
+    atexit.register(restore)  # this process may end before the worker does, which then is killed
+    popen, ours = _start(python, environment, program.AT_TERMINAL)
+    return _watched(popen, ours, None, exited)
+
+
+def _terminal_restorer() -> Callable[[], None]:
+    """A function that gives the terminal its present settings again, which a debugger killed at its prompt does not."""
+    if not os.isatty(0):
+        return lambda: None
+    import termios
+
+    return partial(termios.tcsetattr, 0, termios.TCSANOW, termios.tcgetattr(0))
+
+
+def _start(
+    python: str,
+    environment: Mapping[str, str],
+    *arguments: str,
+    streams: tuple[int | None, int | None, int | None] = (None, None, None),
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The program with ``arguments``; standard input, output and error are this process's where there is None."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    stdin, stdout, stderr = streams
     try:
         with theirs:
+            fd = theirs.fileno()
+            command = [python, str(Path(program.__file__)), str(fd), *arguments]
             popen = subprocess.Popen(
-                [python, str(Path(program.__file__)), str(theirs.fileno())],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=(fd,)
             )
-        try:
-            return SpawnedProcess(popen, on_exit), ours
-        except OSError:
-            popen.kill()
-            popen.wait()
-            raise
+        return popen, ours
     except OSError:
         ours.close()
+        raise
+
+
+def _watched(
+    popen: subprocess.Popen[bytes], ours: socket.socket, output: WorkerOutput | None, on_exit: Callable[[], None]
+) -> tuple[ChildProcess, socket.socket]:
+    try:
+        return SpawnedProcess(popen, output, on_exit), ours
+    except OSError:
+        popen.kill()
+        popen.wait()
+        ours.close()
+        if output is not None:
+            output.close()
         raise

@@ -31,6 +31,7 @@ class RunningService:
         self.answers: dict[int, list[dict[str, Any]]] = {}
         self.done: list[int] = []
         self.loads: list[dict[str, Any]] = []
+        self.logged: list[str] = []
 
     def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
         self._frames.put(header)
@@ -54,6 +55,9 @@ class RunningService:
 
     def take(self) -> None:
         frame = self._frames.get(timeout=30)
+        if frame["op"] == "log":
+            self.logged.append(frame["message"])
+            return
         for response in frame["responses"]:
             self.answers.setdefault(response["serial"], []).append(response)
         self.done += [batch for batch, _ in frame["done"]]

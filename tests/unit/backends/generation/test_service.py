@@ -227,6 +227,8 @@ def test_a_broken_engine_fails_what_is_under_way_and_ends_the_worker(
     assert [worker.answers[serial][0]["error"].message for serial in (1, 2)] == [
         "engine 'fake' failed: RuntimeError: no memory left"
     ] * 2
+    (logged,) = worker.logged
+    assert logged.startswith("engine 'fake' failed: RuntimeError: no memory left\nTraceback (most recent call last):\n")
 
 
 @pytest.mark.parametrize(

@@ -142,9 +142,13 @@ def test_an_exception_fails_the_batch_and_is_logged() -> None:
     backend, channel = start(Choosy)
     execute(backend, numbers(1), numbers(99))
     assert {response["error"][1] for response in channel.done()} == {"RuntimeError: 99 is too much"}
-    assert [frame["message"] for frame, _ in channel.frames if frame["op"] == "log"] == [
-        "model 'm' failed: RuntimeError: 99 is too much"
-    ]
+    (logged,) = [frame["message"] for frame, _ in channel.frames if frame["op"] == "log"]
+    heading, *lines = logged.splitlines()
+    assert (heading, lines[0]) == (
+        "model 'm' failed: RuntimeError: 99 is too much",
+        "Traceback (most recent call last):",
+    )
+    assert any(f'File "{__file__}", line' in line for line in lines)
 
 
 def test_stop_waits_for_what_runs() -> None:

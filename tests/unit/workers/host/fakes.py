@@ -26,11 +26,12 @@ class FakeChild:
         self._frames: list[Header] = []
 
     def spawn(
-        self, python: str, environment: Mapping[str, str], on_exit: Callable[[], None]
+        self, python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
     ) -> tuple[FakeChild, socket.socket]:
         ours, self.connection = socket.socketpair()
         self.connection.setblocking(False)
         self._on_exit = on_exit
+        self.print = on_line
         return self, ours
 
     def kill(self) -> None:

@@ -1,0 +1,40 @@
+"""Tracebacks of models as log lines: the whole text that Python prints, and the place that the line is about.
+
+Runs in workers, in any environment (standard library only).
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from types import TracebackType
+from typing import Any, Dict, Optional
+
+#: The modules whose functions call a model, or import it.
+_CALLERS = ("conch.", "importlib.", "threading", "asyncio.", "concurrent.")
+
+
+def log_frame(error: BaseException, heading: str = "") -> Dict[str, Any]:
+    """The ``log`` frame for an exception: ``heading``, then the traceback from the model's first frame on."""
+    # What could not be read has run nothing: Python shows the line.
+    trace = None if isinstance(error, SyntaxError) else _of_model(error.__traceback__)
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    file, line = _place(error, trace)
+    message = f"{heading}\n{text}" if heading else text
+    return {"op": "log", "level": "ERROR", "file": file, "line": line, "message": message}
+
+
+def _of_model(trace: Optional[TracebackType]) -> Optional[TracebackType]:
+    """The traceback without its first frames, which called the model; all of it when there are no others."""
+    rest = trace
+    while rest is not None and rest.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
+        rest = rest.tb_next
+    return rest or trace
+
+
+def _place(error: BaseException, trace: Optional[TracebackType]) -> Any:
+    if isinstance(error, SyntaxError) and error.filename:
+        return os.path.basename(error.filename), error.lineno or 0
+    if trace is None:
+        return os.path.basename(__file__), 0
+    return os.path.basename(trace.tb_frame.f_code.co_filename), trace.tb_lineno
