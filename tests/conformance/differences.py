@@ -34,8 +34,8 @@ GENERAL = {
     "server's version": "conch may state another version of the protocol, and states its own beside it.",
     "while a model loads": "Triton opens no port before its models are loaded, and a model that is loaded later is "
     "NOT_FOUND until then; conch answers from the start, and says UNAVAILABLE (503), so that clients try again.",
-    "what a model runs with": "The configuration of a model of conch's own has parameters that begin with 'conch.', the "
-    "statistics have a member 'runs_with'; those of gRPC, which has no field for it, are as Triton's.",
+    "what a model runs with": "The configuration of a model of conch's own has parameters that begin with 'conch.', "
+    "the statistics have a member 'runs_with'; those of gRPC, which has no field for it, are as Triton's.",
     "extensions": "conch names only the extensions that work, and itself.",
 }
 
