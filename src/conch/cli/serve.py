@@ -13,23 +13,16 @@ from typing import Any, Final, Literal, get_args, get_origin
 import click
 
 from conch.cli.completion import checkpoints, engines, of_option, tasks
-from conch.cli.options import parse
 from conch.errors import invalid
+from conch.options import parse
+from conch.repository.single import MODEL_OPTIONS
 from conch.settings import OPTIONS, RENAMED, Option
 
 #: tritonserver takes this one without a value, and all others with one.
 _BARE: Final = "disable-auto-complete-config"
 
 
-#: The options for one MODEL: their names, which are those in ``model.json``, and their help.
-_OF_MODEL: Final = {
-    "name": "Name to serve it under.",
-    "task": "What it does, such as text-classification.",
-    "engine": "torch, onnxruntime or openvino; to generate text openvino, transformers or vllm.",
-    "revision": "Branch, tag or commit on the Hub.",
-    "trust_remote_code": "Run the code that comes with it.",
-}
-#: The only one of them without a value.
+#: The only option for one MODEL that has no value.
 _SWITCH: Final = "trust_remote_code"
 
 
@@ -38,7 +31,7 @@ def _flag(name: str) -> str:
 
 
 _MODEL_RECORDS: Final = [
-    (_flag(name) if name == _SWITCH else f"{_flag(name)} TEXT", help) for name, help in _OF_MODEL.items()
+    (_flag(name) if name == _SWITCH else f"{_flag(name)} TEXT", help) for name, help in MODEL_OPTIONS.items()
 ]
 
 
@@ -46,7 +39,7 @@ def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **give
     """Serve a model repository as tritonserver does, or one MODEL: a Hub id, checkpoint, .gguf, .onnx or .xml file."""
     if len(arguments) > 1:
         raise invalid(f"Unexpected argument: {arguments[1]}")
-    of_model = {name: value for name in _OF_MODEL if (value := given.pop(name))}
+    of_model = {name: value for name in MODEL_OPTIONS if (value := given.pop(name))}
     texts = {name.replace("_", "-"): values for name, values in given.items() if values}
     if disable_auto_complete_config:
         texts[_BARE] = ("true",)
@@ -69,7 +62,8 @@ def _serve_one(model: str, of_model: dict[str, Any], texts: Mapping[str, Sequenc
     settings = parse(texts)
     name = of_model.pop("name", "")
 
-    from conch.cli.single import announcer, repository_of, settings_for
+    from conch.announcing import announcer
+    from conch.repository.single import repository_of, settings_for
 
     with repository_of(model, name, of_model) as (repository, served):
         from conch.app import run
@@ -151,7 +145,7 @@ serve_command = ServeCommand(
     params=[
         click.Argument(["arguments"], nargs=-1, metavar="[MODEL]", shell_complete=checkpoints),
         *map(_click_option, (*OPTIONS, *RENAMED)),
-        *map(_option_of_model, _OF_MODEL),
+        *map(_option_of_model, MODEL_OPTIONS),
         click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all),
     ],
     context_settings={"max_content_width": 100},

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from conch.cli import main
-from conch.cli.options import parse, parser_of
 from conch.errors import ConchError
+from conch.options import parse, parser_of
 from conch.settings import OPTIONS, Resource, Restriction, Setting, Settings
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from conch.announcing import example
 from conch.cli import main
-from conch.cli.single import example, model_name
 from conch.inference import TensorSpec
+from conch.repository.single import model_name
 from conch.settings import Settings
 
 

@@ -1,6 +1,7 @@
 """From the texts of a command line to ``Settings``.
 
-``serve`` calls ``parse``.  What is wrong is refused in tritonserver's words, with the option's name before them.
+The command line and the library call ``parse``.  What is wrong is refused in tritonserver's words, with the option's
+name before them.
 """
 
 from __future__ import annotations

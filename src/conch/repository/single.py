@@ -1,40 +1,32 @@
-"""``conch serve MODEL``: a repository made for one model, which is gone when the server ends.
+"""A repository made for one model, which is gone when the server ends.
 
-``serve`` calls this before the server starts.  What a checkpoint holds is left to its backend; only what it is called
-and how it is reached is decided here.
+``conch serve MODEL`` and ``conch.Server(MODEL)`` call this before the server starts.  What a checkpoint holds is left
+to its backend; only what it is called and how it is reached is decided here.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import invalid, unsupported
 from conch.repository.names import is_directory_name
 from conch.repository.places import is_model_directory
 from conch.settings import Settings
 
-if TYPE_CHECKING:
-    from conch.inference import TensorSpec
-    from conch.server.core import InferenceServer
-
-LOG = logging.getLogger("conch")
-
-#: Values of inputs in the example of a request.
-_SAMPLES: Final[Mapping[str, Any]] = {
-    "text_input": "Where is the library?",
-    "text_pair": "The library is near the station.",
-    "question": "Where is the library?",
-    "context": "The library is near the station.",
-    "candidate_labels": ["travel", "cooking"],
-    "max_tokens": 50,
+#: What may be said of the one model: the names, which are those in ``model.json``, and their help.
+MODEL_OPTIONS: Final[Mapping[str, str]] = {
+    "name": "Name to serve it under.",
+    "task": "What it does, such as text-classification.",
+    "engine": "torch, onnxruntime or openvino; to generate text openvino, transformers or vllm.",
+    "revision": "Branch, tag or commit on the Hub.",
+    "trust_remote_code": "Run the code that comes with it.",
 }
 
 
@@ -83,36 +75,6 @@ def settings_for(settings: Settings, repository: Path, name: str) -> Settings:
     if settings.model_control_mode == "explicit" and not wanted:
         wanted = (name,)
     return replace(settings, model_repository=(str(repository),), load_model=wanted)
-
-
-def announcer(name: str, settings: Settings) -> Callable[[InferenceServer], None]:
-    """Logs how to ask the model ``name``, once it is loaded."""
-
-    def announce(server: InferenceServer) -> None:
-        if not settings.allow_http:
-            return
-        try:
-            inputs = server.model(name).signature.inputs.values()
-        except ConchError:
-            return  # it is to be loaded later
-        host = "localhost" if settings.http_address in ("0.0.0.0", "::", "127.0.0.1") else settings.http_address
-        command = example(f"http://{host}:{settings.http_port}/v2/models/{name}", inputs)
-        # As it is, so that it can be copied: log lines are quoted.
-        LOG.info("Ask it:", extra={"table": command})
-
-    return announce
-
-
-def example(url: str, inputs: Iterable[TensorSpec]) -> str:
-    """A curl command that asks a model, or that shows its tensors where they are not text."""
-    specs = list(inputs)
-    needed = [spec.name for spec in specs if not spec.optional]
-    if not needed and {"text_input", "max_tokens"} <= {spec.name for spec in specs}:
-        needed = ["text_input", "max_tokens"]  # it generates text, and takes conversations in place of a text too
-    if not needed or any(name not in _SAMPLES for name in needed):
-        return f"curl {url}"
-    body = json.dumps({name: _SAMPLES[name] for name in needed})
-    return f"curl {url}/generate -d '{body}'"
 
 
 def _link(path: Path, version: Path, values: Mapping[str, Any]) -> None:

@@ -1,0 +1,57 @@
+"""How to ask a model that is served alone: the line that is logged when it is ready, for ``conch serve MODEL``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from conch.errors import ConchError
+from conch.settings import Settings
+
+if TYPE_CHECKING:
+    from conch.inference import TensorSpec
+    from conch.server.core import InferenceServer
+
+LOG = logging.getLogger("conch")
+
+#: Values of inputs in the example of a request.
+_SAMPLES: Final[Mapping[str, Any]] = {
+    "text_input": "Where is the library?",
+    "text_pair": "The library is near the station.",
+    "question": "Where is the library?",
+    "context": "The library is near the station.",
+    "candidate_labels": ["travel", "cooking"],
+    "max_tokens": 50,
+}
+
+
+def announcer(name: str, settings: Settings) -> Callable[[InferenceServer], None]:
+    """Logs how to ask the model ``name``, once it is loaded."""
+
+    def announce(server: InferenceServer) -> None:
+        if not settings.allow_http:
+            return
+        try:
+            inputs = server.model(name).signature.inputs.values()
+        except ConchError:
+            return  # it is to be loaded later
+        host = "localhost" if settings.http_address in ("0.0.0.0", "::", "127.0.0.1") else settings.http_address
+        command = example(f"http://{host}:{settings.http_port}/v2/models/{name}", inputs)
+        # As it is, so that it can be copied: log lines are quoted.
+        LOG.info("Ask it:", extra={"table": command})
+
+    return announce
+
+
+def example(url: str, inputs: Iterable[TensorSpec]) -> str:
+    """A curl command that asks a model, or that shows its tensors where they are not text."""
+    specs = list(inputs)
+    needed = [spec.name for spec in specs if not spec.optional]
+    if not needed and {"text_input", "max_tokens"} <= {spec.name for spec in specs}:
+        needed = ["text_input", "max_tokens"]  # it generates text, and takes conversations in place of a text too
+    if not needed or any(name not in _SAMPLES for name in needed):
+        return f"curl {url}"
+    body = json.dumps({name: _SAMPLES[name] for name in needed})
+    return f"curl {url}/generate -d '{body}'"
