@@ -1,7 +1,8 @@
-"""The process of ``conch serve``: binds the ports, loads the models, waits for a signal, stops in order.
+"""A whole server: its front ends, its models and its metrics; and the process of ``conch serve``, which runs one.
 
 The only place where front ends, server and telemetry are put together.  The ports answer from the start: the server is
-live at once, and ready when its models are.  Called by the command line.
+live at once, and ready when its models are.  ``run`` and ``serve`` are the process's, with signals and logs; the
+library makes an ``Application`` of its own and has neither.
 """
 
 from __future__ import annotations
@@ -32,60 +33,55 @@ FLUSH_SECONDS = 2.0
 
 
 def run(settings: Settings, on_ready: Callable[[InferenceServer], None] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit status.
-
-    ``on_ready`` is called when all models that are to be loaded at start have been.
-    """
+    """Serve as ``serve`` does, and print why the server could not start; returns the exit status."""
     try:
-        import uvloop
-
-        return uvloop.run(_serve(settings, on_ready))
-    except ImportError:  # not on this platform
-        return asyncio.run(_serve(settings, on_ready))
+        return serve(settings, on_ready)
     except ConchError as error:
         print(f"error: creating server: {error.code.value} - {error.message}", file=sys.stderr)
         return 1
 
 
+def serve(settings: Settings, on_ready: Callable[[InferenceServer], None] | None = None) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit status.  Call in the main thread.
+
+    ``on_ready`` is called when all models that are to be loaded at start have been.  Raises ConchError when the server
+    cannot start.
+    """
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_serve(settings, on_ready))
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes the event loop of a server: uvloop's, or Python's own (None) where there is no uvloop."""
+    try:
+        import uvloop
+    except ImportError:  # not on this platform
+        return None
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return new_event_loop
+
+
 async def _serve(settings: Settings, on_ready: Callable[[InferenceServer], None] | None = None) -> int:
     logs.setup(settings.log_settings)
     LOG.info("conch %s (serves as Triton %s) under Python %s", __version__, SERVER_VERSION, platform.python_version())
-    _warn_of_missing_features(settings)
-    if not settings.model_repository:
-        raise invalid("--model-repository must be specified")
-    registry = Registry(
-        MetricsConfig.parse(by_scope(settings.metrics_config).get("", {})),
-        cpu=settings.allow_cpu_metrics,
-        gpu=settings.allow_gpu_metrics,
-        interval_ms=settings.metrics_interval_ms,
-    )
-    repository = ModelRepository([Path(path) for path in settings.model_repository], settings.model_config_name or None)
-    server = InferenceServer(settings, repository, registry)
+    application = Application(settings)
     stop = _stop_on_signals()
-    process = _Process(settings, server, registry)
     try:
-        await process.listen()
-        loading = asyncio.ensure_future(server.load_startup_models())
+        await application.listen()
+        loading = asyncio.ensure_future(application.load_models())
         await asyncio.wait([loading, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             failed = loading.result()
-            process.log_tables()
-            if not failed or not settings.exit_on_error:
-                process.log_services()
-            if failed and settings.exit_on_error:
-                reasons = "; ".join(f"'{name}': {error.message}" for name, error in failed.items())
-                raise internal(f"failed to load all models ({reasons})")
             if on_ready is not None and not failed:
-                on_ready(server)
+                on_ready(application.server)
             await stop.wait()
         else:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
     except BaseException:
-        await process.stop(0)
+        await application.stop(0)
         raise
-    # A request that stands at a breakpoint is not going to end.
-    return 0 if await process.stop(0 if settings.debug else settings.exit_timeout_secs) else 1
+    return 0 if await application.stop(application.exit_seconds) else 1
 
 
 def _warn_of_missing_features(settings: Settings) -> None:
@@ -109,12 +105,30 @@ def _signalled(number: int, stop: asyncio.Event) -> None:
         stop.set()
 
 
-class _Process:
-    """The front ends, each on a port of its own, and the server behind them."""
+class Application:
+    """The front ends that ``settings`` ask for, each on a port of its own, and the server behind them.
 
-    def __init__(self, settings: Settings, server: InferenceServer, registry: Registry) -> None:
+    Belongs to one event loop: ``listen``, ``load_models``, and in any case ``stop``, once each and in this order.
+    ``addresses`` has the host and port of every front end that listens: ``grpc``, ``http``, ``openai``, ``metrics``.
+    Raises INVALID_ARG without a model repository.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        _warn_of_missing_features(settings)
+        if not settings.model_repository:
+            raise invalid("--model-repository must be specified")
         self._settings = settings
-        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self.addresses: dict[str, tuple[str, int]] = {}
+        registry = Registry(
+            MetricsConfig.parse(by_scope(settings.metrics_config).get("", {})),
+            cpu=settings.allow_cpu_metrics,
+            gpu=settings.allow_gpu_metrics,
+            interval_ms=settings.metrics_interval_ms,
+        )
+        paths = [Path(path) for path in settings.model_repository]
+        repository = ModelRepository(paths, settings.model_config_name or None)
+        self.server = server = InferenceServer(settings, repository, registry)
         self._http: HttpListener | None = HttpListener(Router(server)) if settings.allow_http else None
         self._openai: HttpListener | None = None
         if settings.openai_port >= 0:
@@ -127,39 +141,56 @@ class _Process:
         """Bind the ports.  Raises INTERNAL when one is taken.
 
         They answer at once, but nothing except questions after the server's health can be asked yet: tritonserver's
-        lines about its services, by which scripts tell that it is ready, come from :meth:`log_services`.
+        lines about its services, by which scripts tell that it is ready, come from :meth:`load_models`.
         """
         settings = self._settings
         if self._grpc is not None:
-            address = await self._grpc.start(settings.grpc_address, settings.grpc_port)
+            address = self.addresses["grpc"] = await self._grpc.start(settings.grpc_address, settings.grpc_port)
             self._note("GRPCInferenceService", address)
         if self._http is not None:
-            address = await self._http.start(
+            address = self.addresses["http"] = await self._http.start(
                 settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
             )
             self._note("HTTPService", address)
         if self._openai is not None:
-            address = await self._openai.start(settings.http_address, settings.openai_port)
+            address = self.addresses["openai"] = await self._openai.start(settings.http_address, settings.openai_port)
             self._note("OpenAI API", address)
         if self._metrics is not None:
-            address = await self._metrics.start(settings.metrics_address, settings.metrics_port)
+            address = self.addresses["metrics"] = await self._metrics.start(
+                settings.metrics_address, settings.metrics_port
+            )
             self._note("Metrics Service", address)
-        LOG.info("Listening, and not ready before the models are loaded: %s", ", ".join(self._services))
+        if self._services:
+            LOG.info("Listening, and not ready before the models are loaded: %s", ", ".join(self._services))
 
     def _note(self, service: str, address: tuple[str, int]) -> None:
         self._services.append("{} at {}:{}".format(service, *address))
 
-    def log_services(self) -> None:
-        """Say that requests are served, as tritonserver does when its models are loaded."""
+    async def load_models(self) -> dict[str, ConchError]:
+        """Load the models that the settings ask for; returns the errors of those that failed, by name.
+
+        Raises INTERNAL for any that failed where the settings say that the server must not go on without.
+        """
+        failed = await self.server.load_startup_models()
+        self._log_tables()
+        if failed and self._settings.exit_on_error:
+            reasons = "; ".join(f"'{name}': {error.message}" for name, error in failed.items())
+            raise internal(f"failed to load all models ({reasons})")
         for service in self._services:
             LOG.info("Started %s", service)
+        return failed
+
+    @property
+    def exit_seconds(self) -> float:
+        """How long requests may take to end when the server stops: one that stands at a breakpoint is not going to."""
+        return 0 if self._settings.debug else self._settings.exit_timeout_secs
 
     async def stop(self, seconds: float) -> bool:
         """Refuse connections, finish requests, unload models, close; False if that takes longer than ``seconds``."""
         listeners = [listener for listener in (self._http, self._openai, self._metrics) if listener is not None]
         for listener in listeners:
             listener.refuse_new()
-        in_time = await self._server.stop(seconds)
+        in_time = await self.server.stop(seconds)
         if not in_time:
             LOG.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
         stops = [listener.stop(FLUSH_SECONDS) for listener in listeners]
@@ -168,7 +199,15 @@ class _Process:
         await asyncio.gather(*stops)
         return in_time
 
-    def log_tables(self) -> None:
+    def abandon(self) -> None:
+        """Stop without anybody who waits for it; any thread may call, such as the one that collects garbage."""
+        if not self._loop.is_closed():  # with a closed loop, workers end as soon as their channels are collected
+            self._loop.call_soon_threadsafe(self._begin_abandoned_stop)
+
+    def _begin_abandoned_stop(self) -> None:
+        self._abandoned = self._loop.create_task(self.stop(0))
+
+    def _log_tables(self) -> None:
         """Log the tables that Triton prints when it starts."""
         settings = self._settings
         logs.table("", ["Repository Agent", "Path"], [])
@@ -177,7 +216,7 @@ class _Process:
             ["Backend", "Path", "Config"],
             [[name, code.implementation, "{}"] for name, code in sorted(BACKENDS.items())],
         )
-        logs.table("", ["Model", "Version", "Status"], self._server.model_rows())
+        logs.table("", ["Model", "Version", "Status"], self.server.model_rows())
         rows: list[tuple[str, object]] = [
             ("server_id", settings.id),
             ("server_version", SERVER_VERSION),

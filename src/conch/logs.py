@@ -1,8 +1,9 @@
 """Log lines and tables in Triton's formats, on top of the standard ``logging`` module.
 
-Modules log with ``logging.getLogger("conch")`` as usual.  ``setup`` is called by the server's entry point; it puts one
-handler on the root logger, so that warnings of libraries come out in the same format.  The settings may change while
-the server runs (``LogSettings.update``, for the logging extension).  Any thread may log.
+Modules log with ``logging.getLogger("conch")`` as usual.  ``setup`` is called by the command, and by the library for
+servers that are asked to log; it puts one handler on the root logger, so that warnings of libraries come out in the
+same format.  The settings may change while the server runs (``LogSettings.update``, for the logging extension).  Any
+thread may log.
 """
 
 from __future__ import annotations
@@ -133,6 +134,16 @@ def release() -> None:
         _handler.handle(record)
 
 
+def reset() -> None:
+    """Take back what ``setup`` has done, and close the log file."""
+    logging.getLogger().removeHandler(_handler)
+    LOGGER.setLevel(logging.NOTSET)
+    previous = _handler.setStream(sys.stderr)
+    if _handler.settings.log_file and previous is not None:
+        previous.close()
+    _handler.settings = LogSettings()
+
+
 def current() -> LogSettings:
     """The settings in force."""
     return _handler.settings
@@ -168,7 +179,7 @@ def emit_from_worker(level: str, file: str, line: int, message: str, instance: s
     ``level`` is ``INFO``, ``WARNING``, ``ERROR`` or ``VERBOSE``; anything else counts as INFO.
     """
     number = _WORKER_LEVEL.get(level, logging.INFO)
-    if _handler.settings.allows(number):
+    if _handler.settings.allows(number) and LOGGER.isEnabledFor(number):
         record = LOGGER.makeRecord(LOGGER.name, number, file, line, message, (), None)
         record.filename = f"{instance}/{record.filename}"
         record.process = pid

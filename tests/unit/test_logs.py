@@ -168,3 +168,22 @@ def test_log_file_is_appended_to(output: io.StringIO, tmp_path: Path) -> None:
 def test_log_file_that_cannot_be_opened_is_an_error(output: io.StringIO, tmp_path: Path) -> None:
     with pytest.raises(ConchError, match=r"failed to open log file '.*': No such file or directory"):
         logs.setup(LogSettings(log_file=str(tmp_path / "none" / "log")))
+
+
+def test_reset_takes_back_what_setup_did(tmp_path: Path) -> None:
+    logs.setup(LogSettings(log_file=str(tmp_path / "log"), log_info=False))
+    handler = logs._handler
+    stream = handler.stream
+    logs.reset()
+    assert stream.closed
+    assert handler not in logging.getLogger().handlers
+    assert LOG.level == logging.NOTSET
+    assert logs.current() == LogSettings()
+
+
+def test_lines_of_models_obey_the_level_of_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    """Where nobody has called ``setup``, the program's own logging decides."""
+    with caplog.at_level(logging.WARNING, logger="conch"):
+        logs.emit_from_worker("INFO", "/models/m/1/model.py", 7, "unwanted", "m_0_0", 4711)
+        logs.emit_from_worker("ERROR", "/models/m/1/model.py", 7, "wanted", "m_0_0", 4711)
+    assert [record.getMessage() for record in caplog.records] == ["wanted"]

@@ -29,6 +29,7 @@ from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry.metrics import Registry
 from conch.workers.host.environment import Environments
 from conch.workers.host.process import STOP_SECONDS
+from conch.workers.host.processes import WorkerProcesses
 
 LOG = logging.getLogger("conch")
 
@@ -52,6 +53,7 @@ class InferenceServer:
         self._table = ModelTable()
         self._table.starting = None
         self._environments = Environments()
+        self._processes = WorkerProcesses()
         loader = Loader(
             settings,
             visible_gpus(),
@@ -59,6 +61,7 @@ class InferenceServer:
             registry.statistics,
             BlsModels(self._table, self),
             self._environments,
+            self._processes.new,
         )
         self._rollout = Rollout(
             repository,
@@ -209,6 +212,7 @@ class InferenceServer:
         self.exiting = True
         if self._polling is not None:
             self._polling.cancel()
+        await self._lifecycle.close()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         models = self._table.loaded()
@@ -232,6 +236,8 @@ class InferenceServer:
         seconds = STOP_SECONDS if in_time else 0.0
         await asyncio.gather(*(model.stop(seconds) for model in models))
         ended = await self._rollout.finish(max(deadline - loop.time(), 0.0))
+        await self._processes.close()
+        await self._rollout.dispose_all()
         await self._environments.close()
         return ended and in_time
 

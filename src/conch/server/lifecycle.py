@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from conch.errors import ConchError
+from conch.errors import ConchError, unavailable
 from conch.repository.override import Override
 from conch.repository.scan import ModelRepository
 from conch.server.loading import Loader
@@ -34,10 +34,13 @@ class Lifecycle:
         self._table = table
         self._rollout = rollout
         self._locks = NameLocks()
+        self._loading: set[asyncio.Task[None]] = set()
         self._unloading: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def load_all(self, names: Iterable[str]) -> dict[str, ConchError]:
         """Load several models.  Returns the errors of those that failed, by name."""
+        self._refuse_if_closed()
         names = sorted(set(names))
         operation = self._operation(frozenset(names))
         results = await asyncio.gather(*(operation.load(name) for name in names), return_exceptions=True)
@@ -55,6 +58,7 @@ class Lifecycle:
 
         Raises the reason; what served before serves on.
         """
+        self._refuse_if_closed()
         await self._operation(frozenset([name]), override).load(name)
         self._revalidate([name])
 
@@ -77,6 +81,18 @@ class Lifecycle:
             task.add_done_callback(self._unloading.discard)
             await asyncio.wait([task], timeout=_PROMPT_SECONDS)
 
+    async def close(self) -> None:
+        """Give up what is being loaded, and accept no further loads; the models that serve are left as they are."""
+        self._closed = True
+        tasks = [*self._loading, *self._unloading]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise unavailable("the server is stopping and loads no models")
+
     async def _unload_members(self, ensemble: str, members: set[str]) -> None:
         """Stop serving the members that nobody else needs, once the ensemble's last requests have ended."""
         await self._rollout.retired(ensemble)
@@ -92,7 +108,9 @@ class Lifecycle:
         return any(name in members for members in (*serving, *self._locks.members.values()))
 
     def _operation(self, wanted: frozenset[str], override: Override | None = None) -> LoadOperation:
-        return LoadOperation(self._repository, self._loader, self._table, self._rollout, self._locks, wanted, override)
+        return LoadOperation(
+            self._repository, self._loader, self._table, self._rollout, self._locks, wanted, override, self._loading
+        )
 
     def _revalidate(self, changed: Iterable[str]) -> None:
         """Load ensembles again whose members have changed; those that do not fit any more stop serving."""

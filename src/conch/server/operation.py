@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import cycle_problem
-from conch.errors import ConchError, invalid
+from conch.errors import ConchError, invalid, unavailable
 from conch.repository.errors import NotUniqueError, PollError
 from conch.repository.override import Override, UploadedModel, describe_override
 from conch.repository.scan import ModelFiles, ModelRepository
@@ -42,7 +42,11 @@ class NameLocks:
 
 
 class LoadOperation:
-    """Loads what is ``wanted``, with ``override`` in place of its files where that is given."""
+    """Loads what is ``wanted``, with ``override`` in place of its files where that is given.
+
+    A load goes on when nobody waits for it any more; ``running`` has the tasks of those that have not ended, for
+    whoever stops the server.
+    """
 
     def __init__(
         self,
@@ -52,7 +56,8 @@ class LoadOperation:
         rollout: Rollout,
         locks: NameLocks,
         wanted: frozenset[str],
-        override: Override | None = None,
+        override: Override | None,
+        running: set[asyncio.Task[None]],
     ) -> None:
         self._repository = repository
         self._loader = loader
@@ -61,6 +66,7 @@ class LoadOperation:
         self._locks = locks
         self._wanted = wanted
         self._override = override
+        self._running = running
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def load(self, name: str) -> None:
@@ -68,7 +74,15 @@ class LoadOperation:
         task = self._tasks.get(name)
         if task is None:
             task = self._tasks[name] = asyncio.get_running_loop().create_task(self._load_locked(name))
-        await asyncio.shield(task)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                raise unavailable(f"load failed for model '{name}': the server is stopping") from None
+            raise
 
     async def _load_locked(self, name: str) -> None:
         async with self._locks.of(name):

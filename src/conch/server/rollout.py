@@ -217,6 +217,12 @@ class Rollout:
         await asyncio.gather(*(model.stop(0) for model in late), return_exceptions=True)
         return not pending
 
+    async def dispose_all(self) -> None:
+        """Remove all uploaded files; call when no model runs any more."""
+        for model_state in self._table.models.values():
+            self._dispose(model_state)
+        await asyncio.gather(*self._disposals)
+
     async def retired(self, name: str) -> None:
         """Wait until what has been replaced or unloaded of a model so far has ended."""
         retiring = [task for task, model in self._retiring.items() if model.name == name]

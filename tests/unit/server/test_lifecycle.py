@@ -232,3 +232,29 @@ async def test_end_of_the_server_stops_by_force_what_does_not_end(house: House) 
     await house.lifecycle.unload("m")
     assert await house.rollout.finish(0.0) is False
     assert stopped(model) == [0]
+
+
+async def test_load_that_is_under_way_is_given_up_when_the_server_stops(house: House) -> None:
+    house.write("m")
+    house.loader.held["m"] = asyncio.Event()
+    load = asyncio.ensure_future(house.lifecycle.load("m"))
+    await until(lambda: house.loader.under_way)
+    await house.lifecycle.close()
+    assert house.loader.under_way == 0
+    with pytest.raises(ConchError, match="load failed for model 'm': the server is stopping"):
+        await load
+    with pytest.raises(ConchError, match="the server is stopping and loads no models"):
+        await house.lifecycle.load("m")
+
+
+async def test_load_that_nobody_waits_for_is_given_up_as_well(house: House) -> None:
+    house.write("m")
+    house.loader.held["m"] = asyncio.Event()
+    load = asyncio.ensure_future(house.lifecycle.load("m"))
+    await until(lambda: house.loader.under_way)
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    assert house.loader.under_way == 1
+    await house.lifecycle.close()
+    assert house.loader.under_way == 0

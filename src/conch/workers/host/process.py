@@ -190,6 +190,10 @@ class WorkerProcess:
         """End the process now, by its id; what it was doing fails."""
         self._process.kill()
 
+    async def ended(self) -> None:
+        """Wait until the process has ended and its requests have been failed."""
+        await self._ended.wait()
+
     def _printed(self, line: str) -> None:
         """Log a line that the model, or a program that it started, wrote to standard output or error."""
         self._lines += 1
