@@ -1,3 +1,61 @@
-"""conch serves Hugging Face models the Triton way.  Importing this package imports nothing else."""
+"""conch serves Hugging Face models the Triton way.
+
+As a library it exports the names below, each imported when it is first used: ``import conch`` alone costs nothing.
+Workers import this package under Python 3.8, where only ``__version__`` is of use.
+"""
+
+from __future__ import annotations
 
 __version__ = "0.2.0.dev0"
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from conch.errors import Code, ConchError
+    from conch.library.async_server import AsyncServer
+    from conch.library.async_service import AsyncInferenceService, AsyncResultStream
+    from conch.library.results import InferResult
+    from conch.library.server import Server
+    from conch.library.service import InferenceService, ResultStream
+    from conch.library.serving import serve
+
+__all__ = [
+    "AsyncInferenceService",
+    "AsyncResultStream",
+    "AsyncServer",
+    "Code",
+    "ConchError",
+    "InferResult",
+    "InferenceService",
+    "ResultStream",
+    "Server",
+    "__version__",
+    "serve",
+]
+
+_MODULES = {
+    "AsyncInferenceService": "conch.library.async_service",
+    "AsyncResultStream": "conch.library.async_service",
+    "AsyncServer": "conch.library.async_server",
+    "Code": "conch.errors",
+    "ConchError": "conch.errors",
+    "InferResult": "conch.library.results",
+    "InferenceService": "conch.library.service",
+    "ResultStream": "conch.library.service",
+    "Server": "conch.library.server",
+    "serve": "conch.library.serving",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'conch' has no attribute '{name}'")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

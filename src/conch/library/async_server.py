@@ -1,0 +1,187 @@
+"""A server inside the process, on the caller's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from conch import logs
+from conch.app import Application
+from conch.errors import ConchError, unavailable
+from conch.inference import ModelSignature
+from conch.library import inprocess
+from conch.library.async_service import AsyncInferenceService
+from conch.library.flags import plan
+from conch.library.requests import OutgoingRequest, version_number
+from conch.library.results import InferResult
+from conch.server.core import InferenceServer
+
+
+class AsyncServer(AsyncInferenceService):
+    """Serves models inside the process: ``async with conch.AsyncServer(model_repository="models") as server``.
+
+    ``model`` is one model in place of a repository, as for ``conch serve MODEL``: an id on the Hub, a checkpoint's
+    folder or a model file.  ``flags`` are the options of ``conch serve``, with underscores, and those for one model.
+    Models run in worker processes, as ever.  No port is opened unless ``http_port``, ``grpc_port``, ``metrics_port`` or
+    ``openai_port`` is given (0 for any free one), or ``ports=True``, which opens those of ``conch serve``; ``urls``
+    says where they are.  Nothing is logged but through ``logging``, unless an option ``log_…`` is given.
+
+    Belongs to the event loop that starts it.  Raises INVALID_ARG for wrong options when it is made.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        /,
+        *,
+        model_repository: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        ports: bool = False,
+        **flags: Any,
+    ) -> None:
+        self._plan = plan(model, model_repository, flags, ports=ports)
+        self._application: Application | None = None
+        self._resources = ExitStack()
+        self._model_name = ""
+        self._closing: asyncio.Task[None] | None = None
+        self._started = False
+
+    async def start(self) -> Self:
+        """Start; returns this server when its models are loaded.
+
+        Raises what keeps it from starting; then everything is closed.  A server starts only once.
+        """
+        if self._started:
+            raise unavailable("a server starts only once: make another one")
+        self._started = True
+        try:
+            settings, self._model_name = self._resources.enter_context(self._plan.open())
+            if self._plan.logs:
+                logs.setup(settings.log_settings)
+                self._resources.callback(logs.reset)
+            self._application = application = Application(settings)
+            await application.listen()
+            await application.load_models()
+        except BaseException:
+            await self._close(0)
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Finish the requests that run, for at most ``exit_timeout_secs``, end the workers and close the ports."""
+        await self._close(self._plan.settings.exit_timeout_secs)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __del__(self, _warn: Any = warnings.warn) -> None:
+        application = getattr(self, "_application", None)
+        if application is None or self._closing is not None:
+            return
+        _warn(f"unclosed server {self!r}", ResourceWarning, source=self)
+        application.abandon()
+        self._resources.close()
+
+    @property
+    def model_name(self) -> str:
+        """The name of the one model that this server was made for; empty where it serves a repository."""
+        return self._model_name
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where its ports are: ``http``, ``grpc``, ``metrics`` and ``openai``, those that were asked for."""
+        addresses = {} if self._application is None else self._application.addresses
+        return {kind: _url(kind, host, port) for kind, (host, port) in addresses.items()}
+
+    async def live(self) -> bool:
+        return self._application is not None and self._core.live and not self._core.exiting
+
+    async def ready(self, model: str = "", version: int | str = "") -> bool:
+        if not await self.live():
+            return False
+        return self._core.model_ready(model, version_number(version)) if model else self._core.ready
+
+    async def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
+        return self._core.model_metadata(model, version_number(version)) if model else self._core.metadata()
+
+    async def config(self, model: str, version: int | str = "") -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self._core.model(model, version_number(version)).config_json)
+        return document
+
+    async def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
+        return self._core.statistics(model, version_number(version))
+
+    async def models(self) -> list[dict[str, str]]:
+        return await self._core.index()
+
+    async def load(
+        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        self._require_control()
+        await self._core.load(model, json.dumps(dict(config)) if isinstance(config, Mapping) else config, files)
+
+    async def unload(self, model: str, dependents: bool = False) -> None:
+        self._require_control()
+        await self._core.unload(model, dependents)
+
+    def _signature(self, model: str, version: int) -> ModelSignature:
+        return self._core.model(model, version).signature
+
+    async def _infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+        return await inprocess.infer(self._core, request, timeout)
+
+    def _stream(self, request: OutgoingRequest, timeout: float | None) -> inprocess.LocalStream:
+        return inprocess.LocalStream(self._core, request, timeout)
+
+    @property
+    def _core(self) -> InferenceServer:
+        """The server.  Raises UNAVAILABLE before it is started and after it is closed."""
+        if self._closing is not None:
+            raise unavailable("the server is closed")
+        if self._application is None:
+            raise unavailable("the server is not started: use it as a context manager, or call start()")
+        return self._application.server
+
+    def _require_control(self) -> None:
+        try:
+            self._core.require_explicit_control()
+        except ConchError as error:
+            if self._closing is not None:
+                raise
+            raise unavailable(f"{error.message}: start the server with model_control_mode='explicit'") from None
+
+    async def _close(self, seconds: float) -> None:
+        """Stop, once, however often it is called; being cancelled meanwhile does not keep it from its end."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._stop(seconds))
+        cancelled = False
+        while not self._closing.done():
+            try:
+                await asyncio.shield(self._closing)
+            except asyncio.CancelledError:
+                cancelled = True
+        self._closing.result()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    async def _stop(self, seconds: float) -> None:
+        try:
+            if self._application is not None:
+                await self._application.stop(seconds)
+        finally:
+            self._resources.close()
+
+
+def _url(kind: str, host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"{'grpc' if kind == 'grpc' else 'http'}://{shown}:{port}"

@@ -1,0 +1,186 @@
+"""The calls of ``service.py`` for code that runs on an event loop.
+
+``AsyncInferenceService`` sorts the arguments; those that derive from it run what comes out, on the caller's loop.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import ArrayLike
+
+from conch.inference import ModelSignature, ParameterValue
+from conch.library.requests import (
+    OutgoingRequest,
+    generate_request,
+    infer_request,
+    single_response,
+    version_number,
+)
+from conch.library.results import InferResult
+
+
+class AsyncResultStream(AsyncIterator[InferResult]):
+    """The responses to one request, in their order.  Closing it before its end cancels the request."""
+
+    @abstractmethod
+    async def __anext__(self) -> InferResult: ...
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Give the rest up."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class AsyncInferenceService(ABC):
+    """A server of models; its methods mean what those of :class:`conch.InferenceService` do, and raise the same.
+
+    Cancelling a call cancels its request.
+    """
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        version: int | str = "",
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        request_id: str = "",
+        priority: int = 0,
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        timeout: float | None = None,
+    ) -> InferResult:
+        """Ask a model that gives one response to a request."""
+        number = version_number(version)
+        signature = single_response(self._signature(model, number))
+        request = infer_request(
+            signature, number, inputs,
+            outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
+            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end,
+        )  # fmt: skip
+        return await self._infer(request, timeout)
+
+    def infer_stream(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        version: int | str = "",
+        outputs: Sequence[str] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        request_id: str = "",
+        priority: int = 0,
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncResultStream:
+        """Ask a model that gives any number of responses, for ``async for``; the request is sent now."""
+        number = version_number(version)
+        request = infer_request(
+            self._signature(model, number), number, inputs,
+            outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
+            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end,
+        )  # fmt: skip
+        return self._stream(request, timeout)
+
+    async def generate(
+        self,
+        model: str,
+        inputs: str | Mapping[str, Any],
+        *,
+        version: int | str = "",
+        request_id: str = "",
+        timeout: float | None = None,
+        **parameters: Any,
+    ) -> InferResult:
+        """Ask a model as ``POST …/generate`` does: with a text, or inputs by name, and sampling parameters."""
+        number = version_number(version)
+        signature = self._signature(model, number)
+        request = generate_request(signature, number, inputs, parameters, request_id=request_id, stream=False)
+        if not signature.decoupled:
+            return await self._infer(request, timeout)
+        async with self._stream(request, timeout) as stream:
+            results = [result async for result in stream]
+        if len(results) != 1:
+            raise request.several_responses()
+        return results[0]
+
+    def generate_stream(
+        self,
+        model: str,
+        inputs: str | Mapping[str, Any],
+        *,
+        version: int | str = "",
+        request_id: str = "",
+        timeout: float | None = None,
+        **parameters: Any,
+    ) -> AsyncResultStream:
+        """Ask a model as ``generate`` does, and get its responses as they come, for ``async for``."""
+        number = version_number(version)
+        signature = self._signature(model, number)
+        request = generate_request(signature, number, inputs, parameters, request_id=request_id, stream=True)
+        return self._stream(request, timeout)
+
+    @abstractmethod
+    async def live(self) -> bool:
+        """Whether the server answers."""
+
+    @abstractmethod
+    async def ready(self, model: str = "", version: int | str = "") -> bool:
+        """Whether the server is ready, or one model; False for a model that is not there."""
+
+    @abstractmethod
+    async def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
+        """What the server says of itself, or of a model."""
+
+    @abstractmethod
+    async def config(self, model: str, version: int | str = "") -> dict[str, Any]:
+        """The configuration that a model runs with."""
+
+    @abstractmethod
+    async def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
+        """The statistics of each version of a model, or of all models; durations in nanoseconds."""
+
+    @abstractmethod
+    async def models(self) -> list[dict[str, str]]:
+        """The repository's index."""
+
+    @abstractmethod
+    async def load(
+        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Load or reload a model; returns when it is ready."""
+
+    @abstractmethod
+    async def unload(self, model: str, dependents: bool = False) -> None:
+        """Stop serving a model; with ``dependents``, the members of an ensemble as well."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give everything back that this object holds.  Closing again does nothing."""
+
+    @abstractmethod
+    def _signature(self, model: str, version: int) -> ModelSignature:
+        """What the model takes.  Raises NOT_FOUND or UNAVAILABLE."""
+
+    @abstractmethod
+    async def _infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+        """The only response to a request."""
+
+    @abstractmethod
+    def _stream(self, request: OutgoingRequest, timeout: float | None) -> AsyncResultStream:
+        """The responses to a request that is sent now."""

@@ -1,0 +1,186 @@
+"""Runs requests on a server in the same process: what the front ends are for other processes.
+
+Used by ``AsyncServer``; runs on the server's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from conch.errors import ConchError, internal, unavailable
+from conch.inference import InferRequest, InferResponse
+from conch.library.async_service import AsyncResultStream
+from conch.library.requests import OutgoingRequest
+from conch.library.results import InferResult
+from conch.library.values import decode
+from conch.server.core import InferenceServer
+
+#: Bytes of responses that may wait to be read before their request is given up, as over gRPC.
+UNREAD_LIMIT: Final = 512 << 20
+
+
+async def infer(server: InferenceServer, outgoing: OutgoingRequest, timeout: float | None) -> InferResult:
+    """The only response to a request.  Giving the call up, by cancelling it or for lack of time, cancels the request.
+
+    Raises UNAVAILABLE after ``timeout`` seconds.
+    """
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    responses: list[InferResponse] = []
+
+    def on_response(response: InferResponse) -> None:
+        if not response.empty or (response.final and not responses):
+            responses.append(response)
+        if response.final and not ended.done():
+            ended.set_result(None)
+
+    request = _submit(server, outgoing, on_response)
+    try:
+        async with asyncio.timeout(timeout):
+            await ended
+    except TimeoutError:
+        request.cancel()
+        raise outgoing.not_in_time(timeout or 0) from None
+    except asyncio.CancelledError:
+        request.cancel()
+        raise
+    if len(responses) != 1:
+        raise internal(f"expected a single response, got {len(responses)}")
+    return _result(request, responses[0])
+
+
+class LocalStream(AsyncResultStream):
+    """The responses to a request of this process; it is sent when the stream is made, on the event loop."""
+
+    def __init__(self, server: InferenceServer, outgoing: OutgoingRequest, timeout: float | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._outgoing = outgoing
+        self._timeout = timeout
+        self._deadline = None if timeout is None else self._loop.time() + timeout
+        # The request refers to the inbox alone, so that a stream that nobody keeps is noticed.
+        self._inbox = _Inbox()
+        self._request = _submit(server, outgoing, self._inbox.put)
+        self._inbox.request = self._request
+
+    async def __anext__(self) -> InferResult:
+        result = await self.next()
+        if result is None:
+            raise StopAsyncIteration
+        return result
+
+    async def next(self) -> InferResult | None:
+        """The next response, or None when there is none left."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                response = await self._inbox.take()
+        except TimeoutError:
+            self._request.cancel()
+            self._inbox.end()
+            raise self._outgoing.not_in_time(self._timeout or 0) from None
+        if response is None:
+            return None
+        try:
+            return _result(self._request, response)
+        except ConchError:
+            self._cancel()
+            raise
+
+    async def aclose(self) -> None:
+        self._cancel()
+
+    def _cancel(self) -> None:
+        self._request.cancel()
+        self._inbox.end()
+
+    def __del__(self) -> None:
+        request = getattr(self, "_request", None)
+        if request is not None and not request.finished and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(request.cancel)  # the garbage collector runs in any thread
+
+
+class _Inbox:
+    """Responses that have come and have not been taken yet."""
+
+    request: InferRequest
+
+    def __init__(self) -> None:
+        self._responses: deque[InferResponse] = deque()
+        self._bytes = 0
+        self._ended = False
+        self._wake: asyncio.Future[None] | None = None
+
+    def put(self, response: InferResponse) -> None:
+        """Keep a response; called by the request, on the event loop."""
+        if self._ended:
+            return
+        if not response.empty:
+            self._responses.append(response)
+            self._bytes += _size(response)
+        self._ended = response.final
+        if self._bytes > UNREAD_LIMIT and not self._ended:
+            self._ended = True
+            reason = f"more than {UNREAD_LIMIT >> 20} MiB of responses were not read"
+            self._responses.append(InferResponse(error=unavailable(reason)))
+            self.request.cancel()
+        self._notify()
+
+    async def take(self) -> InferResponse | None:
+        """The next response, when it comes; None when there is none left."""
+        while not self._responses:
+            if self._ended:
+                return None
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        response = self._responses.popleft()
+        self._bytes -= _size(response)
+        return response
+
+    def end(self) -> None:
+        """Forget everything."""
+        self._ended = True
+        self._responses.clear()
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+def _submit(
+    server: InferenceServer, outgoing: OutgoingRequest, on_response: Callable[[InferResponse], None]
+) -> InferRequest:
+    model = server.model(outgoing.model, outgoing.version)
+    request = InferRequest(
+        model.name,
+        dict(outgoing.inputs),
+        on_response,
+        model_version=model.version,
+        id=outgoing.id,
+        outputs=outgoing.outputs,
+        parameters=outgoing.parameters,
+        correlation_id=outgoing.sequence_id,
+        flags=outgoing.flags,
+        priority=outgoing.priority,
+    )
+    model.infer(request)
+    return request
+
+
+def _result(request: InferRequest, response: InferResponse) -> InferResult:
+    """What the caller gets; raises the error that the response is."""
+    if response.error is not None:
+        raise response.error
+    wanted = request.outputs
+    return InferResult(
+        request.model_name,
+        str(request.model_version),
+        {tensor.name: decode(tensor) for tensor in response.outputs if not wanted or tensor.name in wanted},
+        request.id,
+        response.parameters,
+    )
+
+
+def _size(response: InferResponse) -> int:
+    return sum(len(tensor.data) for tensor in response.outputs)

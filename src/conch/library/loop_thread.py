@@ -1,0 +1,110 @@
+"""An event loop in a thread of its own, for callers that have none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from typing import Any, TypeVar
+
+from conch.app import loop_factory
+from conch.errors import unavailable
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for other threads, from its making until ``close``.
+
+    The thread is a daemon's: it does not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._open = True
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="conch-server", daemon=True)
+        self._thread.start()
+        started.result()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def is_of_another_process(self) -> bool:
+        """Whether this process is a fork of the one that the thread runs in."""
+        return os.getpid() != self._pid
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What ``coroutine`` returns or raises; an exception in the waiting thread, such as Ctrl+C, cancels it.
+
+        Raises UNAVAILABLE after ``close``, and in a process that was forked, where the thread does not exist.
+        """
+        if self.is_current:
+            coroutine.close()
+            raise RuntimeError("a server's own thread cannot wait for the server")
+        future: Future[T] = Future()
+        with self._lock:
+            if self.is_of_another_process:
+                coroutine.close()
+                raise unavailable(f"the server belongs to the process {self._pid}, of which this is a fork")
+            if not self._open:
+                coroutine.close()
+                raise unavailable("the server is closed")
+            self._loop.call_soon_threadsafe(self._begin, coroutine, future)
+        try:
+            return future.result()
+        except CancelledError:
+            raise unavailable("the server is closed") from None
+        except BaseException:
+            if not future.done():
+                self._loop.call_soon_threadsafe(self._cancel, future)
+                future.exception()  # it ends as soon as it has tidied up
+            raise
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread; does nothing in a fork, or the second time."""
+        if self.is_of_another_process:
+            return
+        with self._lock:
+            if self._open:
+                self._open = False
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if not self.is_current:
+            self._thread.join()
+
+    def _run(self, started: Future[None]) -> None:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(self._until_closed(started))
+
+    async def _until_closed(self, started: Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._tasks: dict[Future[Any], asyncio.Task[Any]] = {}
+        started.set_result(None)
+        await self._stop.wait()
+
+    def _begin(self, coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
+        task = self._tasks[future] = self._loop.create_task(coroutine)
+        task.add_done_callback(partial(self._ended, future))
+
+    def _cancel(self, future: Future[Any]) -> None:
+        task = self._tasks.get(future)
+        if task is not None:
+            task.cancel()
+
+    def _ended(self, future: Future[T], task: asyncio.Task[T]) -> None:
+        del self._tasks[future]
+        if task.cancelled():
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        elif (error := task.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(task.result())

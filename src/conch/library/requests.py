@@ -1,0 +1,151 @@
+"""A request of a caller's before it goes anywhere: arguments sorted, values converted.
+
+Servers in the process and clients of other servers make it in the same way, so that the same arguments mean the same.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from conch.errors import ConchError, invalid, unavailable, unsupported
+from conch.inference import SEQUENCE_END, SEQUENCE_START, ModelSignature, ParameterValue
+from conch.library.values import encode_inputs
+from conch.tensors import WireTensor
+
+#: Names that mean something else in the protocols; most are arguments of their own.
+_RESERVED: Final = frozenset(
+    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output")
+)
+#: Says to a model that writes text whether it is to answer piece by piece.
+_STREAM: Final = "stream"
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingRequest:
+    """An inference request to the model of ``signature``; ``version`` is what the caller asked for, -1 for any."""
+
+    signature: ModelSignature
+    version: int
+    inputs: dict[str, WireTensor]
+    outputs: tuple[str, ...] = ()
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    id: str = ""
+    priority: int = 0
+    sequence_id: int | str = 0
+    flags: int = 0
+
+    @property
+    def model(self) -> str:
+        return self.signature.name
+
+    def not_in_time(self, seconds: float) -> ConchError:
+        """The error for an answer that has not come within ``seconds``."""
+        return unavailable(f"no answer from model '{self.model}' within {seconds:g} s")
+
+    def several_responses(self) -> ConchError:
+        """The error for a call that takes exactly one response."""
+        return unsupported(
+            f"model '{self.model}' did not give exactly one response: ask it with infer_stream or generate_stream"
+        )
+
+
+def single_response(signature: ModelSignature) -> ModelSignature:
+    """``signature``, if a request to its model has one response.  Raises UNSUPPORTED for a decoupled model."""
+    if signature.decoupled:
+        raise unsupported(
+            f"model '{signature.name}' is decoupled, so a request may have any number of responses: "
+            "ask it with infer_stream"
+        )
+    return signature
+
+
+def infer_request(
+    signature: ModelSignature,
+    version: int,
+    inputs: Mapping[str, Any],
+    *,
+    outputs: Sequence[str] | None,
+    parameters: Mapping[str, ParameterValue] | None,
+    request_id: str,
+    priority: int,
+    sequence_id: int | str,
+    sequence_start: bool,
+    sequence_end: bool,
+) -> OutgoingRequest:
+    """The request of ``infer`` and ``infer_stream``.  Raises INVALID_ARG for what the model does not take."""
+    if not isinstance(inputs, Mapping):
+        raise invalid(f"inputs of model '{signature.name}' are given by name, not as {type(inputs).__name__}")
+    if isinstance(outputs, str):
+        raise invalid(f"outputs is a list of names: ['{outputs}']")
+    return OutgoingRequest(
+        signature,
+        version,
+        encode_inputs(signature, inputs),
+        tuple(outputs or ()),
+        _checked(parameters or {}),
+        request_id,
+        priority,
+        sequence_id,
+        (SEQUENCE_START if sequence_start else 0) | (SEQUENCE_END if sequence_end else 0),
+    )
+
+
+def generate_request(
+    signature: ModelSignature,
+    version: int,
+    inputs: str | Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    *,
+    request_id: str,
+    stream: bool,
+) -> OutgoingRequest:
+    """The request of ``generate`` and ``generate_stream``: names of inputs are inputs, all others parameters.
+
+    A text is the input ``text_input``, or the only one that takes texts and must be given.  Raises INVALID_ARG.
+    """
+    given: dict[str, Any] = dict(inputs) if isinstance(inputs, Mapping) else {_prompt(signature): inputs}
+    for name, value in parameters.items():
+        if name in given:
+            raise invalid(f"'{name}' is given twice")
+        given[name] = value
+    if stream and _STREAM in signature.inputs:
+        given.setdefault(_STREAM, True)
+    tensors = {name: value for name, value in given.items() if name in signature.inputs}
+    others = {name: value for name, value in given.items() if name not in signature.inputs}
+    return OutgoingRequest(
+        signature, version, encode_inputs(signature, tensors), parameters=_checked(others), id=request_id
+    )
+
+
+def version_number(version: int | str) -> int:
+    """A version as callers give it: a number, a text of digits, or nothing (-1) for the server's choice."""
+    if version == "":
+        return -1
+    text = str(version)
+    if not text.isdecimal() or isinstance(version, bool):
+        raise invalid(f"version must be a number such as 1, or nothing for any; got {version!r}")
+    return int(text)
+
+
+def _prompt(signature: ModelSignature) -> str:
+    if "text_input" in signature.inputs:
+        return "text_input"
+    names = [spec.name for spec in signature.inputs.values() if spec.datatype == "BYTES" and not spec.optional]
+    if len(names) != 1:
+        raise invalid(
+            f"model '{signature.name}' has no input of its own for a text: give its inputs by name "
+            f"({', '.join(signature.inputs) or 'it has none'})"
+        )
+    return names[0]
+
+
+def _checked(parameters: Mapping[str, Any]) -> dict[str, ParameterValue]:
+    for name, value in parameters.items():
+        if name in _RESERVED or name.startswith("triton_"):
+            raise invalid(f"'{name}' cannot be a parameter of a request: the protocols use the name for another thing")
+        if not isinstance(value, bool | int | float | str):
+            raise invalid(f"parameter '{name}' must be a bool, a number or a text; got {value!r:.80}")
+    return dict(parameters)

@@ -1,0 +1,191 @@
+"""A server inside the process, for threads: ``AsyncServer`` on an event loop of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from conch.errors import ConchError, unavailable
+from conch.inference import ModelSignature
+from conch.library.async_server import AsyncServer
+from conch.library.inprocess import LocalStream
+from conch.library.loop_thread import LoopThread
+from conch.library.requests import OutgoingRequest
+from conch.library.results import InferResult
+from conch.library.service import InferenceService, ResultStream
+
+T = TypeVar("T")
+
+
+class Server(InferenceService):
+    """Serves models inside the process: ``with conch.Server(model_repository="models") as server``.
+
+    ``model`` is one model in place of a repository, as for ``conch serve MODEL``: an id on the Hub, a checkpoint's
+    folder or a model file.  ``flags`` are the options of ``conch serve``, with underscores, and those for one model.
+    Models run in worker processes, as ever; the server runs in a thread.  No port is opened unless ``http_port``,
+    ``grpc_port``, ``metrics_port`` or ``openai_port`` is given (0 for any free one), or ``ports=True``, which opens
+    those of ``conch serve``; ``urls`` says where they are.  Nothing is logged but through ``logging``, unless an option
+    ``log_…`` is given.
+
+    Any thread may call.  Raises INVALID_ARG for wrong options when it is made.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        /,
+        *,
+        model_repository: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        ports: bool = False,
+        **flags: Any,
+    ) -> None:
+        self._server = AsyncServer(model, model_repository=model_repository, ports=ports, **flags)
+        self._thread: LoopThread | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def start(self) -> Self:
+        """Start; returns this server when its models are loaded.
+
+        Raises what keeps it from starting; then everything is closed.  A server starts only once.
+        """
+        if self._thread is not None:
+            raise unavailable("a server starts only once: make another one")
+        thread = self._thread = LoopThread()
+        try:
+            thread.run(self._server.start())
+        except BaseException:
+            thread.close()
+            raise
+        self._finalizer = weakref.finalize(self, _close_unclosed, self._server, thread, repr(self))
+        return self
+
+    def close(self) -> None:
+        """Finish the requests that run, for at most ``exit_timeout_secs``, end the workers and close the ports."""
+        if self._finalizer is not None and self._finalizer.detach() is not None:
+            thread = self._thread_that_runs
+            if not thread.is_of_another_process:  # a fork leaves its parent's server alone
+                _close(self._server, thread)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def model_name(self) -> str:
+        """The name of the one model that this server was made for; empty where it serves a repository."""
+        return self._server.model_name
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where its ports are: ``http``, ``grpc``, ``metrics`` and ``openai``, those that were asked for."""
+        return self._server.urls
+
+    def live(self) -> bool:
+        return self._open and self._run(self._server.live())
+
+    def ready(self, model: str = "", version: int | str = "") -> bool:
+        return self._open and self._run(self._server.ready(model, version))
+
+    def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
+        return self._run(self._server.metadata(model, version))
+
+    def config(self, model: str, version: int | str = "") -> dict[str, Any]:
+        return self._run(self._server.config(model, version))
+
+    def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
+        return self._run(self._server.statistics(model, version))
+
+    def models(self) -> list[dict[str, str]]:
+        return self._run(self._server.models())
+
+    def load(
+        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        self._run(self._server.load(model, config, files))
+
+    def unload(self, model: str, dependents: bool = False) -> None:
+        self._run(self._server.unload(model, dependents))
+
+    def _signature(self, model: str, version: int) -> ModelSignature:
+        return self._run(_signature(self._server, model, version))
+
+    def _infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+        return self._run(self._server._infer(request, timeout))
+
+    def _stream(self, request: OutgoingRequest, timeout: float | None) -> ResultStream:
+        return _BlockingStream(self._thread_that_runs, self._run(_stream(self._server, request, timeout)))
+
+    @property
+    def _open(self) -> bool:
+        return self._finalizer is not None and self._finalizer.alive
+
+    @property
+    def _thread_that_runs(self) -> LoopThread:
+        if self._thread is None:
+            raise unavailable("the server is not started: use it as a context manager, or call start()")
+        return self._thread
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            thread = self._thread_that_runs
+        except BaseException:
+            coroutine.close()
+            raise
+        return thread.run(coroutine)
+
+
+class _BlockingStream(ResultStream):
+    """The responses of a stream on the server's loop, taken from another thread."""
+
+    def __init__(self, thread: LoopThread, stream: LocalStream) -> None:
+        self._thread = thread
+        self._stream = stream
+
+    def __next__(self) -> InferResult:
+        result = self._thread.run(self._stream.next())
+        if result is None:
+            raise StopIteration
+        return result
+
+    def close(self) -> None:
+        with contextlib.suppress(ConchError):  # the server is closed, and the request has ended with it
+            self._thread.run(self._stream.aclose())
+
+
+# What looks into the server's tables, or reads its loop's clock, runs on its loop.
+
+
+async def _signature(server: AsyncServer, model: str, version: int) -> ModelSignature:
+    return server._signature(model, version)
+
+
+async def _stream(server: AsyncServer, request: OutgoingRequest, timeout: float | None) -> LocalStream:
+    return server._stream(request, timeout)
+
+
+def _close_unclosed(server: AsyncServer, thread: LoopThread, name: str) -> None:
+    """Close what nobody has closed before its end, or the process's; runs in any thread."""
+    if thread.is_of_another_process:
+        return
+    warnings.warn(f"unclosed server {name}", ResourceWarning, stacklevel=2)
+    if thread.is_current:
+        threading.Thread(target=_close, args=(server, thread), name="conch-closing").start()
+    else:
+        _close(server, thread)
+
+
+def _close(server: AsyncServer, thread: LoopThread) -> None:
+    try:
+        thread.run(server.close())
+    finally:
+        thread.close()

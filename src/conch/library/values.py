@@ -1,0 +1,178 @@
+"""Converts what callers give to tensors, and tensors to NumPy arrays.
+
+Pure.  Numbers become those of the datatype that the model declares, where that keeps what they say.  A shape may leave
+out the batch dimension of a single row, and dimensions at its end that are 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conch.errors import invalid
+from conch.inference import ModelSignature, TensorSpec
+from conch.tensors import WireTensor, format_shape, pack_bytes, split_bytes
+
+#: NumPy's types by datatype; BYTES and BF16 have none.
+_TYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "BOOL": np.dtype("?"),
+    "UINT8": np.dtype("u1"), "UINT16": np.dtype("<u2"), "UINT32": np.dtype("<u4"), "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("i1"), "INT16": np.dtype("<i2"), "INT32": np.dtype("<i4"), "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"), "FP32": np.dtype("<f4"), "FP64": np.dtype("<f8"),
+}  # fmt: skip
+
+
+def encode_inputs(signature: ModelSignature, values: Mapping[str, Any]) -> dict[str, WireTensor]:
+    """The tensors of ``values`` by input name, their data copied.
+
+    A single value without a shape counts for every row of the other inputs.  Raises INVALID_ARG for a name that the
+    model does not have and for values that do not fit its input.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, value in values.items():
+        spec = signature.inputs.get(name)
+        if spec is None:
+            raise invalid(_no_input(signature, name))
+        arrays[name] = _array(signature, spec, value)
+    batched = signature.max_batch_size > 0
+    shapes = {
+        name: _fitted(signature, signature.inputs[name], array.shape, batched)
+        for name, array in arrays.items()
+        if array.ndim
+    }
+    rows = next((shape[0] for shape in shapes.values()), 1) if batched else 1
+    tensors: dict[str, WireTensor] = {}
+    for name, array in arrays.items():
+        spec = signature.inputs[name]
+        shape = shapes.get(name)
+        if shape is None:
+            shape = _fitted(signature, spec, (), batched)
+            if batched:
+                shape = (rows, *shape[1:])
+                array = np.broadcast_to(array, shape)
+        data = pack_bytes(array.flat) if spec.datatype == "BYTES" else array.tobytes()
+        tensors[name] = WireTensor(name, spec.datatype, shape, data)
+    return tensors
+
+
+def decode(tensor: WireTensor) -> NDArray[Any]:
+    """The array of an output; it is writable and shares no memory with the tensor."""
+    if tensor.datatype == "BYTES":
+        elements = split_bytes(tensor.data)
+        texts = np.empty(len(elements), np.object_)
+        texts[:] = elements
+        return texts.reshape(tensor.shape)
+    if tensor.datatype == "BF16":
+        upper = np.frombuffer(tensor.data, "<u2").astype("<u4")
+        return (upper << 16).view("<f4").reshape(tensor.shape)
+    return np.frombuffer(tensor.data, _TYPES[tensor.datatype]).reshape(tensor.shape).copy()
+
+
+def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -> NDArray[Any]:
+    """The array of an output that came as JSON: a bare value, or a list, nested or flat."""
+    if datatype == "BYTES":
+        texts = _objects(values).reshape(-1)
+        return decode(WireTensor(name, datatype, shape, pack_bytes(text.encode() for text in texts)))
+    kind = np.dtype("<f4") if datatype == "BF16" else _TYPES[datatype]
+    return np.array(values, kind).reshape(shape)
+
+
+def _no_input(signature: ModelSignature, name: str) -> str:
+    near = get_close_matches(name, signature.inputs, 1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return f"model '{signature.name}' has no input '{name}', but {', '.join(signature.inputs) or 'none'}{hint}"
+
+
+def _array(signature: ModelSignature, spec: TensorSpec, value: Any) -> NDArray[Any]:
+    """``value`` as an array of the input's datatype (BF16 as the upper halves of float32), in the caller's shape."""
+    what = f"input '{spec.name}' of model '{signature.name}' takes {spec.datatype}"
+    try:
+        if spec.datatype == "BYTES":
+            return _encoded(_objects(value), what)
+        given = np.asarray(value)
+        wanted = np.dtype("<f4") if spec.datatype == "BF16" else _TYPES[spec.datatype]
+        if wanted == _TYPES["UINT64"] and not isinstance(value, np.ndarray):
+            given = _large_integers(given, value)
+    except ValueError:
+        raise invalid(f"{what}; the lists given have different lengths") from None
+    if given.dtype != wanted:
+        given = _converted(given, wanted, what)
+    return _upper_halves(given) if spec.datatype == "BF16" else given
+
+
+def _objects(value: Any) -> NDArray[Any]:
+    if isinstance(value, np.ndarray):
+        return value.astype(np.object_)
+    return np.array(value, dtype=np.object_)
+
+
+def _encoded(texts: NDArray[Any], what: str) -> NDArray[Any]:
+    encoded = np.empty(texts.shape, np.object_)
+    for place, text in np.ndenumerate(texts):
+        if isinstance(text, str):
+            try:
+                encoded[place] = text.encode()
+            except UnicodeEncodeError as error:
+                raise invalid(f"{what}; {text!r:.80} cannot be written in UTF-8: {error.reason}") from None
+        elif isinstance(text, bytes):
+            encoded[place] = text
+        else:
+            raise invalid(f"{what}, as str or bytes; got {text!r:.80} ({type(text).__name__})")
+    return encoded
+
+
+def _large_integers(given: NDArray[Any], value: Any) -> NDArray[Any]:
+    """``given``, or integers of which NumPy makes floats or objects, as some lie beyond those of INT64."""
+    if given.dtype.kind in "fO":
+        objects = _objects(value)
+        if objects.size and all(type(one) is int and 0 <= one < 2**64 for one in objects.flat):
+            return objects.astype("<u8")
+    return given
+
+
+def _converted(given: NDArray[Any], wanted: np.dtype[Any], what: str) -> NDArray[Any]:
+    """``given`` as ``wanted``; refuses what would not be the same values, rounding of floats apart."""
+    kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}[wanted.kind]
+    if given.size and given.dtype.kind not in kinds:
+        bfloat16 = given.dtype.name == "bfloat16" and wanted.kind == "f"
+        if not bfloat16:
+            raise invalid(f"{what}; got {given.dtype} ({given.flat[0]!r:.80})")
+    with np.errstate(over="ignore"):
+        converted = given.astype(wanted)
+    if given.size and not np.can_cast(given.dtype, wanted, "safe"):
+        if wanted.kind in "iu":
+            limits = np.iinfo(wanted)
+            low, high = int(given.min()), int(given.max())
+            if low < limits.min or high > limits.max:
+                raise invalid(f"{what}; {low if low < limits.min else high} is out of its range")
+        elif bool((np.isinf(converted) & np.isfinite(given.astype("f8"))).any()):
+            raise invalid(f"{what}; {given.flat[np.abs(given.astype('f8')).argmax()]} is out of its range")
+    return converted
+
+
+def _upper_halves(values: NDArray[Any]) -> NDArray[Any]:
+    """BF16 bits of float32 values, rounded to the nearest, ties to even; NaN stays NaN."""
+    bits = values.astype("<f4").view("<u4")
+    rounded = (bits + (((bits >> 16) & 1) + 0x7FFF).astype("<u4")) >> 16
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype("<u2")
+
+
+def _fitted(signature: ModelSignature, spec: TensorSpec, given: tuple[int, ...], batched: bool) -> tuple[int, ...]:
+    """The whole shape of values of the shape ``given``.  Raises INVALID_ARG where they do not fit."""
+    full = (-1, *spec.dims) if batched else spec.dims
+    if not given and all(dim in (-1, 1) for dim in spec.dims):
+        return (1,) * len(full)
+    for shape in (given, (1, *given)) if batched else (given,):
+        left_out = full[len(shape) :]
+        if len(shape) <= len(full) and all(dim == 1 for dim in left_out):
+            whole = (*shape, *left_out)
+            if all(dim in (-1, size) for dim, size in zip(full, whole, strict=True)):
+                return whole
+    raise invalid(
+        f"input '{spec.name}' of model '{signature.name}' has the shape {format_shape(full)}; got "
+        f"{format_shape(given) if given else 'a single value'}"
+    )

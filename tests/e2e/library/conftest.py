@@ -1,0 +1,149 @@
+"""One server in the process, and everything that has its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import conch
+from conch.inference import ModelSignature
+from conch.library.loop_thread import LoopThread
+from conch.library.requests import OutgoingRequest
+from tests.models import build, write
+
+MODELS = ("add_sub", "echo_request", "gate", "generate", "identity_batched", "repeat", "types")
+#: Says its text in upper case, row by row, and counts the rows of the requests that it gets at a time.
+SHOUT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy() for request in requests]
+        rows = sum(map(len, texts))
+        return [
+            pb_utils.InferenceResponse([
+                pb_utils.Tensor("text_output", np.array([[one.decode().upper()] for one in text[:, 0]], np.object_)),
+                pb_utils.Tensor("ROWS", np.full((len(text), 1), rows, np.int32)),
+            ])
+            for text in texts
+        ]
+"""
+SHOUT_CONFIG = """
+backend: "python"
+max_batch_size: 8
+input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "ROWS" data_type: TYPE_INT32 dims: [ 1 ] }
+dynamic_batching { max_queue_delay_microseconds: 100000 }
+"""
+
+
+class BlockingStream(conch.ResultStream):
+    """A stream of an ``AsyncServer`` for code that has no event loop."""
+
+    def __init__(self, thread: LoopThread, stream: conch.AsyncResultStream) -> None:
+        self.thread, self.stream = thread, stream
+
+    def __next__(self) -> conch.InferResult:
+        async def step() -> conch.InferResult | None:
+            return await anext(self.stream, None)
+
+        result = self.thread.run(step())
+        if result is None:
+            raise StopIteration
+        return result
+
+    def close(self) -> None:
+        self.thread.run(self.stream.aclose())
+
+
+class OnALoop(conch.InferenceService):
+    """An ``AsyncServer`` for code that has no event loop; every call goes through its own method there."""
+
+    def __init__(self, server: conch.AsyncServer, thread: LoopThread) -> None:
+        self.server, self.thread = server, thread
+
+    def infer(self, *arguments: Any, **options: Any) -> conch.InferResult:
+        return self.thread.run(self.server.infer(*arguments, **options))
+
+    def generate(self, *arguments: Any, **options: Any) -> conch.InferResult:
+        return self.thread.run(self.server.generate(*arguments, **options))
+
+    def infer_stream(self, *arguments: Any, **options: Any) -> conch.ResultStream:
+        async def begin() -> conch.AsyncResultStream:
+            return self.server.infer_stream(*arguments, **options)
+
+        return BlockingStream(self.thread, self.thread.run(begin()))
+
+    def generate_stream(self, *arguments: Any, **options: Any) -> conch.ResultStream:
+        async def begin() -> conch.AsyncResultStream:
+            return self.server.generate_stream(*arguments, **options)
+
+        return BlockingStream(self.thread, self.thread.run(begin()))
+
+    def live(self) -> bool:
+        return self.thread.run(self.server.live())
+
+    def ready(self, model: str = "", version: int | str = "") -> bool:
+        return self.thread.run(self.server.ready(model, version))
+
+    def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
+        return self.thread.run(self.server.metadata(model, version))
+
+    def config(self, model: str, version: int | str = "") -> dict[str, Any]:
+        return self.thread.run(self.server.config(model, version))
+
+    def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
+        return self.thread.run(self.server.statistics(model, version))
+
+    def models(self) -> list[dict[str, str]]:
+        return self.thread.run(self.server.models())
+
+    def load(
+        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        self.thread.run(self.server.load(model, config, files))
+
+    def unload(self, model: str, dependents: bool = False) -> None:
+        self.thread.run(self.server.unload(model, dependents))
+
+    def close(self) -> None:
+        self.thread.run(self.server.close())
+
+    def _signature(self, model: str, version: int) -> ModelSignature:
+        raise AssertionError("its methods are the server's")
+
+    def _infer(self, request: OutgoingRequest, timeout: float | None) -> conch.InferResult:
+        raise AssertionError("its methods are the server's")
+
+    def _stream(self, request: OutgoingRequest, timeout: float | None) -> conch.ResultStream:
+        raise AssertionError("its methods are the server's")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with some of the toy models."""
+    repository = build(tmp_path_factory.mktemp("library") / "models", *MODELS)
+    write(repository, "shout", SHOUT_CONFIG, {"1/model.py": SHOUT})
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[conch.Server]:
+    """A server of all of them, with ports."""
+    options: dict[str, Any] = {"model_control_mode": "explicit", "load_model": "*", "http_port": 0, "grpc_port": 0}
+    with conch.Server(model_repository=folder, exit_timeout_secs=5, **options) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", params=["server", "async"])
+def service(request: pytest.FixtureRequest, server: conch.Server) -> Iterator[conch.InferenceService]:
+    """The same server by each of the ways to it."""
+    if request.param == "server":
+        yield server
+    else:
+        yield OnALoop(server._server, server._thread_that_runs)

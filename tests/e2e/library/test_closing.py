@@ -1,0 +1,249 @@
+"""What is left when a server in the process has ended, in whatever way: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import conch
+from conch import Code, ConchError
+from conch.app import loop_factory
+from tests.events import Events, eventually
+from tests.models import build, write
+
+ROWS = {"INPUT0": list(range(16)), "INPUT1": list(range(16))}
+BROKEN = 'backend: "python"\noutput { name: "O" data_type: TYPE_INT32 dims: [ 1 ] }'
+
+
+def held() -> dict[str, Any]:
+    """Everything that a server takes: processes, threads, descriptors and files."""
+    gc.collect()
+    process = psutil.Process()
+    return {
+        "children": process.children(recursive=True),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "descriptors": process.num_fds(),
+        "files": sorted(Path(tempfile.gettempdir()).glob("conch-*")),
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Compare what there is after the test with what there was before."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    if (factory := loop_factory()) is not None:
+        factory().close()  # the first loop of libuv opens a pipe that the process keeps
+    before = held()
+    yield
+    after = held()
+    assert after == before
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return build(tmp_path / "models", "add_sub")
+
+
+def test_after_success(folder: Path) -> None:
+    with conch.Server(model_repository=folder) as server:
+        assert server.infer("add_sub", ROWS)["OUTPUT0"].tolist() == list(range(0, 32, 2))
+        assert len(psutil.Process().children()) == 1
+    server.close()
+    for call in (lambda: server.infer("add_sub", ROWS), server.metadata, server.start):
+        with pytest.raises(ConchError) as raised:
+            call()
+        assert raised.value.code is Code.UNAVAILABLE
+    assert not server.live()
+    assert not server.ready("add_sub")
+
+
+def test_after_ports_and_clients(folder: Path) -> None:
+    with conch.Server(model_repository=folder, http_port=0, grpc_port=0, metrics_port=0) as server:
+        assert sorted(server.urls) == ["grpc", "http", "metrics"]
+        server.infer("add_sub", ROWS)
+
+
+def test_after_an_exception_in_the_body(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError), conch.Server(model_repository=folder):
+        _ = 1 / 0
+
+
+def test_after_a_model_that_does_not_load(folder: Path) -> None:
+    write(folder, "broken", BROKEN, {"1/model.py": "raise SystemError('no')"})
+    with pytest.raises(ConchError, match=r"failed to load all models .*SystemError: no"):
+        conch.Server(model_repository=folder).start()
+
+
+def test_after_a_port_that_is_taken(folder: Path) -> None:
+    with conch.Server(model_repository=folder, http_port=0) as server:
+        port = int(server.urls["http"].rpartition(":")[2])
+        with pytest.raises(ConchError, match="already in use"):
+            conch.Server(model_repository=folder, http_port=port, grpc_port=0).start()
+
+
+def test_after_several_servers_at_the_same_time(folder: Path) -> None:
+    with conch.Server(model_repository=folder) as one, conch.Server(model_repository=folder) as other:
+        one.close()
+        other.infer("add_sub", ROWS)
+
+
+def test_after_garbage_collection(folder: Path) -> None:
+    server = conch.Server(model_repository=folder).start()
+    server.infer("add_sub", ROWS)
+    with pytest.warns(ResourceWarning, match="unclosed server <conch.library.server.Server"):
+        del server
+        gc.collect()
+
+
+def test_after_an_unloaded_and_an_uploaded_model(folder: Path) -> None:
+    source = (folder / "add_sub" / "1" / "model.py").read_bytes()
+    with conch.Server(model_repository=folder, model_control_mode="explicit") as server:
+        config = '{"backend": "python", "input": [], "output": []}'
+        with pytest.raises(ConchError):
+            server.load("mine", config, {"1/model.py": b"raise ValueError"})
+        server.load("add_sub")
+        server.load("add_sub", server.config("add_sub"), {"1/model.py": source})
+        server.infer("add_sub", ROWS)
+
+
+def test_after_one_model_that_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match="holds no checkpoint"):
+        conch.Server(tmp_path).start()
+
+
+def test_after_requests_that_were_running(folder: Path, tmp_path: Path) -> None:
+    build(folder, "gate")
+    events = Events(tmp_path)
+    answers: list[Any] = []
+
+    def ask(server: conch.Server, name: str) -> None:
+        try:
+            answers.append(server.infer("gate", {"EVENTS": str(tmp_path), "NAME": name})["OUTPUT"].tolist())
+        except ConchError as error:
+            answers.append(error.code)
+
+    for name, seconds in (("finished", 30), ("given-up", 0)):
+        with conch.Server(model_repository=folder, exit_timeout_secs=seconds) as server:
+            thread = threading.Thread(target=ask, args=(server, name))
+            thread.start()
+            events.wait(f"{name}.started")
+            if name == "finished":
+                events.set("finished.go")
+        thread.join()
+    assert answers[0] == [[b"finished"]]
+    assert answers[1] in (Code.INTERNAL, Code.UNAVAILABLE, Code.CANCELLED)
+
+
+def slow(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Events:
+    build(folder, "slow_load", group="e2e")
+    monkeypatch.setenv("EVENTS", str(tmp_path))
+    return Events(tmp_path)
+
+
+def test_after_a_start_that_was_interrupted(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = slow(folder, tmp_path, monkeypatch)
+
+    async def give_up() -> None:
+        starting = asyncio.ensure_future(conch.AsyncServer(model_repository=folder).start())
+        await asyncio.to_thread(events.wait, "loading")
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(give_up())
+
+
+def test_after_a_load_that_was_under_way(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = slow(folder, tmp_path, monkeypatch)
+
+    async def leave() -> None:
+        options = {"model_control_mode": "explicit", "load_model": "add_sub"}
+        async with conch.AsyncServer(model_repository=folder, **options) as server:
+            loading = asyncio.ensure_future(server.load("slow_load"))
+            await asyncio.to_thread(events.wait, "loading")
+        with pytest.raises(ConchError) as raised:
+            await loading
+        assert raised.value.code is Code.UNAVAILABLE
+
+    asyncio.run(leave())
+
+
+def test_after_an_async_server(folder: Path, tmp_path: Path) -> None:
+    build(folder, "gate")
+    events = Events(tmp_path)
+
+    async def ask() -> None:
+        async with conch.AsyncServer(model_repository=folder) as server:
+            results = await asyncio.gather(*(server.infer("add_sub", ROWS) for _ in range(10)))
+            assert len(results) == 10
+            waiting = asyncio.ensure_future(server.infer("gate", {"EVENTS": str(tmp_path), "NAME": "given-up"}))
+            await asyncio.to_thread(events.wait, "given-up.started")
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await asyncio.to_thread(events.wait, "given-up.cancelled")
+
+    asyncio.run(ask())
+
+
+def test_after_garbage_collection_on_a_loop(folder: Path) -> None:
+    async def forget() -> None:
+        server = await conch.AsyncServer(model_repository=folder).start()
+        with pytest.warns(ResourceWarning, match="unclosed server"):
+            del server
+            gc.collect()
+        while psutil.Process().children():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(forget())
+
+
+def test_at_the_end_of_the_process(folder: Path) -> None:
+    code = (
+        "import os, sys, conch, psutil\n"
+        f"server = conch.Server(model_repository={str(folder)!r}).start()\n"
+        "print(*(child.pid for child in psutil.Process().children()), flush=True)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    pids = [int(pid) for pid in result.stdout.split()]
+    assert len(pids) == 1
+    eventually(lambda: not any(map(psutil.pid_exists, pids)), "the end of the workers")
+    assert "ResourceWarning: unclosed server" in result.stderr
+
+
+FORK = """
+import os, sys, conch
+with conch.Server(model_repository=sys.argv[1]) as server:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            server.metadata()
+        except conch.ConchError as error:
+            print(error.code, error, flush=True)
+        server.close()
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    print(server.infer("add_sub", {"INPUT0": range(16), "INPUT1": range(16)})["OUTPUT1"].sum())
+"""
+
+
+def test_fork_neither_uses_nor_closes_its_parent_s_server(folder: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", FORK, str(folder)], capture_output=True, text=True, check=True, timeout=60
+    )
+    refused, answer = result.stdout.splitlines()
+    assert refused.startswith("Code.UNAVAILABLE the server belongs to the process")
+    assert answer == "0"
