@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from conch.errors import Code, ConchError
     from conch.library.async_server import AsyncServer
     from conch.library.async_service import AsyncInferenceService, AsyncResultStream
+    from conch.library.client import Client
     from conch.library.results import InferResult
     from conch.library.server import Server
     from conch.library.service import InferenceService, ResultStream
@@ -24,6 +25,7 @@ __all__ = [
     "AsyncInferenceService",
     "AsyncResultStream",
     "AsyncServer",
+    "Client",
     "Code",
     "ConchError",
     "InferResult",
@@ -38,6 +40,7 @@ _MODULES = {
     "AsyncInferenceService": "conch.library.async_service",
     "AsyncResultStream": "conch.library.async_service",
     "AsyncServer": "conch.library.async_server",
+    "Client": "conch.library.client",
     "Code": "conch.errors",
     "ConchError": "conch.errors",
     "InferResult": "conch.library.results",

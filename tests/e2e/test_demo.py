@@ -27,7 +27,7 @@ from conch import extras
 from conch.cli import main
 from conch.cli.demo import LoadProgress
 from conch.demo import build, questions
-from conch.demo.client import Client
+from conch.demo.client import DemoClient
 from conch.errors import ConchError
 from tests.models import build as build_toys
 from tests.oracle.run import free_ports
@@ -48,8 +48,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConchServer]:
 
 
 @pytest.fixture
-def client(server: ConchServer) -> Client:
-    return Client(f"http://{server.http}")
+def client(server: ConchServer) -> DemoClient:
+    return DemoClient(f"http://{server.http}")
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ class TestCommand:
         assert done.returncode == 0, done.stderr
         assert "The capital of France is Paris." in done.stdout
         assert "minilm_ensemble" in done.stdout
-        assert not Client(f"http://127.0.0.1:{flags[0].partition('=')[2]}").ready()
+        assert not DemoClient(f"http://127.0.0.1:{flags[0].partition('=')[2]}").ready()
 
     def test_once_ends_with_status_0(self, toys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*toys, "--once"]) == 0
@@ -106,7 +106,7 @@ class TestCommand:
         assert process.stdout is not None
         with process.stdout as output:
             assert any("Serving until Ctrl+C" in line for line in output)
-            client = Client(f"http://127.0.0.1:{flags[0].partition('=')[2]}")
+            client = DemoClient(f"http://127.0.0.1:{flags[0].partition('=')[2]}")
             assert client.ready()
             process.send_signal(number)
             assert process.wait(30) == status
@@ -117,7 +117,7 @@ class TestCommand:
     ) -> None:
         clients = []
 
-        def wrong(client: Client, console: Console) -> None:
+        def wrong(client: DemoClient, console: Console) -> None:
             clients.append(client)
             assert client.ready()
             raise ConchError("a wrong answer")
@@ -170,7 +170,7 @@ RIGHT = [[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-1.0, 0.0]]
 
 
 class TestQuestions:
-    class Fake(Client):
+    class Fake(DemoClient):
         """Answers with what it was given."""
 
         def __init__(self, embeddings: dict[str, list[list[float]]] | None = None, pieces: list[str] | None = None):
@@ -214,14 +214,14 @@ def test_paths_are_escaped_in_configurations() -> None:
 class TestModels:
     TEXTS = ("short", "a text of some more words than the other one", "x " * 400, "", "ä € 😀")
 
-    def test_one_model_and_the_ensemble_agree_on_texts_of_all_lengths(self, client: Client) -> None:
+    def test_one_model_and_the_ensemble_agree_on_texts_of_all_lengths(self, client: DemoClient) -> None:
         one = np.array([client.embed("minilm", [text])[0] for text in self.TEXTS])
         assert np.allclose(np.linalg.norm(one, axis=1), 1, atol=1e-5)
         assert np.abs(one - np.array(client.embed("minilm", list(self.TEXTS)))).max() < 1e-5
         assert np.abs(one - np.array(client.embed("minilm_ensemble", list(self.TEXTS)))).max() < 1e-5
 
     @pytest.mark.parametrize(("model", "batched"), [("minilm", "minilm"), ("minilm_ensemble", "minilm_model")])
-    def test_requests_of_different_lengths_share_batches(self, client: Client, model: str, batched: str) -> None:
+    def test_requests_of_different_lengths_share_batches(self, client: DemoClient, model: str, batched: str) -> None:
         texts = [" ".join(["word"] * length) for length in range(1, 25)]
         expected = np.array(client.embed(model, texts))
         before = statistics(client, batched)
@@ -232,29 +232,29 @@ class TestModels:
         assert after["inference_count"] - before["inference_count"] == len(texts)
         assert after["execution_count"] - before["execution_count"] < len(texts)
 
-    def test_an_answer_comes_in_pieces_over_grpc_too(self, server: ConchServer, client: Client) -> None:
+    def test_an_answer_comes_in_pieces_over_grpc_too(self, server: ConchServer, client: DemoClient) -> None:
         pieces = list(client.chat("smollm2", questions.QUESTION, max_tokens=32))
         assert len(pieces) > 3
         assert stream(server, questions.QUESTION, 32) == pieces
 
-    def test_max_tokens_ends_an_answer(self, client: Client) -> None:
+    def test_max_tokens_ends_an_answer(self, client: DemoClient) -> None:
         assert len(list(client.chat("smollm2", "Write a long story.", max_tokens=4))) <= 4
 
     @pytest.mark.parametrize("max_tokens", [0, 10**6])
-    def test_a_limit_that_cannot_be_is_refused(self, server: ConchServer, client: Client, max_tokens: int) -> None:
+    def test_a_limit_that_cannot_be_is_refused(self, server: ConchServer, client: DemoClient, max_tokens: int) -> None:
         with pytest.raises(ConchError, match=r"400 .*max_tokens"):
             list(client.chat("smollm2", "Hello", max_tokens))
         with pytest.raises(InferenceServerException, match="max_tokens"):
             stream(server, "Hello", max_tokens)
 
-    def test_answers_are_written_at_the_same_time(self, client: Client) -> None:
+    def test_answers_are_written_at_the_same_time(self, client: DemoClient) -> None:
         texts = [questions.QUESTION] * 6
         with ThreadPoolExecutor(len(texts)) as pool:
             answers = list(pool.map(lambda text: "".join(client.chat("smollm2", text, 16)), texts))
         assert answers == [answers[0]] * 6
         assert questions.ANSWER in answers[0]
 
-    def test_a_client_that_hangs_up_frees_its_place(self, server: ConchServer, client: Client) -> None:
+    def test_a_client_that_hangs_up_frees_its_place(self, server: ConchServer, client: DemoClient) -> None:
         """Twice as many as are answered at the same time; each answer would take longer than the next client waits."""
         for _ in range(8):
             connection = http.client.HTTPConnection(server.http, timeout=60)
@@ -265,7 +265,7 @@ class TestModels:
         assert questions.ANSWER in "".join(client.chat("smollm2", questions.QUESTION, 16))
 
 
-def statistics(client: Client, model: str) -> dict[str, Any]:
+def statistics(client: DemoClient, model: str) -> dict[str, Any]:
     with urlopen(f"{client.url}/v2/models/{model}/stats") as response:
         entry: dict[str, Any] = json.loads(response.read())["model_stats"][0]
     return entry

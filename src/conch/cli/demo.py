@@ -18,7 +18,7 @@ from rich.table import Table
 
 from conch.cli import terminal
 from conch.demo.build import build, require_packages
-from conch.demo.client import Client
+from conch.demo.client import DemoClient
 from conch.demo.questions import ask_embedders, ask_generator
 from conch.errors import internal, unavailable
 
@@ -59,7 +59,7 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
         *(f"--http-address={HOST}", f"--http-port={http_port}", f"--grpc-address={HOST}", f"--grpc-port={grpc_port}"),
         *(f"--metrics-address={HOST}", f"--metrics-port={metrics_port}"),
     ]
-    client = Client(f"http://{HOST}:{http_port}")
+    client = DemoClient(f"http://{HOST}:{http_port}")
     with running(command, directory / "serve.log") as server:
         _say(console, f"conch serve --model-repository={repository} ... (its log is {directory / 'serve.log'})")
         wait_until_ready(client, server, directory / "serve.log", console)
@@ -99,7 +99,7 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def wait_until_ready(client: Client, server: subprocess.Popen[bytes], log: Path, console: Console) -> None:
+def wait_until_ready(client: DemoClient, server: subprocess.Popen[bytes], log: Path, console: Console) -> None:
     """Return when all models are loaded, saying when each is; raises INTERNAL when the server gives up."""
     deadline = time.monotonic() + START_SECONDS
     progress = LoadProgress(time.monotonic())
@@ -136,7 +136,7 @@ def _say(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_models(client: Client, console: Console) -> None:
+def show_models(client: DemoClient, console: Console) -> None:
     states = {entry["name"]: entry for entry in client.index()}
     table = Table(title="Serving", title_justify="left", title_style="bold")
     for heading in ("Model", "Version", "State", ""):

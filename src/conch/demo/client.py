@@ -16,7 +16,7 @@ TIMEOUT = 120
 
 
 @dataclass(frozen=True)
-class Client:
+class DemoClient:
     """A server at ``url``.  Methods raise ConchError for any answer but a successful one."""
 
     url: str

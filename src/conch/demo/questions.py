@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from conch.demo.client import Client
+from conch.demo.client import DemoClient
 from conch.errors import internal
 
 QUERY: Final = "How do I change my password?"
@@ -30,7 +30,7 @@ QUESTION: Final = "What is the capital of France?"
 ANSWER: Final = "Paris"
 
 
-def ask_embedders(client: Client, console: Console) -> None:
+def ask_embedders(client: DemoClient, console: Console) -> None:
     """Which sentence is closest to the query?  Raises INTERNAL when the models are wrong or differ."""
     embeddings = {model: client.embed(model, [QUERY, *SENTENCES]) for model in EMBEDDERS}
     cosines = {model: [dot(query, row) for row in rows] for model, (query, *rows) in embeddings.items()}
@@ -56,7 +56,7 @@ def ask_embedders(client: Client, console: Console) -> None:
     )
 
 
-def ask_generator(client: Client, console: Console) -> None:
+def ask_generator(client: DemoClient, console: Console) -> None:
     """Print an answer as it is written.  Raises INTERNAL when it is wrong."""
     console.print(f"[bold]smollm2: {QUESTION}[/bold]")
     start = time.perf_counter()

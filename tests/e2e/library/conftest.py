@@ -140,10 +140,13 @@ def server(folder: Path) -> Iterator[conch.Server]:
         yield server
 
 
-@pytest.fixture(scope="module", params=["server", "async"])
+@pytest.fixture(scope="module", params=["server", "async", "grpc", "http"])
 def service(request: pytest.FixtureRequest, server: conch.Server) -> Iterator[conch.InferenceService]:
     """The same server by each of the ways to it."""
     if request.param == "server":
         yield server
-    else:
+    elif request.param == "async":
         yield OnALoop(server._server, server._thread_that_runs)
+    else:
+        with conch.Client(server.urls[request.param]) as client:
+            yield client

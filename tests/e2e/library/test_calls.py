@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import conch
 from conch import Code, ConchError, InferenceService, Server
 from tests.events import Events, eventually
 
@@ -221,3 +222,14 @@ def test_models_are_loaded_and_unloaded(service: InferenceService, folder: Path)
 def test_version_is_a_number(service: InferenceService) -> None:
     error = refusal(service.infer, "add_sub", ROWS, version="latest")
     assert (error.code, "version must be a number" in error.message) == (Code.INVALID_ARG, True)
+
+
+def test_client_of_a_server_that_is_not_there() -> None:
+    for url in ("127.0.0.1:1", "http://127.0.0.1:1"):
+        with conch.Client(url) as client:
+            assert not client.live()
+            assert not client.ready("add_sub")
+            assert refusal(client.infer, "add_sub", ROWS).code is Code.UNAVAILABLE
+        assert refusal(client.metadata).code is Code.UNAVAILABLE
+    for url in ("ftp://a", "grpc://a/b", "http://", "a:b"):
+        assert refusal(conch.Client, url).code is Code.INVALID_ARG

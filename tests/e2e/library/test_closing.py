@@ -71,7 +71,9 @@ def test_after_success(folder: Path) -> None:
 def test_after_ports_and_clients(folder: Path) -> None:
     with conch.Server(model_repository=folder, http_port=0, grpc_port=0, metrics_port=0) as server:
         assert sorted(server.urls) == ["grpc", "http", "metrics"]
-        server.infer("add_sub", ROWS)
+        for kind in ("grpc", "http"):
+            with conch.Client(server.urls[kind]) as client:
+                client.infer("add_sub", ROWS)
 
 
 def test_after_an_exception_in_the_body(folder: Path) -> None:

@@ -115,7 +115,7 @@ class _Members:
     def _tensor(self, spec: TensorSpec, value: Any) -> WireTensor:
         values = value if type(value) is list else [value]
         dims = (-1, *spec.dims) if self.signature.max_batch_size > 0 else spec.dims
-        shape = _shape(spec.name, dims, len(values))
+        shape = deduced_shape(spec.name, dims, len(values))
         data = tensor_data.from_json(spec.name, spec.datatype, len(values), values)
         self._count(spec.name, len(data))
         return WireTensor(spec.name, spec.datatype, shape, data)
@@ -130,7 +130,7 @@ class _Members:
             )
 
 
-def _shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
+def deduced_shape(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
     """``dims`` with the last variable one filled so that ``count`` elements fit, the others being 1."""
     fixed = prod(dim for dim in dims if dim != -1)
     rest, remainder = divmod(count, fixed)

@@ -1,0 +1,126 @@
+"""A client with the calls of ``conch.Server``, for a server elsewhere: conch's or Triton's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from conch.config import render
+from conch.config.signature import signature as signature_of
+from conch.errors import Code, ConchError, invalid
+from conch.inference import ModelSignature
+from conch.library.grpc_transport import GrpcTransport
+from conch.library.http_transport import HttpTransport
+from conch.library.requests import OutgoingRequest, version_number
+from conch.library.results import InferResult
+from conch.library.service import InferenceService, ResultStream
+from conch.library.transport import Transport
+
+#: How long what a model takes is taken to be the same (s).
+_SIGNATURE_SECONDS: Final = 2.0
+
+
+class Client(InferenceService):
+    """A server at ``url``: ``localhost:8001`` or ``grpc://…`` over gRPC, ``http://localhost:8000`` over HTTP.
+
+    ``grpcs://`` and ``https://`` are encrypted.  Any thread may call.  Raises INVALID_ARG for another kind of URL; a
+    server that cannot be reached is UNAVAILABLE, when it is asked.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._transport = _transport(url)
+        #: What models take, and when they were asked (s, monotonic).
+        self._signatures: dict[tuple[str, int], tuple[ModelSignature, float]] = {}
+
+    def close(self) -> None:
+        """Close the connections.  Closing again does nothing."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def live(self) -> bool:
+        try:
+            return self._transport.live()
+        except ConchError as error:
+            return _false_if_unreachable(error)
+
+    def ready(self, model: str = "", version: int | str = "") -> bool:
+        try:
+            return self._transport.ready(model, version_number(version))
+        except ConchError as error:
+            return _false_if_unreachable(error)
+
+    def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
+        return self._transport.metadata(model, version_number(version))
+
+    def config(self, model: str, version: int | str = "") -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(render.to_json(self._transport.config(model, version_number(version))))
+        return document
+
+    def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
+        return self._transport.statistics(model, version_number(version))
+
+    def models(self) -> list[dict[str, str]]:
+        return self._transport.index()
+
+    def load(
+        self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        text = json.dumps(dict(config)) if isinstance(config, Mapping) else config
+        self._transport.load(model, text, files or {})
+
+    def unload(self, model: str, dependents: bool = False) -> None:
+        self._transport.unload(model, dependents)
+
+    def _signature(self, model: str, version: int) -> ModelSignature:
+        known = self._signatures.get((model, version))
+        if known is not None and monotonic() - known[1] < _SIGNATURE_SECONDS:
+            return known[0]
+        signature = signature_of(self._transport.config(model, version), version)
+        self._signatures[model, version] = signature, monotonic()
+        return signature
+
+    def _infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+        try:
+            return self._transport.infer(request, timeout)
+        except ConchError:
+            self._signatures.pop((request.model, request.version), None)  # it may be another model by now
+            raise
+
+    def _stream(self, request: OutgoingRequest, timeout: float | None) -> ResultStream:
+        return self._transport.stream(request, timeout)
+
+
+def _transport(url: str) -> Transport:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme, rest = "grpc", url
+    parts = urlsplit(f"//{rest}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if scheme not in ("grpc", "grpcs", "http", "https") or not host:
+        raise invalid(f"'{url}' is no address of a server: give localhost:8001 for gRPC, or http://localhost:8000")
+    if scheme.startswith("grpc"):
+        if parts.path.strip("/"):
+            raise invalid(f"'{url}' has a path, and gRPC has none: give http://{rest} for HTTP")
+        return GrpcTransport(host, port or 8001, encrypted=scheme == "grpcs")
+    encrypted = scheme == "https"
+    return HttpTransport(host, port or (443 if encrypted else 80), parts.path.rstrip("/"), encrypted=encrypted)
+
+
+def _false_if_unreachable(error: ConchError) -> bool:
+    if error.code is not Code.UNAVAILABLE:
+        raise error
+    return False

@@ -1,0 +1,207 @@
+"""``conch.Client`` over gRPC, with the messages and stubs of ``tritonclient``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from conch.config.schema import ModelConfig
+from conch.errors import Code, ConchError, invalid, unavailable
+from conch.inference import SEQUENCE_END, SEQUENCE_START
+from conch.library.messages import document_of
+from conch.library.requests import OutgoingRequest
+from conch.library.results import InferResult
+from conch.library.service import ResultStream
+from conch.library.values import decode
+from conch.tensors import WireTensor
+from conch.wire.grpc.parameters import FINAL_RESPONSE, response_parameter
+
+_CODES: Final[Mapping[grpc.StatusCode, Code]] = {
+    grpc.StatusCode.INTERNAL: Code.INTERNAL,
+    grpc.StatusCode.NOT_FOUND: Code.NOT_FOUND,
+    grpc.StatusCode.INVALID_ARGUMENT: Code.INVALID_ARG,
+    grpc.StatusCode.OUT_OF_RANGE: Code.INVALID_ARG,
+    grpc.StatusCode.UNAVAILABLE: Code.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Code.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Code.UNAVAILABLE,
+    grpc.StatusCode.UNIMPLEMENTED: Code.UNSUPPORTED,
+    grpc.StatusCode.ALREADY_EXISTS: Code.ALREADY_EXISTS,
+    grpc.StatusCode.CANCELLED: Code.CANCELLED,
+}
+_ANY_SIZE: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+#: Makes the server say errors on a stream with their codes, as the end of the stream.
+_ERRORS_WITH_CODES: Final = (("triton_grpc_error", "true"),)
+
+
+class GrpcTransport:
+    """A channel to ``host:port``."""
+
+    def __init__(self, host: str, port: int, *, encrypted: bool) -> None:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._channel: Any = (
+            grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=_ANY_SIZE)
+            if encrypted
+            else grpc.insecure_channel(address, options=_ANY_SIZE)
+        )
+        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def live(self) -> bool:
+        return bool(self._call("ServerLive", service_pb2.ServerLiveRequest()).live)
+
+    def ready(self, model: str, version: int) -> bool:
+        if not model:
+            return bool(self._call("ServerReady", service_pb2.ServerReadyRequest()).ready)
+        request = service_pb2.ModelReadyRequest(name=model, version=_version(version))
+        return bool(self._call("ModelReady", request).ready)
+
+    def metadata(self, model: str, version: int) -> dict[str, Any]:
+        if not model:
+            return document_of(self._call("ServerMetadata", service_pb2.ServerMetadataRequest()))
+        request = service_pb2.ModelMetadataRequest(name=model, version=_version(version))
+        return document_of(self._call("ModelMetadata", request))
+
+    def config(self, model: str, version: int) -> ModelConfig:
+        request = service_pb2.ModelConfigRequest(name=model, version=_version(version))
+        return self._call("ModelConfig", request).config
+
+    def statistics(self, model: str, version: int) -> list[dict[str, Any]]:
+        request = service_pb2.ModelStatisticsRequest(name=model, version=_version(version))
+        entries: list[dict[str, Any]] = document_of(self._call("ModelStatistics", request))["model_stats"]
+        return entries
+
+    def index(self) -> list[dict[str, str]]:
+        models = document_of(self._call("RepositoryIndex", service_pb2.RepositoryIndexRequest()))["models"]
+        return [{key: text for key, text in entry.items() if text} for entry in models]
+
+    def load(self, model: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        request = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        if config is not None:
+            request.parameters["config"].string_param = config
+        for path, content in files.items():
+            request.parameters[f"file:{path}"].bytes_param = content
+        self._call("RepositoryModelLoad", request)
+
+    def unload(self, model: str, dependents: bool) -> None:
+        request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
+        request.parameters["unload_dependents"].bool_param = dependents
+        self._call("RepositoryModelUnload", request)
+
+    def infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+        try:
+            return _result(self._stub.ModelInfer(_message(request), timeout=timeout))
+        except grpc.RpcError as error:
+            raise _error(error, request, timeout) from None
+        except ValueError:
+            raise _closed() from None
+
+    def stream(self, request: OutgoingRequest, timeout: float | None) -> ResultStream:
+        message = _message(request)
+        try:
+            call = self._stub.ModelStreamInfer(iter([message]), timeout=timeout, metadata=_ERRORS_WITH_CODES)
+        except ValueError:
+            raise _closed() from None
+        return _GrpcStream(call, request, timeout)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _call(self, method: str, request: Any) -> Any:
+        try:
+            return getattr(self._stub, method)(request)
+        except grpc.RpcError as error:
+            raise _error(error) from None
+        except ValueError:  # the only thing that is wrong with these messages is that nobody sends them any more
+            raise _closed() from None
+
+
+class _GrpcStream(ResultStream):
+    """The responses of a call that has one request."""
+
+    def __init__(self, call: Any, request: OutgoingRequest, timeout: float | None) -> None:
+        self._call = call
+        self._request = request
+        self._timeout = timeout
+        self._closed = False
+
+    def __next__(self) -> InferResult:
+        while not self._closed:
+            try:
+                message = next(self._call)
+            except grpc.RpcError as error:
+                if self._closed:
+                    break
+                raise _error(error, self._request, self._timeout) from None
+            if message.error_message:
+                self.close()
+                raise ConchError(message.error_message, Code.UNKNOWN)  # the protocol has no code for it
+            if message.infer_response.outputs:
+                return _result(message.infer_response)
+        raise StopIteration
+
+    def close(self) -> None:
+        self._closed = True
+        self._call.cancel()
+
+
+def _message(request: OutgoingRequest) -> service_pb2.ModelInferRequest:
+    message = service_pb2.ModelInferRequest(
+        model_name=request.model, model_version=_version(request.version), id=request.id
+    )
+    parameters = message.parameters
+    try:
+        for name, value in request.parameters.items():
+            parameters[name].CopyFrom(response_parameter(value))
+        if request.priority:
+            parameters["priority"].uint64_param = request.priority
+        if isinstance(request.sequence_id, str):
+            parameters["sequence_id"].string_param = request.sequence_id
+        elif request.sequence_id:
+            signed = request.sequence_id - (2**64 if request.sequence_id >= 2**63 else 0)
+            parameters["sequence_id"].int64_param = signed
+    except ValueError as error:
+        raise invalid(f"a number does not fit into its parameter: {error}") from None
+    for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
+        if request.flags & flag:
+            parameters[name].bool_param = True
+    for tensor in request.inputs.values():
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(tensor.data)
+    for name in request.outputs:
+        message.outputs.add(name=name)
+    return message
+
+
+def _result(message: service_pb2.ModelInferResponse) -> InferResult:
+    tensors = zip(message.outputs, message.raw_output_contents, strict=True)
+    return InferResult(
+        message.model_name,
+        message.model_version,
+        {
+            tensor.name: decode(WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+            for tensor, data in tensors
+        },
+        message.id,
+        {
+            name: getattr(parameter, parameter.WhichOneof("parameter_choice"))
+            for name, parameter in message.parameters.items()
+            if name != FINAL_RESPONSE
+        },
+    )
+
+
+def _error(error: Any, request: OutgoingRequest | None = None, timeout: float | None = None) -> ConchError:
+    status = error.code()
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED and request is not None and timeout is not None:
+        return request.not_in_time(timeout)
+    return ConchError(error.details() or status.name, _CODES.get(status, Code.UNKNOWN))
+
+
+def _closed() -> ConchError:
+    return unavailable("the client is closed")
+
+
+def _version(number: int) -> str:
+    return "" if number < 0 else str(number)

@@ -1,0 +1,256 @@
+"""``conch.Client`` over HTTP: the KServe protocol with binary tensors, and the generate extension for streams.
+
+Uses the standard library, so that it needs nothing installed, any thread may call, and a stream can be cancelled.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import threading
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from time import monotonic
+from typing import Any, Final
+from urllib.parse import quote
+
+from conch.config import render
+from conch.config.schema import ModelConfig
+from conch.errors import Code, ConchError, internal, unavailable
+from conch.inference import SEQUENCE_END, SEQUENCE_START
+from conch.library.events import EventStream, SingleResult, generate_body
+from conch.library.requests import OutgoingRequest
+from conch.library.results import InferResult
+from conch.library.service import ResultStream
+from conch.library.values import decode, from_values
+from conch.tensors import WireTensor
+
+_CODES: Final[Mapping[int, Code]] = {
+    400: Code.INVALID_ARG,
+    404: Code.NOT_FOUND,
+    500: Code.INTERNAL,
+    501: Code.UNSUPPORTED,
+    503: Code.UNAVAILABLE,
+}
+_LENGTH: Final = "Inference-Header-Content-Length"
+
+
+class HttpTransport:
+    """Connections to ``host:port``, as many as calls run at the same time; ``prefix`` precedes every path."""
+
+    def __init__(self, host: str, port: int, prefix: str, *, encrypted: bool) -> None:
+        self._host = host
+        self._port = port
+        self._prefix = prefix
+        self._tls = ssl.create_default_context() if encrypted else None
+        self._idle: list[HTTPConnection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def live(self) -> bool:
+        return self._found("/v2/health/live")
+
+    def ready(self, model: str, version: int) -> bool:
+        return self._found(f"{_path(model, version)}/ready" if model else "/v2/health/ready")
+
+    def metadata(self, model: str, version: int) -> dict[str, Any]:
+        document: dict[str, Any] = self._json("GET", _path(model, version) if model else "/v2")
+        return document
+
+    def config(self, model: str, version: int) -> ModelConfig:
+        return render.from_json(self._call("GET", f"{_path(model, version)}/config").decode())
+
+    def statistics(self, model: str, version: int) -> list[dict[str, Any]]:
+        path = _path(model, version) if model else "/v2/models"
+        entries: list[dict[str, Any]] = self._json("GET", f"{path}/stats")["model_stats"]
+        return entries
+
+    def index(self) -> list[dict[str, str]]:
+        entries: list[dict[str, str]] = self._json("POST", "/v2/repository/index")
+        return entries
+
+    def load(self, model: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        parameters = {f"file:{path}": base64.b64encode(content).decode() for path, content in files.items()}
+        if config is not None:
+            parameters["config"] = config
+        body = json.dumps({"parameters": parameters}).encode()
+        self._call("POST", f"/v2/repository/models/{quote(model, safe='')}/load", body)
+
+    def unload(self, model: str, dependents: bool) -> None:
+        body = json.dumps({"parameters": {"unload_dependents": dependents}}).encode()
+        self._call("POST", f"/v2/repository/models/{quote(model, safe='')}/unload", body)
+
+    def infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+        header = json.dumps(_document(request)).encode()
+        body = b"".join((header, *(tensor.data for tensor in request.inputs.values())))
+        try:
+            connection, response = self._send(
+                "POST", f"{_path(request.model, request.version)}/infer", body, {_LENGTH: str(len(header))}, timeout
+            )
+            content = response.read()
+        except TimeoutError:
+            raise request.not_in_time(timeout or 0) from None
+        except (OSError, HTTPException) as error:
+            raise self._unreachable(error) from None
+        length = int(response.headers.get(_LENGTH, len(content)))
+        self._give_back(connection, response)
+        if response.status != 200:
+            raise failure(response.status, content)
+        return _result(request, json.loads(content[:length]), memoryview(content)[length:])
+
+    def stream(self, request: OutgoingRequest, timeout: float | None) -> ResultStream:
+        if not request.signature.decoupled:
+            return SingleResult(self.infer(request, timeout))
+        body = json.dumps(generate_body(request)).encode()
+        deadline = None if timeout is None else monotonic() + timeout
+        try:
+            connection, response = self._send(
+                "POST", f"{_path(request.model, request.version)}/generate_stream", body, {}, timeout
+            )
+        except TimeoutError:
+            raise request.not_in_time(timeout or 0) from None
+        except (OSError, HTTPException) as error:
+            raise self._unreachable(error) from None
+        return EventStream(request, connection, response, timeout, deadline, _CODES.get(response.status))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _found(self, path: str) -> bool:
+        try:
+            self._call("GET", path)
+        except ConchError as error:
+            if error.code in (Code.INVALID_ARG, Code.NOT_FOUND):  # how the protocol says no
+                return False
+            raise
+        return True
+
+    def _json(self, method: str, path: str) -> Any:
+        return json.loads(self._call(method, path))
+
+    def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
+        try:
+            connection, response = self._send(method, path, body, {}, None)
+            content = response.read()
+        except (OSError, HTTPException) as error:
+            raise self._unreachable(error) from None
+        self._give_back(connection, response)
+        if response.status != 200:
+            raise failure(response.status, content)
+        return content
+
+    def _send(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout: float | None
+    ) -> tuple[HTTPConnection, HTTPResponse]:
+        """Send a request; the response's body is still to be read.  Raises OSError or HTTPException."""
+        while True:
+            connection, used = self._connection()
+            connection.timeout = timeout
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout)
+            try:
+                connection.request(method, self._prefix + path, body, dict(headers))
+                return connection, connection.getresponse()
+            except TimeoutError:
+                connection.close()
+                raise
+            except (ConnectionError, HTTPException):
+                connection.close()
+                if not used:  # a connection that has waited may have been closed by the server: take another one
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+
+    def _connection(self) -> tuple[HTTPConnection, bool]:
+        """A connection, and whether it was used before."""
+        with self._lock:
+            if self._closed:
+                raise unavailable("the client is closed")
+            if self._idle:
+                return self._idle.pop(), True
+        if self._tls is not None:
+            return HTTPSConnection(self._host, self._port, context=self._tls), False
+        return HTTPConnection(self._host, self._port), False
+
+    def _give_back(self, connection: HTTPConnection, response: HTTPResponse) -> None:
+        with self._lock:
+            if not response.will_close and not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _unreachable(self, error: BaseException) -> ConchError:
+        return unavailable(f"{self._host}:{self._port} does not answer: {error or type(error).__name__}")
+
+
+def failure(status: int, content: bytes) -> ConchError:
+    """The error in an answer that is none of success."""
+    try:
+        message = json.loads(content)["error"]
+    except (ValueError, KeyError, TypeError):
+        message = content[:500].decode("utf-8", "replace") or f"HTTP status {status}"
+    return ConchError(str(message), _CODES.get(status, Code.UNKNOWN))
+
+
+def _path(model: str, version: int) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return path if version < 0 else f"{path}/versions/{version}"
+
+
+def _document(request: OutgoingRequest) -> dict[str, Any]:
+    """The JSON of an inference request; the tensors' bytes follow it."""
+    parameters: dict[str, Any] = dict(request.parameters)
+    if request.priority:
+        parameters["priority"] = request.priority
+    if request.sequence_id:
+        parameters["sequence_id"] = request.sequence_id
+    for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
+        if request.flags & flag:
+            parameters[name] = True
+    document: dict[str, Any] = {
+        "inputs": [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": tensor.shape,
+                "parameters": {"binary_data_size": len(tensor.data)},
+            }
+            for tensor in request.inputs.values()
+        ]
+    }
+    if request.id:
+        document["id"] = request.id
+    if request.outputs:
+        document["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in request.outputs]
+    else:
+        parameters["binary_data_output"] = True
+    document["parameters"] = parameters
+    return document
+
+
+def _result(request: OutgoingRequest, document: Mapping[str, Any], binary: memoryview) -> InferResult:
+    outputs = {}
+    at = 0
+    for entry in document["outputs"]:
+        name, shape = entry["name"], tuple(entry["shape"])
+        size = entry.get("parameters", {}).get("binary_data_size")
+        if size is not None:
+            outputs[name] = decode(WireTensor(name, entry["datatype"], shape, binary[at : at + size]))
+            at += size
+        elif "data" in entry:
+            outputs[name] = from_values(name, entry["datatype"], shape, entry["data"])
+        else:
+            raise internal(f"output '{name}' of model '{request.model}' came without data")
+    return InferResult(
+        document["model_name"],
+        str(document["model_version"]),
+        outputs,
+        document.get("id", ""),
+        document.get("parameters", {}),
+    )

@@ -1,0 +1,40 @@
+"""What a protocol has to do for ``conch.Client``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from conch.config.schema import ModelConfig
+from conch.library.requests import OutgoingRequest
+from conch.library.results import InferResult
+from conch.library.service import ResultStream
+
+
+class Transport(Protocol):
+    """Calls to a server over one protocol; any thread may call.  Version -1 is any.
+
+    Every method raises ConchError: UNAVAILABLE where the server cannot be reached, otherwise what it answers.
+    """
+
+    def live(self) -> bool: ...
+
+    def ready(self, model: str, version: int) -> bool: ...
+
+    def metadata(self, model: str, version: int) -> dict[str, Any]: ...
+
+    def config(self, model: str, version: int) -> ModelConfig: ...
+
+    def statistics(self, model: str, version: int) -> list[dict[str, Any]]: ...
+
+    def index(self) -> list[dict[str, str]]: ...
+
+    def load(self, model: str, config: str | None, files: Mapping[str, bytes]) -> None: ...
+
+    def unload(self, model: str, dependents: bool) -> None: ...
+
+    def infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult: ...
+
+    def stream(self, request: OutgoingRequest, timeout: float | None) -> ResultStream: ...
+
+    def close(self) -> None: ...
