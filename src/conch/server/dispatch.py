@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
+from conch import logs
 from conch.errors import ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.schedulers.batching import Scheduler
@@ -171,6 +172,10 @@ class Dispatcher:
     def _done(self, worker: SupervisedWorker, execution: Execution) -> None:
         size = sum(request.batch_size for request in execution.requests)
         self._statistics.record_execution(size, *execution.times)
+        if logs.current().log_verbose_level > 1:
+            ran = (execution.times[0] / 1e6, execution.times[1] / 1e6, execution.times[2] / 1e6)
+            text = "%s ran %d requests with a batch of %d in all: input %.3f ms, infer %.3f ms, output %.3f ms"
+            logs.verbose(2, text, worker.name, len(execution.requests), size, *ran)
         if execution.work:
             self._statistics.record_work(execution.work)
         if worker.ready and worker in self._workers:

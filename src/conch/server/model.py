@@ -13,6 +13,7 @@ from dataclasses import replace
 from time import monotonic_ns
 from typing import Any, Protocol
 
+from conch import logs
 from conch.backends.table import BACKENDS, Backend, backend_of
 from conch.config import render
 from conch.config.schema import ModelConfig, datatype
@@ -184,6 +185,24 @@ class Model:
                 )
         else:
             self.statistics.record_failure(self._reason(request, response.error), now - times.arrived)
+        if logs.current().log_verbose_level:
+            self._log_end(request, response, now)
+
+    def _log_end(self, request: InferRequest, response: InferResponse, now: int) -> None:
+        times = request.times
+        started = times.started or now
+        logs.verbose(
+            1,
+            "request %s of '%s' version %d: %s, batch of %d, waited %.3f ms, computed for %.3f ms, %.3f ms in all",
+            request.id or f"<no id, {request.serial}>",
+            self.name,
+            self.version,
+            "OK" if response.error is None else response.error.status,
+            request.batch_size,
+            (started - (times.queued or started)) / 1e6,
+            (times.compute_infer or now - started) / 1e6,
+            (now - times.arrived) / 1e6,
+        )
 
     def _reason(self, request: InferRequest, error: ConchError) -> FailureReason:
         if error.code is Code.CANCELLED:

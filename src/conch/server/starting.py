@@ -73,6 +73,7 @@ class WorkerStarter:
         self._models = models
         self._environments = environments or Environments()
         self._new_process = new_process
+        self._said: set[str] = set()
 
     async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
         """Start a worker and have its model complete the configuration.  Returns both; raises what the model raised."""
@@ -161,6 +162,7 @@ class WorkerStarter:
         execution_env_path = parameters(config).get("EXECUTION_ENV_PATH", "")
         python = await self._environments.python(execution_env_path, files.directory)
         worker = self._new_process(name)
+        worker.said = self._said
         if self._models is not None:
             worker.serve_bls(self._models, files.name)
         worker.start(

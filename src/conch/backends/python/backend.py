@@ -78,6 +78,7 @@ class PythonBackend:
         _check_force_cpu(self._config)
         policy: Dict[str, Any] = self._config.get("model_transaction_policy", {})
         self._decoupled = bool(policy.get("decoupled", False))
+        self._runtime.outputs.declare(self._config)
         self._instance_name = self._runtime.instance = instance["name"]
         model_class = self._load()
         try:
@@ -218,7 +219,7 @@ class PythonBackend:
             reply.fail(Code.INTERNAL.name, message)
             return None
         reply.close()
-        return response.encode(reply.outputs, packer)
+        return reply.encode(response, packer)
 
     def _fail(self, header: Header, replies: List[ResponseChannel], error: ConchError) -> None:
         for reply in replies:

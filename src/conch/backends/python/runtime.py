@@ -5,10 +5,12 @@ The backend makes one ``Runtime`` per worker; functions of ``pb_utils`` that tak
 
 from __future__ import annotations
 
+import os
 from typing import Any, Dict, Optional, Set, Tuple
 from weakref import WeakValueDictionary
 
 from conch.backends.python.calls import BlsClient
+from conch.backends.python.outputs import OutputWatch
 from conch.backends.python.response import InferenceResponse
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer
@@ -28,6 +30,7 @@ class Runtime:
         self.instance = f"{model['name']}_0"
         #: ``starting``, ``serving`` once the model's object is initialised, ``stopping`` when it is to finalise.
         self.phase = "starting"
+        self.outputs = OutputWatch(model["name"], self._warn_once)
         channel.early = self._control_early
 
     def control(self, header: Header) -> bool:
@@ -46,6 +49,13 @@ class Runtime:
     def poll(self) -> None:
         """Handle cancellations, log settings and answers that have arrived, without waiting; in any thread."""
         self.channel.poll()
+
+    def _warn_once(self, message: str) -> None:
+        """Have the server log a warning, once for all instances of the model."""
+        if self.log.get("warning", False):
+            file = os.path.basename(self.model.get("filename") or "model.py")
+            frame = {"op": "log", "level": "WARNING", "file": file, "line": 0, "message": message, "once": True}
+            self.channel.send(frame)
 
     def write_log(self, level: str, file: str, line: int, message: str) -> None:
         """Have the server log a message, if its settings ask for this level."""
@@ -115,7 +125,7 @@ class ResponseChannel:
             header = self._empty()
         if response is not None:
             self.sent = True
-            header.update(response.encode(self.outputs, packer, copy=not final and not self.decoupled))
+            header.update(self.encode(response, packer, copy=not final and not self.decoupled))
         if final:
             self.close()
         elif not self.decoupled:
@@ -124,6 +134,12 @@ class ResponseChannel:
         else:
             header["final"] = False
         self.runtime.channel.send(header, packer)
+
+    def encode(self, response: InferenceResponse, packer: Packer, copy: bool = False) -> Dict[str, Any]:
+        """The part of a frame that describes a response, with the outputs that the request wants."""
+        if not response.has_error():
+            self.runtime.outputs.look(response._tensors, self.outputs, not self.decoupled)
+        return response.encode(self.outputs, packer, copy)
 
     def fail(self, code: str, message: str) -> None:
         """End the request with an error, unless it has ended."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from conch.errors import ConchError
+from conch.frontends.access_log import AccessRecord
 from conch.frontends.grpc.http2.frames import MAX_WINDOW, Http2ErrorCode
 from conch.frontends.grpc.http2.limits import STREAM_WINDOW, MessageBudget
 from conch.frontends.grpc.http2.streams import Http2Stream
@@ -42,7 +43,7 @@ class Call:
 
     __slots__ = (
         "_deadline", "_ended", "_loop", "_reader", "_reservation", "_started", "encoding", "finished", "head", "paused",
-        "stream",
+        "record", "stream",
     )  # fmt: skip
 
     def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
@@ -52,6 +53,8 @@ class Call:
         self.paused = False
         #: Compression of the messages sent.
         self.encoding = "identity"
+        #: What verbose logging says of this call when it ends.
+        self.record: AccessRecord | None = None
         self._loop = loop
         self._reader = MessageReader(head.encoding)
         self._started = False
@@ -84,12 +87,14 @@ class Call:
 
     def on_data(self, chunk: Buffer) -> None:
         if not self.finished:
+            if self.record is not None:
+                self.record.received += len(chunk)
             self._reader.feed(chunk)
             self._read()
 
     def on_reset(self) -> None:
         if not self.finished:
-            self._close()
+            self._close("reset by the client")
             self.on_cancel()
 
     def on_drained(self) -> None:
@@ -152,6 +157,8 @@ class Call:
         if self.finished:
             return
         parts, size = encode(body, self.encoding)
+        if self.record is not None:
+            self.record.sent += size
         if not self._started:
             self._started = True
             self.stream.send_headers(response_headers(self.encoding))
@@ -162,7 +169,9 @@ class Call:
         if self.finished:
             return
         parts, size = encode(body, self.encoding)
-        self._close()
+        if self.record is not None:
+            self.record.sent += size
+        self._close(Status.OK.name)
         headers = RESPONSE_HEADERS if self.encoding == "identity" else response_headers(self.encoding)
         self.stream.respond(headers, parts, size, OK_TRAILERS)
 
@@ -170,7 +179,7 @@ class Call:
         """End the call with a status, sent behind all messages."""
         if self.finished:
             return
-        self._close()
+        self._close(status.name)
         accepts = _ACCEPTS if self.head.encoding not in ENCODINGS else b""
         if status is Status.OK and not self._started:
             self.stream.send_headers(RESPONSE_HEADERS)
@@ -192,7 +201,7 @@ class Call:
         if self.finished:
             return
         if self.stream.queued:
-            self._close()
+            self._close(status.name)
             self.stream.reset(code)
         else:
             self.finish(status, message)
@@ -202,8 +211,11 @@ class Call:
         self._deadline = None
         self.abort(Status.DEADLINE_EXCEEDED, _TOO_LATE)
 
-    def _close(self) -> None:
+    def _close(self, status: str) -> None:
         self.finished = True
+        if self.record is not None:
+            self.record.status = status
+            self.record.log()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

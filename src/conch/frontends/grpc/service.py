@@ -14,7 +14,9 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from conch import logs
 from conch.errors import ConchError, unavailable
+from conch.frontends.access_log import AccessRecord
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.grpc.access import Access
 from conch.frontends.grpc.calls import Call
@@ -69,10 +71,10 @@ class GrpcService:
             refused = unavailable("Server exiting" if head.path in _STATE else _STOPPING)
         if refused is not None:
             return self._refuse(stream, head, refused)
-        return method.open(stream, head)
+        return _recorded(method.open(stream, head))
 
     def _refuse(self, stream: Http2Stream, head: RequestHead, error: ConchError | CallFault) -> StreamHandler:
-        call = Call(stream, head, self._context.loop)
+        call = _recorded(Call(stream, head, self._context.loop))
         call.fail(error)
         return call
 
@@ -105,3 +107,12 @@ class GrpcService:
 
     def _unary(self, request_class: type[Message], respond: Respond) -> Callable[[Http2Stream, RequestHead], Call]:
         return lambda stream, head: ControlCall(stream, head, self._context, request_class, respond)
+
+
+def _recorded(call: Call) -> Call:
+    """``call``, of which the log says what becomes of it where it is verbose."""
+    if logs.current().log_verbose_level:
+        logs.verbose(1, "gRPC request: %s", call.head.path)
+        if not call.finished:
+            call.record = AccessRecord("gRPC", call.head.path)
+    return call

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Final, Protocol
 
+from conch.frontends.access_log import AccessRecord
 from conch.tensors import Buffer
 
 #: A header that many responses have.
@@ -47,6 +48,7 @@ class HttpExchange:
         "method",
         "on_disconnect",
         "path",
+        "record",
         "started",
     )
 
@@ -61,6 +63,8 @@ class HttpExchange:
         self.body: Buffer = b""
         self.on_disconnect: Callable[[], None] | None = None
         self.started = False
+        #: What verbose logging says of this exchange when it ends.
+        self.record: AccessRecord | None = None
 
     def respond(self, status: int, headers: Headers, *body: Buffer) -> None:
         """Send a complete response; ``body`` may be given in parts, which are not copied if they are large."""
@@ -70,6 +74,8 @@ class HttpExchange:
         length = sum(map(len, body))
         head = self._head(status, headers, b"Content-Length: %d\r\n\r\n" % length)
         self.started = True
+        if self.record is not None:
+            self.record.status, self.record.sent = status, length
         if self.method == b"HEAD":
             owner.transport.write(head)
         elif length < _JOIN_BELOW:
@@ -82,11 +88,15 @@ class HttpExchange:
         """Begin a response of unknown length."""
         if self._owner is not None:
             self.started = True
+            if self.record is not None:
+                self.record.status = status
             self._owner.transport.write(self._head(status, headers, b"Transfer-Encoding: chunked\r\n\r\n"))
 
     def write(self, data: bytes) -> None:
         """Send a part of a response that :meth:`start` began."""
         if self._owner is not None and data:
+            if self.record is not None:
+                self.record.sent += len(data)
             self._owner.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def finish(self) -> None:
@@ -114,6 +124,9 @@ class HttpExchange:
     def disconnect(self) -> None:
         """The client has hung up; called by the connection."""
         self._owner = None
+        if self.record is not None:
+            self.record.status = f"{self.record.status} client hung up".lstrip()
+            self.record.log()
         callback, self.on_disconnect = self.on_disconnect, None
         if callback is not None:
             callback()
@@ -128,5 +141,7 @@ class HttpExchange:
 
     def _end(self, owner: ExchangeOwner) -> None:
         self._owner = None
+        if self.record is not None:
+            self.record.log()
         self.on_disconnect = None
         owner.on_exchange_ended(self)

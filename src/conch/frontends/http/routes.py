@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from conch import logs
 from conch.errors import Code, ConchError, invalid
+from conch.frontends.access_log import AccessRecord
 from conch.frontends.http.connection import MAX_BODY_BYTES
 from conch.frontends.http.control import ControlRoutes
 from conch.frontends.http.exchange import HttpExchange
@@ -68,7 +69,9 @@ class Router:
     def handle(self, exchange: HttpExchange) -> None:
         """Answer an exchange; errors that handlers raise become its response."""
         if logs.current().log_verbose_level:
-            logs.verbose(1, "HTTP request: %s %s", exchange.method.decode(), exchange.path.decode("latin-1"))
+            what = f"{exchange.method.decode()} {exchange.path.decode('latin-1')}"
+            logs.verbose(1, "HTTP request: %s", what)
+            exchange.record = AccessRecord("HTTP", what, len(exchange.body))
         openai = self._openai_only or exchange.path.startswith(_OPENAI)
         refuse = refuse_openai if openai else refuse_kserve
         try:

@@ -48,6 +48,8 @@ class WorkerProcess:
         self.slots = 0
         #: What its model runs with, by name (``engine``, ``precision`` …), once it has started.
         self.runs_with: dict[str, str] = {}
+        #: What has been logged for the model once and for all; its workers share it.
+        self.said: set[str] = set()
         self.alive = False
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, InferRequest] = {}
@@ -230,9 +232,10 @@ class WorkerProcess:
             elif op == "prepared":
                 self._note_lengths(header["lengths"])
             elif op == "log":
-                logs.emit_from_worker(
-                    header["level"], header["file"], header["line"], header["message"], self.name, self.pid
-                )
+                if self._is_news(header):
+                    logs.emit_from_worker(
+                        header["level"], header["file"], header["line"], header["message"], self.name, self.pid
+                    )
             elif op == "prompt":
                 self._at_prompt(header["open"])
             elif self._bls is not None and self._bls.handle(header, Unpacker(payload, self._link.regions)):
@@ -242,6 +245,14 @@ class WorkerProcess:
         except (ConchError, KeyError, TypeError, ValueError) as error:
             LOG.error("worker of '%s' broke the protocol and is killed: frame %r: %r", self.name, op, error)
             self._hung_up(None)
+
+    def _is_news(self, header: dict[str, Any]) -> bool:
+        """Whether a log frame is to be logged: one that is for ``once`` is not, if any worker of the model sent it."""
+        if not header.get("once"):
+            return True
+        known = header["message"] in self.said
+        self.said.add(header["message"])
+        return not known
 
     def _done(self, header: dict[str, Any], unpacker: Unpacker) -> None:
         execution = self._executions.pop(header["batch"])

@@ -39,7 +39,9 @@ def test_initialize_gets_seven_strings(launch: LaunchWorker) -> None:
     """,
         start=False,
     )
-    assert worker.start(name="m_0_1", kind="GPU", device_id=3) == {"op": "ready", "async": False}
+    ready = worker.start(name="m_0_1", kind="GPU", device_id=3)
+    assert (ready["op"], ready["async"]) == ("ready", False)
+    assert ready["runs_with"]["engine"].startswith("python 3.")
     assert eval(worker.text("x")) == {
         "model_config": json.dumps(worker.config),
         "model_instance_kind": "GPU",

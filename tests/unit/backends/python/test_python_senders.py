@@ -211,7 +211,8 @@ class TritonPythonModel:
 @every_python
 def test_coroutine_is_awaited(launch: LaunchWorker) -> None:
     worker = launch(ASYNC, start=False)
-    assert worker.start() == {"op": "ready", "async": True}
+    ready = worker.start()
+    assert (ready["op"], ready["async"]) == ("ready", True)
     assert worker.text("hello") == "hello"
 
 

@@ -41,6 +41,19 @@ async def test_batch_is_done_before_its_requests_are_answered() -> None:
 
 
 @fake_clock
+async def test_what_is_to_be_said_once_is_said_once_by_all_workers_of_a_model(caplog: pytest.LogCaptureFixture) -> None:
+    said: set[str] = set()
+    for _ in range(2):
+        process, child = make_process()
+        process.said = said
+        for _ in range(2):
+            child.send({"op": "log", "level": "WARNING", "file": "f", "line": 1, "message": "hot", "once": True})
+            child.send({"op": "log", "level": "WARNING", "file": "f", "line": 1, "message": "cold"})
+        await settle()
+    assert sorted(caplog.messages) == ["cold"] * 4 + ["hot"]
+
+
+@fake_clock
 async def test_error_of_a_batch_ends_all_its_requests() -> None:
     process, child = make_process()
     clients = run(process, 2)

@@ -1,0 +1,56 @@
+"""What verbose logging says of a call, over both protocols, and that it says nothing otherwise."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from tests.conformance.raw import get, post, tensor
+from tests.e2e.conftest import Serve
+
+BODY = {"id": "mine", "inputs": [tensor("INPUT", "FP32", [1.5, 2.5], [2, 1])]}
+SIZES = r"\d+ bytes in, \d+ out, [\d.]+ ms"
+REQUEST = r"version 1: OK, batch of 2, waited [\d.]+ ms, computed for [\d.]+ ms, [\d.]+ ms in all"
+
+
+def test_calls_are_told_while_logging_is_verbose(serve: Serve, tmp_path: Path) -> None:
+    server = serve("identity_batched")
+    log = tmp_path / "server.log"
+    path = "/v2/models/identity_batched/infer"
+    given = grpcclient.InferInput("INPUT", [2, 1], "FP32")
+    given.set_data_from_numpy(np.array([[1.5], [2.5]], dtype=np.float32))
+    client = grpcclient.InferenceServerClient(server.grpc)
+
+    def calls() -> list[str]:
+        """The lines that the calls below add to the log."""
+        before = len(log.read_text())
+        assert post(server.http, path, BODY).status == 200
+        assert get(server.http, "/v2/models/absent").status == 404
+        client.infer("identity_batched", [given], request_id="yours")
+        with pytest.raises(grpcclient.InferenceServerException):
+            client.infer("absent", [given])
+        get(server.http, "/v2/health/live")
+        return re.findall(r'\] "(.*)"', log.read_text()[before:])
+
+    assert calls() == []
+    post(server.http, "/v2/logging", {"log_verbose_level": 1})
+    lines = calls()
+    infer = "gRPC /inference.GRPCInferenceService/ModelInfer"
+    for expected in (
+        f"HTTP POST {path}: 200, {SIZES}",
+        f"request mine of 'identity_batched' {REQUEST}",
+        f"HTTP GET /v2/models/absent: 404, {SIZES}",
+        f"{infer}: OK, {SIZES}",
+        f"request yours of 'identity_batched' {REQUEST}",
+        f"{infer}: NOT_FOUND, {SIZES}",
+    ):
+        assert [line for line in lines if re.fullmatch(expected, line)], (expected, lines)
+    assert not [line for line in lines if " ran " in line]
+    post(server.http, "/v2/logging", {"log_verbose_level": 2})
+    assert [line for line in calls() if "identity_batched_0 ran 1 requests with a batch of 2" in line]
+    post(server.http, "/v2/logging", {"log_verbose_level": 0})
+    assert calls() == []
