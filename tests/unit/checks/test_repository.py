@@ -236,6 +236,13 @@ def test_command_prints_findings_and_fails_on_errors(repository: Path) -> None:
     assert bad.stdout.startswith(f"{repository}/m/config.pbtxt:1: error: ")
 
 
+def test_paths_are_shown_as_they_were_given(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(repository, "models/m/config.pbtxt", "nam: 1")
+    monkeypatch.chdir(repository)
+    done = CliRunner().invoke(check_command, ["models"], standalone_mode=False)
+    assert done.stdout.startswith("models/m/config.pbtxt:1: error: ")
+
+
 def test_warnings_alone_are_no_failure(repository: Path) -> None:
     put(repository, "good/01/model.py", GOOD)
 
