@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from conch.checks import engines
 from conch.checks.finding import Finding
 from conch.checks.repository import check
 from conch.cli.check import check_command
@@ -17,6 +18,12 @@ GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        retu
 COMPLETE = GOOD + "    @staticmethod\n    def auto_complete_config(config): ...\n"
 OUTPUT = 'output { name: "B" data_type: TYPE_FP32 dims: 4 }\n'
 IO = f'input {{ name: "A" data_type: TYPE_FP32 dims: 4 }}\n{OUTPUT}'
+
+
+@pytest.fixture(autouse=True)
+def all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every engine is installed."""
+    monkeypatch.setattr(engines, "is_installed", lambda module: True)
 
 
 @pytest.fixture
