@@ -55,6 +55,7 @@ PACKAGES: Dict[str, Package] = {
     "onnx": Package("onnx", ("convert",)),
     "onnxscript": Package("onnxscript", ("convert",)),
     "tritonclient.http": Package("tritonclient[http]"),
+    "pynvml": Package("nvidia-ml-py"),
     "yaml": Package("pyyaml"),
     "sklearn": Package("scikit-learn"),
 }
@@ -78,8 +79,8 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
     absent: List[str] = []
     for module in modules:
         package = _package(module)
-        found = _version(package.name)
-        if found and _numbers(found) < _numbers(package.oldest):
+        found = version_of(module)
+        if outdated(module):
             wanted.append(f"{package.name} {package.oldest} or newer (installed is {found})")
             absent.append(module)
             continue
@@ -127,6 +128,17 @@ def advice(error: ImportError) -> str:
     if error.name and isinstance(error, ModuleNotFoundError):
         return command_for(error.name)
     return one_line(error)
+
+
+def version_of(module: str) -> str:
+    """The version of the package that ``module`` is of; empty where that is not installed under its own name."""
+    return _version(_package(module).name)
+
+
+def outdated(module: str) -> str:
+    """The oldest version that works where an older one is installed; else empty."""
+    package, found = _package(module), version_of(module)
+    return package.oldest if found and _numbers(found) < _numbers(package.oldest) else ""
 
 
 def pip() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_FILE, is_hub_id, local_path
 from conch.checkpoints.options import Options
 from conch.checkpoints.task import canonical, misfit, misspelt
+from conch.checks.engines import engine_problem
 from conch.checks.finding import Finding, line_of, with_fix
 from conch.checks.model import CheckedModel
 from conch.config.signature import parameters
@@ -28,6 +29,10 @@ _OPTION: Final = re.compile(r"(?:parameter '|(?=task '|engine '|variant '))(\w+)
 def check_checkpoints(model: CheckedModel) -> Iterator[Finding]:
     """Why the checkpoint of a version cannot be served, for backends that serve checkpoints."""
     if model.config.backend not in ("huggingface", "vllm"):
+        if model.config.backend in ("onnxruntime", "openvino"):
+            problem, command = engine_problem(model.config.backend)
+            if problem:
+                yield model.warning(problem, ("backend",), command)
         return
     for version in model.versions:
         place = _Place(model, model.files.version_directory(version))
@@ -107,6 +112,9 @@ def _check_checkpoint(place: _Place, document: Mapping[str, Any]) -> Iterator[Fi
             f"task '{options.task}' does not fit the checkpoint, which is a {named}",
             f"leave 'task' out, or choose a checkpoint whose architecture is {' or '.join(architectures)}",
         )
+    problem, command = engine_problem(checkpoint.engine, checkpoint.task)
+    if problem:
+        yield replace(place.finding(problem, command), severity="warning")
 
 
 def _check_path(place: _Place, model: str) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from conch import extras
 from conch.checks.finding import Finding
 from conch.checks.imports import Imported, changes_path, imports_of
 from conch.checks.model import CheckedModel
@@ -105,6 +106,8 @@ def _fix(use: _Use, python: str) -> str:
     file = place / f"{name}.py"
     if use.imported.level:
         return f"put it at {file}"
+    if name in extras.PACKAGES and python == sys.executable:
+        return extras.command_for(name)
     if name in _PACKAGES:
         return f"{python} -m pip install {_PACKAGES[name]}"
     return f"install the package that has it for {python}, or put it at {file}"

@@ -33,8 +33,11 @@ def check_command(directories: tuple[Path, ...], config_name: str | None) -> int
     from conch.checks.repository import check
 
     findings = check(directories, config_name)
+    here = f"{Path.cwd()}/"
+    relative = not any(directory.is_absolute() for directory in directories)
     for finding in findings:
-        click.echo(finding)
+        # Paths as they were given: relative ones begin where the command is run.
+        click.echo(str(finding).replace(here, "") if relative else str(finding))
     errors = sum(finding.severity == "error" for finding in findings)
     click.echo(f"{errors} error(s), {len(findings) - errors} warning(s)", err=True)
     return 1 if errors else 0

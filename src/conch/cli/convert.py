@@ -88,9 +88,9 @@ def convert_command(
 
     The fastest variant that agrees with the checkpoint becomes "auto".
     """
-    from rich.console import Console
     from rich.markup import escape
 
+    from conch.cli import terminal
     from conch.convert.plan import Plan
     from conch.convert.report import document
     from conch.convert.run import convert
@@ -98,7 +98,7 @@ def convert_command(
     precisions = given.pop("quantize")
     quantize = tuple(precision for precision in precisions if precision != "none") if precisions else None
     plan = Plan(model, output, quantize=quantize, **given)
-    console = Console(stderr=True)
+    console = terminal.console(stderr=True)
     start = time.monotonic()
 
     def progress(step: str) -> None:
@@ -109,7 +109,7 @@ def convert_command(
         if file is not None:
             file.write_text(write(converted.manifest), encoding="utf-8")
     progress("done")
-    _print_result(Console(), converted, verbose)
+    _print_result(terminal.console(), converted, verbose)
     return 0
 
 
@@ -123,7 +123,9 @@ def _print_result(console: Console, converted: ConvertedModel, verbose: bool) ->
 
     for line in log_lines(converted.manifest) if verbose else ():
         print_line(line)
-    console.print(table(converted.manifest, console.width))
+    made = table(converted.manifest, console.width)
+    made.expand = console.is_terminal
+    console.print(made)
     for warning in converted.manifest.warnings:
         print_line(f"warning: {warning}")
     for folder in converted.folders:

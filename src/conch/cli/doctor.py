@@ -36,10 +36,10 @@ def lines(facts: Facts, given: Iterable[Advice]) -> Iterator[str]:
         ("conch", facts.conch), ("Triton's protocol", facts.protocol), ("Python", facts.python),
         ("system", facts.platform), ("event loop", "uvloop" if facts.uvloop else "asyncio"),
     ])  # fmt: skip
-    yield from _section(
-        "Engines and extras",
-        [(one.name, _version(one), one.purpose) for one in facts.packages],
-    )
+    rows = _section("Engines and extras", [(one.name, _version(one), one.purpose) for one in facts.packages])
+    commands = ["", *(f"    -> {one.install}" if one.install else "" for one in facts.packages), ""]
+    yield from (line for row, command in zip(rows, commands, strict=True) for line in (row, command) if line)
+    yield ""
     found = [(one.name, f"{_size(one.memory)}, driver {one.driver}") for one in facts.gpus.found]
     yield from _section("GPUs", found or [("NVIDIA", facts.gpus.note)])
     processor = facts.processor
@@ -83,9 +83,7 @@ def _section(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _version(package: PackageFact) -> str:
-    if not package.version:
-        return f"- {package.install}"
-    return f"{package.version} ({package.detail})" if package.detail else package.version
+    return f"{package.version} ({package.detail})" if package.detail else package.version or "-"
 
 
 def _size(size: int) -> str:

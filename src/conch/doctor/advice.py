@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from conch.doctor.facts import Facts
+from conch.extras import pip
 
 #: Connections that a server should bear, each of which is a descriptor.
 _DESCRIPTORS: Final = 4096
@@ -29,6 +30,9 @@ def advice(facts: Facts) -> list[Advice]:
 
 
 def _of_engines(facts: Facts) -> Iterator[Advice]:
+    for package in facts.packages:
+        if package.version and package.install:
+            yield Advice(f"{package.name} {package.version} is {package.detail}", package.install)
     engines = [facts.package(name) for name in ("torch", "onnxruntime", "openvino", "vllm")]
     torch, _, openvino, _ = engines
     if not any(engine.version for engine in engines):
@@ -61,7 +65,9 @@ def _of_gpus(facts: Facts) -> Iterator[Advice]:
 
 def _of_process(facts: Facts) -> Iterator[Advice]:
     if not facts.uvloop:
-        yield Advice("the server runs on asyncio's own event loop, which is slower than uvloop", "pip install uvloop")
+        yield Advice(
+            "the server runs on asyncio's own event loop, which is slower than uvloop", f"{pip()} install uvloop"
+        )
     soft, hard = facts.limits.nofile
     if 0 <= soft < _DESCRIPTORS:
         most = "unlimited" if hard < 0 else hard

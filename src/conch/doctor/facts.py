@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PackageFact:
-    """An optional package; ``version`` is empty where it is not installed, and then ``install`` installs it.
+    """An optional package; ``version`` is empty where it is not installed.
 
-    ``detail`` tells builds apart: ``CUDA 12.8`` or ``CPU`` for torch.
+    ``install`` is the command for one that is not there or too old, empty for any other; ``detail`` says what torch was
+    built for (``CUDA 12.8``, ``CPU``), or that the version is too old.
     """
 
     name: str

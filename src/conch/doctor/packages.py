@@ -4,50 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from conch import extras
 from conch.doctor.facts import PackageFact
 
-#: By pip's name: the extra of conch that brings the package (or the package itself), and what it is for.
-_OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
-    "torch": ("conch[huggingface]", "checkpoints as they are"),
-    "transformers": ("conch[huggingface]", "checkpoints as they are"),
-    "onnxruntime": ("conch[onnxruntime]", "ONNX graphs, converted models"),
-    "openvino": ("conch[openvino]", "OpenVINO graphs, converted models"),
-    "openvino-genai": ("conch[openvino]", "GGUF files, converted language models"),
-    "vllm": ("conch[vllm]", "language models on GPUs"),
-    "nncf": ("conch[convert]", "conch convert"),
-    "llguidance": ("conch[structured]", "structured output on transformers"),
-    "peft": ("conch[lora]", "LoRA adapters on transformers"),
-    "pillow": ("conch[image]", "images"),
-    "soundfile": ("conch[audio]", "sound"),
-    "nvidia-ml-py": ("nvidia-ml-py", "metrics of GPUs"),
+#: By the name that is imported: what each is for.
+_PURPOSES: Final[Mapping[str, str]] = {
+    "torch": "checkpoints as they are",
+    "transformers": "checkpoints as they are",
+    "onnxruntime": "ONNX graphs, converted models",
+    "openvino": "OpenVINO graphs, converted models",
+    "openvino_genai": "GGUF files, converted language models",
+    "vllm": "language models on GPUs",
+    "nncf": "conch convert",
+    "llguidance": "structured output on transformers",
+    "peft": "LoRA adapters on transformers",
+    "PIL": "images",
+    "soundfile": "sound",
+    "pynvml": "metrics of GPUs",
 }
-#: Other packages that bring the same.
-_INSTEAD: Final = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
 
 
 def packages() -> tuple[PackageFact, ...]:
     """Every optional package, installed or not."""
-    return tuple(_fact(name, *rest) for name, rest in _OPTIONAL.items())
+    return tuple(_fact(module, purpose) for module, purpose in _PURPOSES.items())
 
 
-def version(name: str) -> str:
-    """The installed version of a package by pip's name; empty where it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _fact(name: str, brought_by: str, purpose: str) -> PackageFact:
-    for candidate in (name, *_INSTEAD.get(name, ())):
-        if found := version(candidate):
-            return PackageFact(name, found, purpose, detail=_build() if name == "torch" else "")
-    return PackageFact(name, "", purpose, f'pip install "{brought_by}"')
+def _fact(module: str, purpose: str) -> PackageFact:
+    name = extras.PACKAGES[module].name
+    if find_spec(module) is None:
+        return PackageFact(name, "", purpose, extras.command_for(module))
+    # Another distribution may bring the module, as onnxruntime-gpu does.
+    version = extras.version_of(module) or "installed"
+    if needed := extras.outdated(module):
+        return PackageFact(name, version, purpose, extras.command_for(module), f"older than {needed}, which is needed")
+    return PackageFact(name, version, purpose, detail=_build() if module == "torch" else "")
 
 
 def _build() -> str:

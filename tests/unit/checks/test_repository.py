@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from conch.checks import engines
 from conch.checks.finding import Finding
 from conch.checks.repository import check
 from conch.cli.check import check_command
@@ -17,6 +18,12 @@ GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        retu
 COMPLETE = GOOD + "    @staticmethod\n    def auto_complete_config(config): ...\n"
 OUTPUT = 'output { name: "B" data_type: TYPE_FP32 dims: 4 }\n'
 IO = f'input {{ name: "A" data_type: TYPE_FP32 dims: 4 }}\n{OUTPUT}'
+
+
+@pytest.fixture(autouse=True)
+def all_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every engine is installed."""
+    monkeypatch.setattr(engines, "is_installed", lambda module: True)
 
 
 @pytest.fixture
@@ -234,6 +241,13 @@ def test_command_prints_findings_and_fails_on_errors(repository: Path) -> None:
     assert (good.return_value, good.stdout) == (0, "")
     assert bad.return_value == 1
     assert bad.stdout.startswith(f"{repository}/m/config.pbtxt:1: error: ")
+
+
+def test_paths_are_shown_as_they_were_given(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(repository, "models/m/config.pbtxt", "nam: 1")
+    monkeypatch.chdir(repository)
+    done = CliRunner().invoke(check_command, ["models"], standalone_mode=False)
+    assert done.stdout.startswith("models/m/config.pbtxt:1: error: ")
 
 
 def test_warnings_alone_are_no_failure(repository: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.checks import configuration
+from conch.checks import configuration, engines
 from conch.checks.repository import check
 
 MODEL = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
@@ -37,10 +37,14 @@ def configured(config: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A repository with one mistake: its files, and all that is found, with ``R`` for the repository's path."""
+    """A repository with one mistake: its files, and all that is found, with ``R`` for the repository's path.
+
+    All engines are installed but the modules ``absent``.
+    """
 
     files: Mapping[str, str]
     found: str
+    absent: tuple[str, ...] = ()
 
 
 MISTAKES = {
@@ -295,6 +299,17 @@ MISTAKES = {
         checkpoint("m/1", **{"model.safetensors": "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"}),
         "R/m/1: error: R/m/1/model.safetensors is a Git LFS pointer, not the weights (fix: run 'git lfs pull' there)",
     ),
+    "an engine that is not installed": Mistake(
+        checkpoint("m/1"),
+        "R/m/1: warning: engine 'torch' is not installed here: here the model does not load (fix: install huggingface)",
+        absent=("transformers",),
+    ),
+    "a graph whose engine is not installed": Mistake(
+        {"m/config.pbtxt": IO, "m/1/model.onnx": ""},
+        "R/m/config.pbtxt:1: warning: engine 'onnxruntime' is not installed here: here the model does not load "
+        "(fix: install onnxruntime)",
+        absent=("onnxruntime",),
+    ),
     "a parameter that is misspelt": Mistake(
         {**checkpoint("m/1"), "m/config.pbtxt": '\nparameters { key: "max_lenght" value { string_value: "64" } }\n'},
         "R/m/config.pbtxt:2: error: parameter 'max_lenght' is not known (fix: did you mean 'max_length'?)",
@@ -307,6 +322,8 @@ def test_each_usual_mistake_is_one_line_with_its_place_and_its_fix(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(configuration, "visible_gpus", lambda: ())
+    monkeypatch.setattr(engines, "is_installed", lambda module: module not in MISTAKES[name].absent)
+    monkeypatch.setattr(engines.extras, "command", lambda *names: f"install {' '.join(names)}")
     repository = tmp_path / "repository"
     for path, text in MISTAKES[name].files.items():
         (repository / path).parent.mkdir(parents=True, exist_ok=True)

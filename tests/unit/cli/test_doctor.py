@@ -21,7 +21,8 @@ def test_the_report_has_all_sections_and_fits_a_terminal(capsys: pytest.CaptureF
         "What would help",
     ]  # fmt: skip
     engines = lines[lines.index("Engines and extras") : lines.index("GPUs")]
-    assert max(map(len, engines)) <= 110
+    # A command is a line of its own, which a terminal may break.
+    assert max(len(line) for line in engines if "->" not in line) <= 80
 
 
 def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,14 +19,12 @@ from conch.doctor.facts import (
     ProcessorFact,
 )
 from conch.doctor.packages import packages
+from conch.extras import pip
 
 GIB = 1 << 30
-INSTALLED = tuple(
-    replace(
-        one, version="" if one.name == "vllm" else "9", install="pip install it", detail="CPU" * (one.name == "torch")
-    )
-    for one in packages()
-)
+INSTALLED = tuple(replace(one, version="9", install="", detail="CPU" * (one.name == "torch")) for one in packages())
+ENGINES = ("torch", "onnxruntime", "openvino", "vllm")
+TOO_OLD = PackageFact("transformers", "4.40", "checkpoints", "pip install it", "older than 5.5, which is needed")
 #: A machine about which there is nothing to say.
 GOOD = Facts(
     conch="1", protocol="2.51.0", python="3.12", platform="Linux", uvloop=True, packages=INSTALLED,
@@ -41,7 +39,7 @@ GPU = GpusFact((GpuFact("H100", 80 * GIB, "550"),), "NVML")
 
 
 def without(*names: str) -> tuple[PackageFact, ...]:
-    return tuple(replace(one, version="") if one.name in names else one for one in INSTALLED)
+    return tuple(replace(one, version="", install="pip install it") if one.name in names else one for one in INSTALLED)
 
 
 def built_for(detail: str) -> tuple[PackageFact, ...]:
@@ -55,11 +53,12 @@ def test_a_good_machine_gets_no_advice() -> None:
 @pytest.mark.parametrize(
     ("facts", "reason", "action"),
     [
-        (replace(GOOD, packages=without("torch", "onnxruntime", "openvino")), "no engine for check", "pip install it"),
+        (replace(GOOD, packages=without(*ENGINES)), "no engine for check", "pip install it"),
         (replace(GOOD, packages=without("openvino")), "the processor has VNNI", "pip install it"),
         (replace(GOOD, packages=without("transformers")), "torch is installed without transformers", "pip install it"),
+        (replace(GOOD, packages=(*INSTALLED, TOO_OLD)), "transformers 4.40 is older than 5.5", "pip install it"),
         (replace(GOOD, packages=built_for("CUDA 12.8")), "torch is built for CUDA 12.8 and there is no GPU", "install"),
-        (replace(GOOD, uvloop=False), "the server runs on asyncio's own event loop", "pip install uvloop"),
+        (replace(GOOD, uvloop=False), "the server runs on asyncio's own event loop", f"{pip()} install uvloop"),
         (replace(GOOD, limits=LimitsFact((1024, 65536), (0, 0))), "the process may open 1024 files", "ulimit -n 65536"),
         (replace(GOOD, limits=LimitsFact((1024, -1), (0, 0))), "the process may open 1024", "ulimit -n unlimited"),
         (replace(GOOD, limits=LimitsFact((1024, 1024), (0, 0))), "the process may open 1024", "raise the hard limit"),
@@ -76,7 +75,7 @@ def test_a_reason_is_given_with_what_to_do(facts: Facts, reason: str, action: st
 
 
 def test_a_gpu_without_what_uses_it_is_told() -> None:
-    facts = replace(GOOD, gpus=GPU, packages=without("nvidia-ml-py", "openvino"))
+    facts = replace(GOOD, gpus=GPU, packages=without("nvidia-ml-py", "openvino", "vllm"))
     assert [one.reason.partition(":")[0] for one in advice(facts)] == [
         "torch is built for CPUs",
         "vLLM is the fastest engine for language models on a GPU",

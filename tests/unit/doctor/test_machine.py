@@ -138,8 +138,8 @@ def test_what_torch_is_built_for_is_read_without_importing_it(
 ) -> None:
     put(tmp_path, "version.py", text)
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(packages, "find_spec", lambda name: spec)
-    monkeypatch.setattr(packages, "version", lambda name: "2.13.0" if name == "torch" else "")
+    monkeypatch.setattr(packages, "find_spec", lambda name: spec if name == "torch" else None)
+    monkeypatch.setattr(packages.extras, "version_of", lambda module: "2.13.0")
 
     found = {one.name: one for one in packages.packages()}
 
