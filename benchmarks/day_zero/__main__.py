@@ -1,0 +1,111 @@
+"""Every architecture of the installed transformers, tiny and random, served by conch and compared with transformers.
+
+    python -m benchmarks.day_zero [TASK ...] [--architectures KIND ...] [--limit N] [--write docs/day_zero.md]
+
+A checkpoint is written for each architecture of a task, and answered by the code that a worker runs for a bare folder:
+six requests one after the other, and all at once.  ``exact``: what transformers answers, scores within 2e-4, greedy
+tokens all alike.  The table goes to the page of --write, else to the terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from benchmarks.day_zero.checkpoints import TASKS, Architecture, CannotMake, architectures, write
+from benchmarks.day_zero.outcome import Outcome
+from benchmarks.day_zero.table import Row, page
+from conch.convert.libraries import silence_libraries
+from conch.errors import one_line
+
+#: ``module:function`` that compares the checkpoint in a folder, for the tasks that write text.
+_WRITING: Final = {"causal": "causal:compare_causal", "seq2seq": "seq2seq:compare_seq2seq"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)} (default: all)")
+    parser.add_argument("--architectures", nargs="+", metavar="KIND", help="only these: values of model_type")
+    parser.add_argument("--limit", type=int, default=0, help="no more than so many of each task")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="keep what is found here; what is exact there stays"
+    )
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table to this file")
+    options = parser.parse_args()
+    if unknown := set(options.tasks) - TASKS.keys():
+        parser.error(f"no task '{unknown.pop()}': choose from {', '.join(TASKS)}")
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    known = read(options.results)
+    rows = []
+    for task in options.tasks or TASKS:
+        chosen = [one for one in architectures(task) if not options.architectures or one.kind in options.architectures]
+        for architecture in chosen[: options.limit or None]:
+            begun = time.perf_counter()
+            outcome = known.get(architecture) or Outcome("none")
+            if outcome.verdict != "exact":
+                known[architecture] = outcome = examined(architecture)
+                keep(options.results, known)
+            rows.append(Row(architecture, outcome))
+            seconds = time.perf_counter() - begun
+            line = f"{task} {architecture.name} ({architecture.kind}): {outcome.verdict} {outcome.reason}"
+            print(f"{line} [{seconds:.1f} s]", file=sys.stderr, flush=True)
+    text = page(rows)
+    if options.write:
+        options.write.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+
+
+def read(path: Path | None) -> dict[Architecture, Outcome]:
+    """What an earlier run kept."""
+    if path is None or not path.exists():
+        return {}
+    lines = map(json.loads, path.read_text("utf-8").splitlines())
+    return {Architecture(*names): Outcome(*found) for names, found in lines}
+
+
+def keep(path: Path | None, known: Mapping[Architecture, Outcome]) -> None:
+    """Write what has been found so far, a line for each architecture."""
+    if path is not None:
+        lines = [json.dumps([astuple(one), astuple(outcome)], ensure_ascii=False) for one, outcome in known.items()]
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def examined(architecture: Architecture) -> Outcome:
+    """What a comparison of an architecture finds."""
+    compare = _comparison(architecture.task)
+    with tempfile.TemporaryDirectory(prefix="day-zero-") as folder, silence_libraries():
+        try:
+            write(Path(folder), architecture)
+        except CannotMake as error:
+            return Outcome("none", str(error))
+        try:
+            return compare(Path(folder))
+        except Exception as error:
+            traceback.print_exc(file=sys.__stderr__)
+            return Outcome("fails", f"{type(error).__name__}: {one_line(error)}")
+
+
+def _comparison(task: str) -> Callable[[Path], Outcome]:
+    if task in _WRITING:
+        module, _, name = _WRITING[task].partition(":")
+        found: Callable[[Path], Outcome] = getattr(import_module(f"benchmarks.day_zero.{module}"), name)
+        return found
+    from benchmarks.day_zero.encoders import compare_encoder
+
+    return lambda folder: compare_encoder(folder, task)
+
+
+if __name__ == "__main__":
+    main()

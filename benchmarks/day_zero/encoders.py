@@ -1,0 +1,268 @@
+"""Scores of networks that answer in one pass: through conch's task, and from transformers' own network.
+
+Six requests of different lengths are answered one after the other and all in one batch, by the code that a worker runs
+for a bare folder; transformers answers each alone, in FP32.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.day_zero.outcome import Outcome
+from conch.backends.native.arrays import DTYPES, Array, Request, Result, Strings
+from conch.backends.tasks.backend import EngineOpener
+from conch.backends.tasks.base import ExecutionWork, Task
+from conch.backends.tasks.scores import apply, default_function, softmax
+from conch.backends.tasks.table import make_task
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.errors import ConchError, one_line
+from conch.tensors import WireTensor, pack_bytes
+
+TEXTS: Final = (
+    "Where is the nearest library?",
+    "Hello!",
+    "I am going to the market in the morning. How can you be sure that the station is open?",
+    "A program takes a list of numbers",
+    "Anna Smith works at the library in Berlin,",
+    "The station",
+)
+QUESTION: Final = "Where is the library?"
+#: Pixels of the images, and samples of the recordings.
+SIZES: Final = ((64, 48), (32, 32), (80, 40), (64, 64), (100, 30), (64, 48))
+LENGTHS: Final = (16000, 9000, 24000, 12345, 16000, 20000)
+#: How far a score may be from that of transformers.
+BOUND: Final = 2e-4
+
+#: The tensors of a request, and what it is answered: the numbers to be compared, by what they are called.
+Inputs = Mapping[str, Any]
+Numbers = dict[str, float]
+
+
+def compare_encoder(folder: Path, task: str) -> Outcome:
+    """Compare the checkpoint in ``folder``, of an architecture for ``task`` (a key of ``checkpoints.TASKS``)."""
+    import torch
+
+    torch.manual_seed(0)
+    try:
+        wanted = REFERENCES[task](folder)
+    except Exception as error:
+        return Outcome("none", f"transformers: {type(error).__name__}: {one_line(error)[:200]}")
+    try:
+        checkpoint = Checkpoint.open(folder, Options())
+        served = make_task(
+            checkpoint, checkpoint.options, EngineOpener(checkpoint, {"kind": "CPU", "device_id": 0, "count": 1})
+        )
+    except ConchError as error:
+        return Outcome("refused", error.message)
+    try:
+        requests = [_request(inputs) for inputs, _ in wanted]
+        alone = [answer for request in requests for answer in _answers(served, [request])]
+        together = _answers(served, requests)
+    except Exception as error:
+        return Outcome("fails", f"{type(error).__name__}: {one_line(error)[:200]}")
+    for way, answers in (("alone", alone), ("together", together)):
+        for place, (answer, (_, expected)) in enumerate(zip(answers, wanted, strict=True)):
+            if isinstance(answer, ConchError):
+                return Outcome("fails", f"{way}, request {place}: {answer.message}")
+            if reason := _difference(SCORES[task](checkpoint, answer), expected):
+                again = REFERENCES[task](folder)[place][1]
+                if _difference(again, expected):
+                    return Outcome("none", "transformers itself answers otherwise each time")
+                return Outcome("differs", f"{way}, request {place}: {reason}")
+    return Outcome("exact")
+
+
+def _answers(served: Task, requests: Sequence[Request]) -> list[Result | ConchError]:
+    return served.execute([served.prepare(request) for request in requests], ExecutionWork())
+
+
+def _difference(found: Numbers, wanted: Numbers) -> str:
+    if missing := sorted(found.keys() - wanted.keys()):
+        return f"'{missing[0]}' is not among what transformers gives"
+    name, apart = max(((name, abs(found[name] - wanted[name])) for name in found), key=lambda pair: pair[1])
+    return "" if apart <= BOUND else f"{name} is {found[name]:.5f} and not {wanted[name]:.5f}"
+
+
+def _request(inputs: Inputs) -> Request:
+    return Request({name: _tensor(name, value) for name, value in inputs.items()}, frozenset(("logits",)))
+
+
+def _tensor(name: str, value: Any) -> WireTensor:
+    if isinstance(value, np.ndarray):
+        datatype = next(known for known, dtype in DTYPES.items() if dtype == value.dtype and known != "BF16")
+        return WireTensor(name, datatype, value.shape, value.tobytes())
+    return WireTensor(name, "BYTES", (1, 1), pack_bytes([value if isinstance(value, bytes) else value.encode()]))
+
+
+# ── what transformers answers: for each request its tensors, and its numbers by name ──────────────────────────────────
+
+
+def _network(folder: Path, head: str) -> tuple[Any, Any]:
+    import torch
+    import transformers
+
+    network: Any = getattr(transformers, head).from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def answer(*texts: str) -> tuple[list[int], Any]:
+        given = tokenizer(*texts, return_tensors="pt")
+        with torch.inference_mode():
+            return given["input_ids"][0].tolist(), network(**given)
+
+    return tokenizer, answer
+
+
+def _classified(folder: Path) -> list[tuple[Inputs, Numbers]]:
+    _, answer = _network(folder, "AutoModelForSequenceClassification")
+    return [({"text_input": text}, _by_class(folder, answer(text)[1].logits)) for text in TEXTS]
+
+
+def _labels(folder: Path, count: int) -> list[str]:
+    """The names of classes, in their order."""
+    names = _config(folder).get("id2label") or {}
+    return [names.get(str(index), f"LABEL_{index}") for index in range(count)]
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    return config
+
+
+def _by_class(folder: Path, logits: Any) -> Numbers:
+    logits = logits.numpy()
+    (scores,) = apply(default_function(_config(folder), logits.shape[1]), logits)
+    return dict(zip(_labels(folder, len(scores)), scores.tolist(), strict=True))
+
+
+def _tagged(folder: Path) -> list[tuple[Inputs, Numbers]]:
+    _, answer = _network(folder, "AutoModelForTokenClassification")
+    found: list[tuple[Inputs, Numbers]] = []
+    for text in TEXTS:
+        scores = softmax(answer(text)[1].logits[0].numpy())
+        labels = _labels(folder, scores.shape[1])
+        names = {f"{place}:{labels[index]}": float(scores[place, index]) for place, index in np.ndindex(scores.shape)}
+        found.append(({"text_input": text}, names))
+    return found
+
+
+def _filled(folder: Path) -> list[tuple[Inputs, Numbers]]:
+    tokenizer, answer = _network(folder, "AutoModelForMaskedLM")
+    found: list[tuple[Inputs, Numbers]] = []
+    for text in TEXTS:
+        masked = f"{text} {tokenizer.mask_token}"
+        ids, output = answer(masked)
+        scores = np.sort(softmax(output.logits[0, ids.index(tokenizer.mask_token_id)].numpy()))[::-1]
+        found.append(({"text_input": masked}, {str(rank): float(scores[rank]) for rank in range(5)}))
+    return found
+
+
+def _answered(folder: Path) -> list[tuple[Inputs, Numbers]]:
+    tokenizer, answer = _network(folder, "AutoModelForQuestionAnswering")
+    found: list[tuple[Inputs, Numbers]] = []
+    for text in TEXTS:
+        ids, output = answer(QUESTION, text)
+        context = np.array([one == 1 for one in tokenizer(QUESTION, text).sequence_ids()])
+        allowed = context | (np.array(ids) == tokenizer.cls_token_id)
+        start, end = (_chances(logits[0].numpy(), allowed) for logits in (output.start_logits, output.end_logits))
+        start[0] = end[0] = 0
+        spans = np.tril(np.triu(np.outer(start, end)), 14)[context][:, context]
+        found.append(({"question": QUESTION, "context": text}, {"best": float(spans.max())}))
+    return found
+
+
+def _chances(logits: Array, allowed: Array) -> Array:
+    return softmax(np.where(allowed, logits, np.float32(-10000)))
+
+
+def _seen(folder: Path) -> list[tuple[Inputs, Numbers]]:
+    from io import BytesIO
+
+    import torch
+    import transformers
+    from PIL import Image
+
+    network: Any = transformers.AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    processor: Any = transformers.AutoImageProcessor.from_pretrained(folder)
+    found: list[tuple[Inputs, Numbers]] = []
+    for seed, (width, height) in enumerate(SIZES):
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        image, file = Image.fromarray(pixels), BytesIO()
+        image.save(file, "PNG")
+        with torch.inference_mode():
+            logits = network(**processor(images=image, return_tensors="pt")).logits
+        found.append(({"image": file.getvalue()}, _by_class(folder, logits)))
+    return found
+
+
+def _heard(folder: Path) -> list[tuple[Inputs, Numbers]]:
+    import torch
+    import transformers
+
+    make: Any = transformers.pipeline
+    pipeline = make("audio-classification", model=str(folder), device="cpu", dtype=torch.float32)
+    found: list[tuple[Inputs, Numbers]] = []
+    for seed, length in enumerate(LENGTHS):
+        samples = np.random.default_rng(seed).uniform(-0.5, 0.5, length).astype(np.float32)
+        found.append(({"samples": samples[None]}, {one["label"]: one["score"] for one in pipeline(samples)}))
+    return found
+
+
+REFERENCES: Final[Mapping[str, Callable[[Path], list[tuple[Inputs, Numbers]]]]] = {
+    "sequence-classification": _classified,
+    "token-classification": _tagged,
+    "masked": _filled,
+    "question-answering": _answered,
+    "image-classification": _seen,
+    "audio-classification": _heard,
+}
+
+
+# ── the same numbers in what conch answers ────────────────────────────────────────────────────────────────────────────
+
+
+def _scores(checkpoint: Checkpoint, answer: Result) -> Numbers:
+    labels, scores = answer.outputs["label"], answer.outputs["score"]
+    assert isinstance(labels, Strings) and not isinstance(scores, Strings)
+    names = [one.decode() if isinstance(one, bytes) else one for one in labels.elements]
+    return dict(zip(names, scores[0].tolist(), strict=True))
+
+
+def _ranks(checkpoint: Checkpoint, answer: Result) -> Numbers:
+    scores = answer.outputs["score"]
+    assert not isinstance(scores, Strings)
+    return {str(rank): score for rank, score in enumerate(scores[0].tolist())}
+
+
+def _best(checkpoint: Checkpoint, answer: Result) -> Numbers:
+    return {"best": _ranks(checkpoint, answer)["0"]}
+
+
+def _entities(checkpoint: Checkpoint, answer: Result) -> Numbers:
+    return {f"{one['index']}:{one['entity']}": one["score"] for one in json.loads(_text(answer, "entities"))}
+
+
+def _sounds(checkpoint: Checkpoint, answer: Result) -> Numbers:
+    return {one["label"]: one["score"] for one in json.loads(_text(answer, "text_output"))}
+
+
+def _text(answer: Result, name: str) -> str:
+    value = answer.outputs[name]
+    assert isinstance(value, Strings)
+    (text,) = value.elements
+    return text.decode() if isinstance(text, bytes) else text
+
+
+SCORES: Final[Mapping[str, Callable[[Checkpoint, Result], Numbers]]] = {
+    "sequence-classification": _scores,
+    "token-classification": _entities,
+    "masked": _ranks,
+    "question-answering": _best,
+    "image-classification": _scores,
+    "audio-classification": _sounds,
+}

@@ -1,0 +1,64 @@
+"""The page of the comparison: a line for each task, then the architectures that are not exact, with their reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from benchmarks.day_zero.checkpoints import Architecture
+from benchmarks.day_zero.outcome import Outcome
+from benchmarks.tables import markdown
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An architecture and what was found."""
+
+    architecture: Architecture
+    outcome: Outcome
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The page in Markdown."""
+    tasks = list(dict.fromkeys(row.architecture.task for row in rows))
+    compared = [row for row in rows if row.outcome.verdict != "none"]
+    sections = [
+        "# Day zero: every architecture of transformers\n",
+        f"Made with transformers {version('transformers')} and PyTorch {version('torch').partition('+')[0]} by\n\n"
+        "    python -m benchmarks.day_zero --write docs/day_zero.md\n",
+        "For each architecture a tiny checkpoint with random weights is written and served from its bare folder, as a "
+        "user\nwould get it on a CPU: six requests one after the other, and all six in one batch. **Exact** means that "
+        "all of them are\nanswered as transformers answers each alone: the same greedy tokens, or scores within 2e-4. "
+        "A **refused** model does not\nbecome ready, and the error says why; where it is no error in the checkpoint, "
+        "conch's answer would not have been that of\ntransformers.\n",
+        markdown([
+            ["task", "architectures compared", "exact", "share", "refused", "other"],
+            *(_summary(task, [row for row in compared if row.architecture.task == task]) for task in tasks),
+            _summary("all", compared),
+        ]),
+    ]  # fmt: skip
+    others = [row for row in compared if row.outcome.verdict != "exact"]
+    if others:
+        sections += ["## Not exact\n", markdown([["task", "architecture", "", "reason"], *map(_line, others)])]
+    unmade = [row for row in rows if row.outcome.verdict == "none"]
+    if unmade:
+        head = ["task", "architecture", "", "reason"]
+        sections += [
+            "## Not compared\n",
+            "No tiny checkpoint of these can be made, or transformers itself does not answer with it.\n",
+            markdown([head, *map(_line, unmade)]),
+        ]
+    return "\n".join(sections).rstrip() + "\n"
+
+
+def _summary(task: str, rows: Sequence[Row]) -> list[str]:
+    exact = sum(row.outcome.verdict == "exact" for row in rows)
+    refused = sum(row.outcome.verdict == "refused" for row in rows)
+    share = f"{exact / len(rows):.1%}" if rows else ""
+    return [task, str(len(rows)), str(exact), share, str(refused), str(len(rows) - exact - refused)]
+
+
+def _line(row: Row) -> list[str]:
+    verdict = "" if row.outcome.verdict == "none" else row.outcome.verdict
+    return [row.architecture.task, f"`{row.architecture.name}`", verdict, row.outcome.reason.replace("|", "\\|")]
