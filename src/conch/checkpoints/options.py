@@ -98,6 +98,12 @@ class Options:
     )
     cache_dir: str = _parameter("", "folder", "the Hub's cache", "where this model's downloads are")
     offline: bool = _parameter(False, "`true`, `false`", "`false`", "download nothing")
+    verify_on_load: bool = _parameter(
+        True,
+        "`true`, `false`",
+        "`true`",
+        "let no model become ready whose answer to an example is not that of transformers; needs PyTorch's weights",
+    )
     top_k: int = _parameter(0, "1 or more", "the task's", "answers of a request that does not say how many")
     extra: Mapping[str, str] = field(default_factory=dict)
     #: The names that a configuration gives, also those whose value is the default.

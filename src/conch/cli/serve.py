@@ -28,6 +28,7 @@ _OF_MODEL: Final = {
     "engine": "torch, onnxruntime or openvino; to generate text openvino, transformers or vllm.",
     "revision": "Branch, tag or commit on the Hub.",
     "trust_remote_code": "Run the code that comes with it.",
+    "verify_on_load": "false: serve it even if its answer to an example is not that of transformers.",
 }
 #: The only one of them without a value.
 _SWITCH: Final = "trust_remote_code"

@@ -6,10 +6,11 @@ Used by the tasks over encoders, by whichever thread received a request, and by 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.open import TYPES, open_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer, Tokens, Truncation
 from conch.errors import ConchError, invalid
 
@@ -17,14 +18,14 @@ from conch.errors import ConchError, invalid
 class InputEncoder:
     """``tokenizer`` for a network that takes sequences of at most ``max_length`` tokens.
 
-    ``types`` says whether the network has embeddings for the types of tokens, ``refuse`` whether longer texts are
-    refused; else they are cut.  Raises INVALID_ARG for a maximum without room for text.
+    ``types`` says whether the network is given the types of tokens, ``refuse`` whether longer texts are refused; else
+    they are cut.  Raises INVALID_ARG for a maximum without room for text.
     """
 
     def __init__(self, tokenizer: TextTokenizer, max_length: int, *, types: bool = True, refuse: bool = False) -> None:
         self.tokenizer = tokenizer
         self.max_length = max_length
-        self.types = types and tokenizer.types
+        self.types = types
         self.pad_id = tokenizer.special.pad_id or 0
         self._refuse = refuse
         self.room()
@@ -88,12 +89,14 @@ def no_room(length: int, special: int, *, pair: bool = False) -> ConchError:
     )
 
 
-def open_encoder(checkpoint: Checkpoint, options: Options) -> InputEncoder:
-    """The tokenizer of a checkpoint for its network.  Raises INVALID_ARG or UNSUPPORTED, as ``open_tokenizer``."""
-    return InputEncoder(
-        open_tokenizer(checkpoint),
-        checkpoint.max_length,
-        # Types beyond those that the network has embeddings for must not reach it.
-        types=int(checkpoint.config.get("type_vocab_size") or 2) > 1,
-        refuse=options.truncation == "refuse",
-    )
+def open_encoder(checkpoint: Checkpoint, options: Options, original: Any = None) -> InputEncoder:
+    """The tokenizer of a checkpoint for its network.  Raises INVALID_ARG or UNSUPPORTED, as ``open_tokenizer``.
+
+    ``original`` is the same as transformers loads it: its class may know what tokenizer_config.json leaves out, that
+    the network is given no types of tokens.
+    """
+    tokenizer = open_tokenizer(checkpoint)
+    given = tokenizer.types if original is None else TYPES in original.model_input_names
+    # Types beyond those that the network has embeddings for must not reach it.
+    known = int(checkpoint.config.get("type_vocab_size") or 2) > 1
+    return InputEncoder(tokenizer, checkpoint.max_length, types=given and known, refuse=options.truncation == "refuse")

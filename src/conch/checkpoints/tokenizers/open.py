@@ -7,7 +7,7 @@ when a checkpoint needs them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from conch import extras
 from conch.checkpoints.folder import Checkpoint
@@ -17,9 +17,10 @@ from conch.checkpoints.tokenizers.gguf import open_gguf
 from conch.checkpoints.tokenizers.slow import SlowTokenizer
 from conch.checkpoints.tokenizers.special_tokens import ROLES, SpecialTokens, add_missing, texts_by_role
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import invalid, one_line
+from conch.errors import ConchError, invalid, one_line
 
-_TYPES = "token_type_ids"
+#: What tokenizers call the types of tokens; theirs are whether a network is given any.
+TYPES: Final = "token_type_ids"
 
 
 def open_tokenizer(checkpoint: Checkpoint, *, chat_template: Path | None = None) -> TextTokenizer:
@@ -48,15 +49,38 @@ def _of_json(checkpoint: Checkpoint, settings: dict[str, Any], templates: dict[s
     except Exception as error:
         raise invalid(f"the tokenizer of '{checkpoint.source}' cannot be read: {path}: {one_line(error)}") from None
     special_ids = add_missing(fast, settings)
-    types = _TYPES in settings.get("model_input_names", [_TYPES])
+    types = TYPES in settings.get("model_input_names", [TYPES])
     return _fast(checkpoint, fast, settings, templates, texts_by_role(settings), special_ids, types)
+
+
+def original_tokenizer(checkpoint: Checkpoint) -> Any:
+    """The tokenizer of a checkpoint as transformers' ``AutoTokenizer`` loads it, None where that cannot."""
+    try:
+        return _load(checkpoint)
+    except ConchError:
+        return None
+
+
+def _load(checkpoint: Checkpoint) -> Any:
+    """The folder's tokenizer as transformers loads it.  Raises INVALID_ARG where it cannot, UNSUPPORTED without it."""
+    extras.require(f"'{checkpoint.source}' has no tokenizer.json, and its tokenizer", "transformers")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(checkpoint.directory),
+            trust_remote_code=checkpoint.options.trust_remote_code,
+            local_files_only=True,
+        )
+    except Exception as error:
+        raise invalid(f"'{checkpoint.source}' has no tokenizer that transformers can load: {one_line(error)}") from None
 
 
 def _with_transformers(checkpoint: Checkpoint, settings: dict[str, Any], templates: dict[str, str]) -> TextTokenizer:
     loaded = _load(checkpoint)
     texts = texts_by_role(settings) | {role: str(own) for role in ROLES if (own := getattr(loaded, role, None))}
     special_ids = frozenset(int(id) for id in loaded.all_special_ids)
-    types = _TYPES in loaded.model_input_names
+    types = TYPES in loaded.model_input_names
     if getattr(loaded, "is_fast", False):
         return _fast(checkpoint, loaded.backend_tokenizer, settings, templates, texts, special_ids, types)
     special = _special(checkpoint, texts, loaded.convert_tokens_to_ids, special_ids)
@@ -103,18 +127,3 @@ def _eos_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
             if ids:
                 return ids
     return ()
-
-
-def _load(checkpoint: Checkpoint) -> Any:
-    """The folder's tokenizer as transformers loads it.  Raises INVALID_ARG where it cannot, UNSUPPORTED without it."""
-    extras.require(f"'{checkpoint.source}' has no tokenizer.json, and its tokenizer", "transformers")
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(
-            str(checkpoint.directory),
-            trust_remote_code=checkpoint.options.trust_remote_code,
-            local_files_only=True,
-        )
-    except Exception as error:
-        raise invalid(f"'{checkpoint.source}' has no tokenizer that transformers can load: {one_line(error)}") from None

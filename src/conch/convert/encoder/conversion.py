@@ -15,7 +15,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest
 from conch.checkpoints.pooling import Pooling, PoolingPlan
 from conch.checkpoints.tokenizers.inputs import open_encoder
-from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.checkpoints.tokenizers.open import open_tokenizer, original_tokenizer
 from conch.convert import evidence, sentences
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder import agreement, tolerances
@@ -58,7 +58,8 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         self.head = head_of(checkpoint.task)
         self.engines, self.precisions = plan.engines, plan.precisions
         self.shapes = plan.shapes(checkpoint.max_length)
-        self.encoder = open_encoder(checkpoint, replace(checkpoint.options, truncation="truncate"))
+        cutting = replace(checkpoint.options, truncation="truncate")
+        self.encoder = open_encoder(checkpoint, cutting, original_tokenizer(checkpoint))
         mask = self.encoder.tokenizer.special.texts.get("mask_token", "")
         fitted, self.samples = sentences.split(sentences.load(checkpoint.task, plan.data, mask=mask))
         self.sample_count = len(self.samples)

@@ -14,6 +14,8 @@ import numpy as np
 
 from conch.backends.native.arrays import Array
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.tokenizers.inputs import open_encoder
+from conch.checkpoints.tokenizers.open import original_tokenizer
 from conch.convert.libraries import load_pretrained, silence_libraries
 from conch.errors import internal, unsupported
 
@@ -118,16 +120,17 @@ def load(checkpoint: Checkpoint) -> ReferenceNetwork:
     # Key-value caches are outputs that nobody wants.
     module.config.use_cache = False
     max_tokens = min(checkpoint.max_length, MAX_TEST_TOKENS)
-    return ReferenceNetwork(module, head, inputs_of(module), outputs, max_tokens)
+    given = open_encoder(checkpoint, checkpoint.options, original_tokenizer(checkpoint))
+    return ReferenceNetwork(module, head, inputs_of(module, types=given.types), outputs, max_tokens)
 
 
-def inputs_of(module: Any) -> tuple[str, ...]:
-    """The arrays of a tokenizer that the network takes."""
+def inputs_of(module: Any, *, types: bool) -> tuple[str, ...]:
+    """The arrays of a tokenizer that the network takes; ``types``: it gives the types of tokens."""
     parameters = inspect.signature(module.forward).parameters
     if "input_ids" not in parameters:
         raise internal(f"{type(module).__name__} does not take input_ids")
     names = [name for name in ("input_ids", "attention_mask") if name in parameters]
     # With one kind of segment (roberta) or none (deberta-v2) it is no input, although the argument exists.
-    if "token_type_ids" in parameters and getattr(module.config, "type_vocab_size", 2) > 1:
+    if types and "token_type_ids" in parameters and getattr(module.config, "type_vocab_size", 2) > 1:
         names.append("token_type_ids")
     return tuple(names)

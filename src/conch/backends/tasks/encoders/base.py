@@ -14,11 +14,12 @@ import numpy as np
 from conch.backends.native.arrays import Array, Request, Result, failure
 from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task
 from conch.backends.tasks.encoders.batch import PaddedBatch
-from conch.backends.tasks.encoders.trial import Sharing, examine
+from conch.backends.tasks.encoders.trial import Examples, Sharing
 from conch.backends.tasks.scores import FUNCTION, checked_function
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import open_encoder
+from conch.checkpoints.tokenizers.open import original_tokenizer
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.errors import ConchError, cancelled, invalid
 from conch.inference import TensorSpec
@@ -59,10 +60,15 @@ class EncoderTask(Task):
         self.describe(checkpoint, options)  # refuses wrong options before weights are read
         self.checkpoint = checkpoint
         self.options = options
-        self.encoder = open_encoder(checkpoint, options)
         self.engine = open_engine(self.choose_head(checkpoint))
+        original = original_tokenizer(checkpoint) if self.engine.name == "torch" else None
+        self.encoder = open_encoder(checkpoint, options, original)
         self.budget = options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)
-        self.sharing = examine(self.engine, self.encoder, pair=self.pair)
+        examples = Examples(self.engine, self.encoder, pair=self.pair)
+        examples.require_tensors()
+        if options.verify_on_load and original is not None:
+            examples.require_likeness(original)
+        self.sharing = examples.sharing()
 
     @property
     def limits(self) -> dict[str, int]:
@@ -120,7 +126,7 @@ class EncoderTask(Task):
 
     def _run(self, batch: PaddedBatch, work: ExecutionWork) -> dict[str, Array]:
         """The engine's outputs, ``[sequences, …]`` by name."""
-        outputs = self.engine.run(batch.arrays(self.engine.inputs))
+        outputs = self.engine.run(batch.arrays(self.engine.inputs, types=self.encoder.types))
         count = len(batch.sequences)
         work.add(sum([len(sequence.ids) for sequence in batch.sequences]), batch.ids.size, count)
         return outputs if len(batch.ids) == count else batch.without_padding_rows(outputs)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from conch.backends.native.arrays import Array
+from conch.checkpoints.tokenizers.open import TYPES
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 
 
@@ -55,11 +56,14 @@ class PaddedBatch:
         self.mask = self.mask[:count]
         return {name: array[:count] for name, array in outputs.items()}
 
-    def arrays(self, wanted: Collection[str]) -> dict[str, Array]:
-        """What the network is given, of which ``wanted`` are the names that it takes."""
+    def arrays(self, wanted: Collection[str], *, types: bool) -> dict[str, Array]:
+        """What the network is given, of which ``wanted`` are the names that it takes.
+
+        ``types``: the tokenizer gives the types of tokens; some networks take others than no types for words.
+        """
         arrays = {"input_ids": self.ids, "attention_mask": self.mask}
-        if "token_type_ids" in wanted:
-            arrays["token_type_ids"] = self.types()
+        if types and TYPES in wanted:
+            arrays[TYPES] = self.types()
         if "position_ids" in wanted:
             arrays["position_ids"] = np.broadcast_to(np.arange(self.ids.shape[1]), self.ids.shape).copy()
         return arrays

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from conch.backends.native.arrays import Array
 from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.likeness import distance, require_likeness, rounding, unlike
 from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
+from conch.errors import invalid, one_line
 
 #: A text, and one so much longer that the first is mostly padding beside it.
 SHORT: Final = "Where is the nearest library?"
@@ -24,10 +26,6 @@ LONG: Final = (
     "A program takes a list of numbers and returns the even ones, 2 and 4 of 1 to 5, while the bus to the station is "
     "late and nobody knows why it is open in the morning."
 )
-#: How far the numbers of a row may move with its neighbours, as a part of the greatest: rounding.
-_ROUNDING: Final[Mapping[str, float]] = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
-#: The same for graphs in INT8, whose scales may be those of the whole batch.
-_COARSE: Final = 0.25
 #: How much more than its neighbours padding must move a row before it is to blame.
 _MORE: Final = 4.0
 
@@ -40,59 +38,71 @@ class Sharing(Enum):
     ALONE = "alone"
 
 
-def examine(engine: NetworkEngine, encoder: InputEncoder, *, pair: bool) -> Sharing:
-    """Find out which rows may share a run of ``engine`` so that each gets the answer that it gets alone.
+class Examples:
+    """A few texts, or pairs of a text with itself, for ``engine`` as ``encoder`` gives them to it."""
 
-    ``pair``: a sequence is made of two texts.  Raises INVALID_ARG if the answers depend on weights that are missing.
-    """
-    [short] = _encoded(encoder, SHORT, encoder.max_length, pair=pair)
-    alone = PaddedBatch([short], (), encoder.pad_id)
-    engine.require_tensors(alone.arrays(engine.inputs))
-    wanted = _first(engine.run(alone.arrays(engine.inputs)))
-    [long] = _encoded(encoder, LONG, encoder.max_length, pair=pair)
-    [other] = _encoded(encoder, LONG, len(short.ids), pair=pair)
-    bound = _ROUNDING.get(engine.precision, _COARSE)
-    beside = _moved(engine, encoder, wanted, [short, other])
-    if beside > bound:
-        return Sharing.ALONE
-    if len(long.ids) > len(short.ids) and _moved(engine, encoder, wanted, [long, short]) > max(bound, _MORE * beside):
-        return Sharing.EQUAL
-    return Sharing.PADDED
+    def __init__(self, engine: NetworkEngine, encoder: InputEncoder, *, pair: bool) -> None:
+        self._engine = engine
+        self._encoder = encoder
+        self._pair = pair
+        self._bound = rounding(engine.precision)
+        self._short = self._encoded(SHORT, encoder.max_length)
 
+    def require_tensors(self) -> None:
+        """Raise INVALID_ARG, naming them, if answers depend on weights that are missing."""
+        self._engine.require_tensors(self._arrays([self._short]))
 
-def _encoded(encoder: InputEncoder, text: str, limit: int, *, pair: bool) -> list[Tokens]:
-    tokenizer, types = encoder.tokenizer, encoder.types
-    if pair:
-        return list(tokenizer.encode_pairs([text], [text], limit, types=types))
-    return list(tokenizer.encode_texts([text], limit, types=types))
+    def sharing(self) -> Sharing:
+        """Which rows may share a run so that each gets the answer that it gets alone."""
+        alone = self._alone()
+        long, other = self._encoded(LONG, self._encoder.max_length), self._encoded(LONG, len(self._short.ids))
+        beside = self._moved(alone, [self._short, other])
+        if beside > self._bound:
+            return Sharing.ALONE
+        if len(long.ids) > len(self._short.ids):
+            padded = self._moved(alone, [long, self._short])
+            if padded > max(self._bound, _MORE * beside):
+                return Sharing.EQUAL
+        return Sharing.PADDED
 
+    def require_likeness(self, tokenizer: Any) -> None:
+        """Raise INVALID_ARG if tokens or answer are not those of transformers, whose ``tokenizer`` it is."""
+        texts = [SHORT, SHORT] if self._pair else [SHORT]
+        given = tokenizer(*texts, truncation=True, max_length=self._encoder.max_length)
+        ids = self._short.ids.tolist()
+        if list(given["input_ids"]) != ids:
+            raise unlike(f"'{SHORT}' is {given['input_ids']} to its tokenizer, and {ids} by tokenizer.json")
+        arrays = {name: np.array([values]) for name, values in given.items()}
+        found, wanted = self._alone(), self._engine.reference(arrays)
+        require_likeness(found, wanted, self._engine.precision, f"for '{SHORT}'")
 
-def _moved(
-    engine: NetworkEngine, encoder: InputEncoder, wanted: Mapping[str, Array], sequences: Sequence[Tokens]
-) -> float:
-    """How far the outputs of the shortest of two sequences are from ``wanted``, which it has alone; 1 is all the way.
+    def _encoded(self, text: str, limit: int) -> Tokens:
+        tokenizer, types = self._encoder.tokenizer, self._encoder.types
+        if self._pair:
+            return next(iter(tokenizer.encode_pairs([text], [text], limit, types=types)))
+        return next(iter(tokenizer.encode_texts([text], limit, types=types)))
 
-    Infinite where both cannot run at once.
-    """
-    batch = PaddedBatch(sequences, (), encoder.pad_id)
-    row = min(range(2), key=lambda index: len(sequences[index].ids))
-    try:
-        found = engine.run(batch.arrays(engine.inputs))
-        return max(_distance(wanted[name], array[row]) for name, array in found.items())
-    except Exception:  # whatever a network raises that takes one row at a time, or one length
-        return float("inf")
+    def _arrays(self, sequences: Sequence[Tokens]) -> dict[str, Array]:
+        batch = PaddedBatch(sequences, (), self._encoder.pad_id)
+        return batch.arrays(self._engine.inputs, types=self._encoder.types)
 
+    def _alone(self) -> dict[str, Array]:
+        try:
+            return self._run([self._short])
+        except Exception as error:
+            raise invalid(f"the network does not answer to '{SHORT}': {one_line(error)}") from error
 
-def _first(outputs: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: array[0] for name, array in outputs.items()}
+    def _run(self, sequences: Sequence[Tokens]) -> dict[str, Array]:
+        return self._engine.run(self._arrays(sequences))
 
+    def _moved(self, alone: Mapping[str, Array], sequences: Sequence[Tokens]) -> float:
+        """How far the answer to the short text moves in a run of two ``sequences``, as a part of its greatest number.
 
-def _distance(wanted: Array, found: Array) -> float:
-    """The greatest difference as a part of the greatest number, over what both have; ``found`` may have padding."""
-    if found.shape != wanted.shape:
-        found = found[: len(wanted)]
-    size = float(np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted)).max(initial=0))
-    with np.errstate(invalid="ignore"):
-        apart = np.where(wanted == found, 0, np.abs(wanted - found))
-    furthest = float(apart.max(initial=0))
-    return furthest / max(size, 1e-6) if np.isfinite(furthest) else float("inf")
+        Infinite where both cannot run at once.
+        """
+        row = next(index for index, one in enumerate(sequences) if one is self._short)
+        try:
+            found = self._run(sequences)
+            return max(distance(alone[name][0], array[row]) for name, array in found.items())
+        except Exception:  # whatever a network raises that takes one row at a time, or one length
+            return float("inf")

@@ -36,6 +36,13 @@ class NetworkEngine(ABC):
         """
         return None
 
+    def reference(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """What transformers itself answers where it is given ``arrays``, all that a tokenizer or processor makes.
+
+        Empty for engines that do not run transformers' networks.
+        """
+        return {}
+
     @abstractmethod
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Compute FP32 outputs from INT64 arrays of ``[sequences, length]``, or FP32 pixels.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,8 +78,8 @@ class TorchEngine(NetworkEngine):
             raise invalid(f"'{directory}' cannot be loaded as {head}: {one_line(error)}") from error
         stored = str(self._network.dtype).removeprefix("torch.")
         self.precision = _PRECISIONS.get(stored, stored)
-        taken = frozenset(inspect.signature(self._network.forward).parameters)
-        self.inputs = taken & _INPUTS
+        self._taken = frozenset(inspect.signature(self._network.forward).parameters)
+        self.inputs = self._taken & _INPUTS
         self.outputs = _OUTPUTS.get(head, ("logits",))
         self._floats = self._network.dtype
         self._threads = divided(threads or usable_cores(), instances)
@@ -88,14 +88,20 @@ class TorchEngine(NetworkEngine):
     def require_tensors(self, arrays: Mapping[str, Array]) -> None:
         require_tensors(self._network, self._report, lambda: self.run(arrays), self._directory)
 
+    def reference(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return self._answer(arrays, self._taken)
+
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return self._answer(arrays, self.inputs)
+
+    def _answer(self, arrays: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
         torch = self._torch
         if not hasattr(self._thread, "sized"):
             # OpenMP keeps a pool for every thread that calls it, and its size with the thread.
             torch.set_num_threads(self._threads)
             self._thread.sized = True
         with torch.inference_mode():
-            answer = self._network(**{name: self._tensor(arrays[name]) for name in self.inputs if name in arrays})
+            answer = self._network(**{name: self._tensor(arrays[name]) for name in names if name in arrays})
             return {name: answer[name].float().cpu().numpy() for name in self.outputs}
 
     def _tensor(self, array: Array) -> Any:
