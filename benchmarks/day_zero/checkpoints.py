@@ -139,8 +139,8 @@ def _spread(model: Any) -> None:
                 parameter.normal_(0, _SPREAD)
             elif parameter.dim() > 2:
                 parameter.normal_(0, parameter[0].numel() ** -0.5)
-            elif name.endswith("bias"):
-                parameter.normal_(0, _SPREAD / 2)
+            else:  # norms and the like, whose equal numbers would hide what is confused with what
+                parameter.add_(torch.randn_like(parameter), alpha=_SPREAD / 2)
 
 
 def _processor(architecture: Architecture, config: Any) -> Any:

@@ -69,15 +69,27 @@ _FILLED: Final = frozenset({
 _MOST_LAYERS: Final = 6
 #: What the rules do not find out, by ``model_type``.
 _ADDED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
     "neomme": {"head_dim": 16},
     "reformer": {
         **{"attn_layers": ["local", "lsh"], "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [8, 24]},
-        **{"num_buckets": 4, "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8},
+        **{"hash_seed": 0, "num_buckets": 4, "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8},
     },
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "xlstm": {"num_heads": 2},
+    "xmod": {"default_language": "en_XX"},
+    "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16},
     "zamba": {
+        **{"attention_hidden_size": 64, "attention_head_dim": 16},
         "num_hidden_layers": 5,
         "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid"],
     },

@@ -67,8 +67,12 @@ _HEADS: Final[Sequence[tuple[str, str, frozenset[str]]]] = (
     ("ForDepthEstimation", "depth-estimation", frozenset()),
     ("ForCausalLM", TEXT_GENERATION, frozenset()),
     ("LMHeadModel", TEXT_GENERATION, frozenset()),
+    ("ModelWithLMHead", TEXT_GENERATION, frozenset()),
+    ("GenerationDecoder", TEXT_GENERATION, frozenset()),
 )
 
+#: The ends of the names of architectures that read one thing and write text.
+_WRITERS: Final = ("ForConditionalGeneration", "MTModel", "ForSeq2SeqLM", "T5WithLMHeadModel", "ForTextToText")
 _TEXT_TO_TEXT: Final = frozenset({"summarization", "translation", "text2text-generation"})
 _SPEECH: Final = frozenset({"whisper", "speech_to_text", "speech-encoder-decoder", "moonshine", "speecht5"})
 _AUDIO: Final = frozenset({
@@ -159,11 +163,11 @@ def _task_of_architecture(
 ) -> str:
     if architecture.endswith("ForSequenceClassification"):
         return _classification(kind, labels, card)
+    if kind == "encoder-decoder" or architecture.endswith(_WRITERS):
+        return _generation(architecture, kind, config, card)
     for ending, task, others in _HEADS:
         if architecture.endswith(ending):
             return card if card in others else task
-    if architecture.endswith(("ForConditionalGeneration", "MTModel", "ForSeq2SeqLM", "WithLMHeadModel")):
-        return _generation(architecture, kind, config, card)
     if card in ("", "transformers") and architecture.endswith(("Model", "Encoder")):
         if kind in _CONTRASTIVE:
             return "zero-shot-image-classification"

@@ -50,6 +50,9 @@ class Model:
 
     __call__ = forward
 
+    def generate(self, ids: Any, *, custom_generate: Any, **_: Any) -> Any:
+        return custom_generate(self, ids, use_cache=True)
+
     def prepare_inputs_for_generation(self, ids: Any, next_sequence_length: Any, state: Any = None, **_: Any) -> Any:
         return {"input_ids": ids if state is None else ids[:, -next_sequence_length:], "state": state}
 

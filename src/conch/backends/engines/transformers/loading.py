@@ -83,7 +83,8 @@ def _native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 def context(spec: EngineSpec, config: Any) -> int:
     """The length limit of a sequence (tokens).  Raises INVALID_ARG for a context beyond the model's positions."""
-    known = getattr(config, "max_position_embeddings", None)
+    # XLNet's configuration has -1 for no limit.
+    known = max(getattr(config, "max_position_embeddings", None) or 0, 0)
     if known and spec.context > known:
         raise invalid(f"max_model_len {spec.context} is more than the {known} positions of the model")
     most = int(spec.context or known or _ENDLESS)

@@ -21,7 +21,10 @@ _logger = logging.getLogger(__name__)
 _SHARED: Final = frozenset({"dynamic", "longrope"})
 #: Layers of a cache that a padded one can stand for: sliding windows are left to the mask.
 _LAYERS: Final = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
-_LENGTHS: Final = (2, 7, 5)
+#: Tokens of the texts of a trial: what a network does beyond a window of a few tokens shows with padding, too.
+_LENGTHS: Final = (10, 17, 5)
+#: Different tokens in them; texts repeat theirs, and a network may choose among equals by their place.
+_DIFFERENT: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,9 @@ class _Trial:
         self._network = network
         vocabulary = int(network.model.config.get_text_config(decoder=True).vocab_size)
         made = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, vocabulary, (_DIFFERENT,), generator=made)
         self._texts: list[list[int]] = [
-            torch.randint(0, vocabulary, (length + 2,), generator=made).tolist() for length in _LENGTHS
+            tokens[torch.randint(0, _DIFFERENT, (length + 2,), generator=made)].tolist() for length in _LENGTHS
         ]
         self._alone = [self._steps(text, length) for text, length in self._prompts()]
 

@@ -6,7 +6,7 @@ All rows of an object take every step together.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -19,6 +19,13 @@ Tensor = Any
 
 #: The names under which models of transformers carry their state from step to step.
 _STATES: Final = ("past_key_values", "cache_params", "state")
+#: Arguments of ``generate`` for one sequence without a length, whatever the checkpoint's generation_config.json says.
+_ARGUMENTS: Final[Mapping[str, Any]] = {
+    "do_sample": False, "num_beams": 1, "num_return_sequences": 1, "max_new_tokens": 1,
+    "cache_implementation": "dynamic",
+}  # fmt: skip
+#: What ``generate`` gives a loop over tokens besides the network's own arguments.
+_OF_THE_LOOP: Final = ("logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer")
 
 
 class Rows(ABC):
@@ -52,23 +59,30 @@ class PaddedRows(Rows):
 
 
 class OwnRows(Rows):
-    """Rows of one length, run as ``generate`` runs them, with the state of any architecture."""
+    """Rows of one length, run as ``generate`` runs them, with the state of any architecture.
+
+    ``generate`` itself prepares the state: which cache a network has, and the inputs that only it takes.
+    """
 
     def __init__(self, network: DecoderNetwork) -> None:
         self._network = network
         self._ids: Tensor = None
-        self._carried: dict[str, Any] = {"use_cache": True, **network.last}
+        self._carried: dict[str, Any] = {}
 
     def feed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         model = self._network.model
         new = torch.tensor([list(row) for row in tokens], device=self._network.device)
         first = self._ids is None
-        self._ids = new if first else torch.cat([self._ids, new], dim=1)
         if first:
-            self._carried["attention_mask"] = torch.ones_like(new)
-        keeps = any(self._carried.get(name) is not None for name in _STATES)
+            model.generate(new, attention_mask=torch.ones_like(new), custom_generate=self._begin, **_ARGUMENTS)
+        else:
+            self._ids = torch.cat([self._ids, new], dim=1)
+        continued = not first and self._carried["use_cache"]
         inputs = model.prepare_inputs_for_generation(
-            self._ids, next_sequence_length=new.shape[1] if keeps else None, is_first_iteration=first, **self._carried
+            self._ids,
+            next_sequence_length=new.shape[1] if continued else None,
+            is_first_iteration=first,
+            **self._carried,
         )
         given = model(**inputs, return_dict=True)
         self._carried = model._update_model_kwargs_for_generation(given, self._carried)
@@ -76,11 +90,19 @@ class OwnRows(Rows):
 
     def select(self, rows: Sequence[int]) -> None:
         chosen = torch.tensor(list(rows), device=self._network.device)
+        count = len(self._ids)
         self._ids = self._ids[chosen]
-        self._carried["attention_mask"] = self._carried["attention_mask"][chosen]
-        for name in _STATES:
-            state = self._carried.get(name)
-            if state is not None:
+        for name, state in self._carried.items():
+            if name in _STATES and state is not None:
                 if not hasattr(state, "reorder_cache"):
                     raise unsupported("beam search is not supported by the state of this model")
                 state.reorder_cache(chosen)
+            elif isinstance(state, torch.Tensor) and state.dim() > 1 and len(state) == count:
+                self._carried[name] = state[chosen]
+
+    def _begin(self, model: Any, ids: Tensor, **carried: Any) -> Tensor:
+        """Take over, in place of a loop over tokens, what ``generate`` has prepared for one."""
+        for name in _OF_THE_LOOP:
+            carried.pop(name, None)
+        self._ids, self._carried = ids, carried
+        return ids

@@ -1,0 +1,155 @@
+"""Greedy tokens of language models: through conch's contract and engine, and from ``generate`` of transformers.
+
+Six prompts of different lengths are answered one after the other and all at once, by the code that a worker runs for a
+bare folder; transformers answers each alone, in the same precision.  Random weights have ties: where the tokens part,
+the logits of transformers decide whether conch's token was as good.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.day_zero.outcome import Outcome
+from conch.backends.contracts.text.interface import TextInterface
+from conch.backends.generation.defaults import Defaults
+from conch.backends.generation.engine import EngineRequest
+from conch.backends.generation.engines import choose_engine, open_engine
+from conch.backends.generation.limits import Limits
+from conch.backends.generation.options import ServingOptions, engine_spec
+from conch.backends.native.arrays import Request, Strings
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.checkpoints.task import task_of
+from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.errors import ConchError, one_line
+from conch.sampling import TEXT_GENERATION
+from conch.tensors import WireTensor, pack_bytes
+
+PROMPTS: Final = (
+    "Where is the nearest library?",
+    "Hello!",
+    "I am going to the market in the morning. How can you be sure that",
+    "A program takes a list",
+    "Anna Smith works at the library in Berlin,",
+    "The station",
+)
+TOKENS: Final = 10
+#: Tokens whose logits are closer than this part of the largest one are equally good.
+TIE: Final = 1e-3
+_CPU: Final = {"kind": "CPU", "device_id": 0, "count": 1}
+
+
+class ServedModel:
+    """A language model as a worker has it: contract, tokenizer and engine.  Raises ConchError where it is refused."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        settings = ServingOptions.from_checkpoint(checkpoint)
+        tokenizer = open_tokenizer(checkpoint)
+        spec = engine_spec(checkpoint, _CPU, tokenizer.special.eos_ids)
+        self._engine = open_engine(choose_engine(checkpoint, on_gpu=False), spec)
+        defaults = Defaults.of_checkpoint(checkpoint.json("generation_config.json") or {}, settings.max_tokens)
+        self._contract = TextInterface(tokenizer, defaults, Limits(self._engine), decoupled=True)
+        self._ids = count(1)
+
+    def answers(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """The prompt and the answer to each text, in tokens; all texts are answered at once."""
+        builders = [self._contract.response_builder(_request(text)) for text in texts]
+        running = {}
+        for builder in builders:
+            ((prompt, sampling),) = builder.prompts
+            id = next(self._ids)
+            self._engine.add(EngineRequest(id, prompt, sampling))
+            running[id] = builder
+        while running:
+            for step in self._engine.step():
+                if step.error is not None:
+                    raise step.error
+                if running[step.id].add(0, step):
+                    del running[step.id]
+        answers = []
+        for builder in builders:
+            (result,) = builder.responses(final=True)
+            tokens = result.outputs["token_ids"]
+            assert not isinstance(tokens, Strings)
+            answers.append((builder.prompts[0][0], tokens.tolist()))
+        return answers
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def compare_causal(folder: Path) -> Outcome:
+    """Compare the checkpoint in ``folder``."""
+    config = json.loads((folder / "config.json").read_text())
+    if task_of(config) != TEXT_GENERATION:
+        return Outcome("none", f"{config['architectures'][0]} reads more than text")
+    try:
+        wanted = _expected(folder)
+    except Exception as error:
+        return Outcome("none", f"transformers: {type(error).__name__}: {one_line(error)[:200]}")
+    try:
+        checkpoint = Checkpoint.open(folder, Options(threads=1))
+        served = ServedModel(checkpoint)
+    except ConchError as error:
+        return Outcome("refused", error.message)
+    try:
+        alone = [served.answers([text])[0] for text in PROMPTS]
+        together = served.answers(PROMPTS)
+    except Exception as error:
+        return Outcome("fails", f"{type(error).__name__}: {one_line(error)[:200]}")
+    finally:
+        served.close()
+    for way, answers in (("alone", alone), ("together", together)):
+        for text, (prompt, tokens), (ids, expected, logits) in zip(PROMPTS, answers, wanted, strict=True):
+            if prompt != ids:
+                return Outcome("differs", f"'{text}' is {prompt[:8]} and not {ids[:8]} to the tokenizer")
+            if reason := difference(tokens, expected, logits):
+                return Outcome("differs", f"{way}, {len(prompt)} tokens: {reason}")
+    return Outcome("exact")
+
+
+def difference(tokens: Sequence[int], wanted: Sequence[int], logits: Sequence[Any]) -> str:
+    """Where ``tokens`` part from the ones that are ``wanted`` and not for a tie; ``logits`` led to the latter."""
+    for place, (token, expected) in enumerate(zip(tokens, wanted, strict=False)):
+        if token != expected:
+            row = logits[place]
+            behind = float(row[expected] - row[token])
+            if behind <= TIE * max(float(row.abs().max()), 1e-6):
+                return ""
+            return f"token {place} is {token} and not {expected}, which is {behind:.3g} likelier"
+    return "" if len(tokens) == len(wanted) else f"{len(tokens)} tokens and not {len(wanted)}"
+
+
+def _expected(folder: Path) -> list[tuple[list[int], list[int], list[Any]]]:
+    """The prompt, the answer and the logits of each of its tokens, by transformers."""
+    import torch
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for text in PROMPTS:
+        prompt = tokenizer(text)["input_ids"]
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            given = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, num_beams=1,
+                return_dict_in_generate=True, output_logits=True,
+            )  # fmt: skip
+        found.append((prompt, given.sequences[0, len(prompt) :].tolist(), [row[0] for row in given.logits]))
+    return found
+
+
+def _request(text: str) -> Request:
+    import numpy as np
+
+    inputs = {
+        "text_input": WireTensor("text_input", "BYTES", (1,), pack_bytes([text.encode()])),
+        "max_tokens": WireTensor("max_tokens", "INT32", (1,), np.array([TOKENS], np.int32).tobytes()),
+        "return_token_ids": WireTensor("return_token_ids", "BOOL", (1,), b"\1"),
+    }
+    return Request(inputs, frozenset(("text_output", "token_ids")), batched=False)
