@@ -23,12 +23,16 @@ _INTERFACE: Final = ("triton_python_backend_utils", "c_python_backend_utils")
 
 
 class ModelImports:
-    """The modules of the model in ``directory``; not for two threads at a time."""
+    """The modules of the model in ``directory``; not for two threads at a time.
 
-    def __init__(self, directory: Path) -> None:
+    Its directories go before all others: a namespace package such as ``1`` is looked for along the whole path, to which
+    pytest adds the directory of every test.
+    """
+
+    def __init__(self, directory: Path, version_directory: Path) -> None:
         self._directory = directory
         self._modules: dict[str, ModuleType] = {}
-        self._path: list[str] = []
+        self._path = [str(version_directory), str(directory)]
         self._runtime: Runtime | None = None
         importlib.invalidate_caches()
 
@@ -40,12 +44,12 @@ class ModelImports:
         covered = {name: sys.modules[name] for name in (*_INTERFACE, *self._modules) if name in sys.modules}
         outer_names = sys.modules.keys() - self._modules.keys()
         outer_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # as in a worker
-        sys.path.extend(self._path)
+        sys.path[:] = [*self._path, *outer_path]
         sys.modules.update(self._modules)
         try:
             yield
         finally:
-            self._path = [path for path in sys.path if path not in outer_path]
+            self._path += [path for path in sys.path if path not in outer_path and path not in self._path]
             self._modules = {
                 name: module for name, module in sys.modules.items() if name not in outer_names and self._has(module)
             }

@@ -47,7 +47,7 @@ class LocalInstance:
         self._channel = LocalChannel(self._received)
         fakes = FakeModels(models, self._failures.append)
         self._bls = BlsHandler(fakes, files.name, self._answer, start=_run)
-        self._imports = ModelImports(files.directory)
+        self._imports = ModelImports(files.directory, files.version_directory(version))
         self._executor = _Waiting()
         try:
             with self._imports.active():
