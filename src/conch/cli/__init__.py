@@ -22,6 +22,7 @@ from conch.errors import ConchError
 COMMANDS: Final = {
     "serve": ("conch.cli.serve", "serve_command", "Serve a model repository over HTTP and gRPC."),
     "check": ("conch.cli.check", "check_command", "Say what is wrong with a model repository, with file and line."),
+    "init": ("conch.cli.init", "init_command", "Write a new model that runs, with its test."),
     "convert": ("conch.cli.convert", "convert_command", "Make a model faster and prove that it answers the same."),
     "request": (
         "conch.cli.request",

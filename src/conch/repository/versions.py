@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from conch.config.schema import ModelConfig
 
 #: Directories of a model that hold something else than a version.
-RESERVED = frozenset({"configs", "initial_state", "warmup"})
+RESERVED = frozenset({"configs", "initial_state", "warmup", "__pycache__"})
 MAX_VERSION = 2**63 - 1
 
 

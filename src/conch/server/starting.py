@@ -99,13 +99,7 @@ class WorkerStarter:
                 worker,
                 {
                     "op": "start",
-                    # The worker sees its device alone, so there the device is number 0.
-                    "instance": {
-                        "name": placement.name,
-                        "kind": placement.kind,
-                        "device_id": 0,
-                        "count": placement.count,
-                    },
+                    "instance": instance_fields(placement),
                     "config": render.to_json(self.config),
                 },
             )
@@ -165,24 +159,33 @@ class WorkerStarter:
         worker.said = self._said
         if self._models is not None:
             worker.serve_bls(self._models, files.name)
-        worker.start(
-            {
-                "backend": BACKENDS[config.backend].implementation,
-                "backend_config": self._backend_config,
-                "model": {
-                    "name": files.name,
-                    "version": str(self._version),
-                    "directory": str(files.directory),
-                    "version_directory": str(files.version_directory(self._version)),
-                    "filename": config.default_model_filename,
-                },
-                "config": render.to_json(config),
-                "log": log_levels(),
-            },
-            python=python,
-            environment=environment,
-        )
+        frame = init_frame(files, self._version, config, self._backend_config)
+        worker.start(frame, python=python, environment=environment)
         return worker
+
+
+def init_frame(
+    files: ModelFiles, version: int, config: ModelConfig, backend_config: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The first frame of a worker: what its backend needs to know of a model version."""
+    return {
+        "backend": BACKENDS[config.backend].implementation,
+        "backend_config": dict(backend_config or {}),
+        "model": {
+            "name": files.name,
+            "version": str(version),
+            "directory": str(files.directory),
+            "version_directory": str(files.version_directory(version)),
+            "filename": config.default_model_filename,
+        },
+        "config": render.to_json(config),
+        "log": log_levels(),
+    }
+
+
+def instance_fields(placement: WorkerPlacement) -> dict[str, Any]:
+    """The instances at ``placement`` in a ``start`` frame; a worker sees its device alone, as number 0."""
+    return {"name": placement.name, "kind": placement.kind, "device_id": 0, "count": placement.count}
 
 
 def placements_of(config: ModelConfig) -> Iterator[WorkerPlacement]:

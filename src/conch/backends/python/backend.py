@@ -42,11 +42,13 @@ class PythonBackend:
         self._config: Dict[str, Any] = json.loads(init["config"])
         self._runtime = Runtime(channel, self._model, init["log"])
         self._class: Optional[Any] = None
-        self._instance: Optional[Any] = None
+        #: The model's object, from ``start`` to ``stop``.
+        self.instance: Optional[Any] = None
         self._instance_name = ""
         self._execute: Optional[Callable[[List[InferenceRequest]], Any]] = None
         self._decoupled = False
         self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._loop_thread: Optional[threading.Thread] = None
         #: Told of every failure of the model while it serves; its ``__cause__`` is what the model raised, if it raised.
         self.on_failure: Callable[[ConchError], None] = self._log_failure
         runtime.install(self._runtime)
@@ -87,13 +89,14 @@ class PythonBackend:
                 model.initialize(self._arguments(instance, config))
         except BaseException as error:
             raise internal(describe(error)) from error
-        self._instance = model
+        self.instance = model
         self._runtime.phase = "serving"
         self._execute = getattr(model, "execute", None)
         if not inspect.iscoroutinefunction(self._execute):
             return False
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="conch-event-loop", daemon=True).start()
+        self._loop_thread = threading.Thread(target=self._loop.run_forever, name="conch-event-loop", daemon=True)
+        self._loop_thread.start()
         return True
 
     def execute(self, header: Header, payload: bytearray) -> None:
@@ -129,13 +132,21 @@ class PythonBackend:
     def stop(self) -> None:
         """Call the model's ``finalize``."""
         self._runtime.phase = "stopping"
-        finalize = getattr(self._instance, "finalize", None)
+        finalize = getattr(self.instance, "finalize", None)
         if finalize is not None:
             try:
                 finalize()
             except BaseException as error:
                 self.on_failure(_caused(internal(describe(error)), error))
-        self._instance = None
+        self.instance = None
+
+    def close(self) -> None:
+        """End the thread of the event loop, after ``stop``, where the process goes on; a worker's ends with it."""
+        if self._loop is not None and self._loop_thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop_thread.join()
+            self._loop.close()
+            self._loop = None
 
     def _load(self) -> Any:
         if self._class is None:

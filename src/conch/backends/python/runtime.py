@@ -154,14 +154,15 @@ class ResponseChannel:
 _current: Optional[Runtime] = None
 
 
-def install(runtime: Runtime) -> None:
-    """Make ``runtime`` the one that ``current`` returns."""
+def install(runtime: Optional[Runtime]) -> Optional[Runtime]:
+    """Make ``runtime`` the one that ``current`` returns; returns the one that it was before."""
     global _current
-    _current = runtime
+    before, _current = _current, runtime
+    return before
 
 
 def current() -> Runtime:
     """The worker's runtime; RuntimeError outside of a worker."""
     if _current is None:
-        raise RuntimeError("triton_python_backend_utils works only in a model that is being served")
+        raise RuntimeError("this works only in a model that is being served, or run by conch.testing")
     return _current

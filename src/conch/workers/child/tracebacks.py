@@ -17,14 +17,14 @@ _CALLERS = ("conch.", "importlib.", "threading", "asyncio.", "concurrent.")
 def log_frame(error: BaseException, heading: str = "") -> Dict[str, Any]:
     """The ``log`` frame for an exception: ``heading``, then the traceback from the model's first frame on."""
     # What could not be read has run nothing: Python shows the line.
-    trace = None if isinstance(error, SyntaxError) else _of_model(error.__traceback__)
+    trace = None if isinstance(error, SyntaxError) else of_model(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
     file, line = _place(error, trace)
     message = f"{heading}\n{text}" if heading else text
     return {"op": "log", "level": "ERROR", "file": file, "line": line, "message": message}
 
 
-def _of_model(trace: Optional[TracebackType]) -> Optional[TracebackType]:
+def of_model(trace: Optional[TracebackType]) -> Optional[TracebackType]:
     """The traceback without its first frames, which called the model; all of it when there are no others."""
     rest = trace
     while rest is not None and rest.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):

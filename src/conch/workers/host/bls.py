@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from conch.errors import ConchError, internal
@@ -34,12 +34,19 @@ class BlsServer(Protocol):
 
 
 class BlsHandler:
-    """Answers the calls of one worker; ``send`` writes a frame to it."""
+    """Answers the calls of one worker; ``send`` writes a frame to it, ``start`` runs a coroutine, else it is a task."""
 
-    def __init__(self, models: BlsServer, caller: str, send: Callable[[Header, Packer | None], None]) -> None:
+    def __init__(
+        self,
+        models: BlsServer,
+        caller: str,
+        send: Callable[[Header, Packer | None], None],
+        start: Callable[[Coroutine[Any, Any, None]], None] | None = None,
+    ) -> None:
         self._models = models
         self._caller = caller
         self._send = send
+        self._start = start or self._start_task
         self._requests: dict[int, InferRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -138,7 +145,10 @@ class BlsHandler:
                 error = internal(repr(failure))
             self._answer(number, error=error)
 
-        task = asyncio.get_running_loop().create_task(answer())
+        self._start(answer())
+
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

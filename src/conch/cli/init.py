@@ -1,0 +1,124 @@
+"""``conch init``: a new model that runs, with its test, to change into one's own.
+
+The templates are model repositories, in which ``NAME`` in a path and ``${name}`` in a file stand for the model's name.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from string import Template
+from typing import Final, NamedTuple
+
+import click
+
+from conch.errors import Code, ConchError, invalid
+
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+#: Names that are files' and tests', on every system.
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class ModelTemplate(NamedTuple):
+    """What a template is for, a request to its model, and the checkpoint that it serves unless another is named."""
+
+    help: str
+    body: str
+    streams: bool = False
+    checkpoint: str = ""
+
+
+TEMPLATES: Final = {
+    "python": ModelTemplate("a model.py that answers each request of a batch", '{"name": "Ada"}'),
+    "embedding": ModelTemplate(
+        "texts to vectors, a checkpoint without code",
+        '{"text_input": "The bus is late."}',
+        checkpoint="sentence-transformers/all-MiniLM-L6-v2",
+    ),
+    "classifier": ModelTemplate(
+        "texts to labels, a checkpoint without code",
+        '{"text_input": "The bus is late."}',
+        checkpoint="distilbert/distilbert-base-uncased-finetuned-sst-2-english",
+    ),
+    "ensemble": ModelTemplate("two models that the server joins", '{"text": "one two three"}'),
+    "decoupled": ModelTemplate("a model.py that streams responses", '{"text": "one two three"}', streams=True),
+    "bls": ModelTemplate("a model.py that calls another model", '{"text": "a few words"}'),
+}
+
+
+def _help() -> str:
+    lines = (f"{name:<11} {template.help}" for name, template in TEMPLATES.items())
+    return "Write a new model NAME that runs, with its test.\n\n\b\n" + "\n".join(lines)
+
+
+@click.command("init", help=_help())
+@click.argument("name")
+@click.option(
+    "--template", type=click.Choice(list(TEMPLATES)), default="python", show_default=True, help="What to begin with."
+)
+@click.option(
+    "--model-repository", type=click.Path(path_type=Path), default=Path("models"), show_default=True,
+    help="Directory of models to write it into.",
+)  # fmt: skip
+@click.option("--model", "checkpoint", default="", help="Checkpoint of an embedding or classifier: Hub id or folder.")
+def init_command(name: str, template: str, model_repository: Path, checkpoint: str) -> None:
+    """Write a new model NAME that runs, with its test."""
+    chosen = TEMPLATES[template]
+    if checkpoint and not chosen.checkpoint:
+        with_one = " and ".join(name for name, one in TEMPLATES.items() if one.checkpoint)
+        raise invalid(f"--model is for the templates {with_one}, not for '{template}'")
+    for path in write(name, template, model_repository, checkpoint):
+        click.echo(f"wrote {path}")
+    click.echo("\nNext:")
+    for line in next_commands(name, chosen, model_repository):
+        click.echo(f"  {line}")
+
+
+def write(name: str, template: str, repository: Path, checkpoint: str = "") -> list[Path]:
+    """Write the template's models into ``repository``; returns the files.
+
+    Raises INVALID_ARG for a name that is none, ALREADY_EXISTS when one of the models' directories is there.
+    """
+    if not _NAME.fullmatch(name):
+        raise invalid(f"'{name}' is no name for a model: use letters, digits, '_', '-' and '.'")
+    contents = dict(_rendered(name, template, checkpoint))
+    for directory in sorted({path.parts[0] for path in contents}):
+        if (repository / directory).exists():
+            raise ConchError(f"{repository / directory} is there already: choose another name", Code.ALREADY_EXISTS)
+    for path, text in contents.items():
+        (repository / path).parent.mkdir(parents=True, exist_ok=True)
+        (repository / path).write_text(text, encoding="utf-8")
+    return [repository / path for path in contents]
+
+
+def next_commands(name: str, template: ModelTemplate, repository: Path) -> list[str]:
+    """The command lines that check, test, serve and ask the model."""
+    where = shlex.quote(str(repository))
+    url = f"localhost:8000/v2/models/{name}/generate"
+    ask = f"curl -N {url}_stream" if template.streams else f"curl {url}"
+    return [
+        f"conch check {where}",
+        f"pytest {shlex.quote(str(repository / name))}",
+        f"conch serve --model-repository={where}",
+        f"{ask} -d '{template.body}'",
+    ]
+
+
+def _rendered(name: str, template: str, checkpoint: str) -> Iterator[tuple[Path, str]]:
+    """The files of a template, by their paths in the repository."""
+    values = {"name": name, "model": _json_text(checkpoint or TEMPLATES[template].checkpoint)}
+    root = _TEMPLATES / template
+    for source in sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+        directory, *inside = source.relative_to(root).parts
+        # A module's name has no dots and dashes.
+        inside[-1] = inside[-1].replace("NAME", re.sub(r"\W", "_", name))
+        path = Path(directory.replace("NAME", name), *inside)
+        yield path, Template(source.read_text(encoding="utf-8")).safe_substitute(values)
+
+
+def _json_text(checkpoint: str) -> str:
+    """A checkpoint as the inside of a JSON string; a folder by its absolute path, as servers run anywhere."""
+    text = str(Path(checkpoint).resolve()) if Path(checkpoint).is_dir() else checkpoint
+    return text.replace("\\", "\\\\").replace('"', '\\"')

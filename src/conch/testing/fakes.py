@@ -1,0 +1,66 @@
+"""The other models that a model under test calls: functions of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from conch.backends.python.errors import TritonModelException
+from conch.errors import Code, ConchError, internal
+from conch.inference import InferRequest, InferResponse
+from conch.testing.tensors import to_array, to_tensor
+
+#: Takes the inputs as arrays by name; returns the outputs by name, or any number of such, as a decoupled model does.
+FakeModel = Callable[..., Mapping[str, Any] | Iterable[Mapping[str, Any]]]
+
+
+class FakeModels:
+    """Answers calls as the server does; see :class:`conch.workers.host.bls.BlsServer`.
+
+    A ConchError or TritonModelException of a function is the error of its response; any other exception is a mistake in
+    the test, and given to ``on_mistake`` as well.
+    """
+
+    def __init__(self, models: Mapping[str, FakeModel], on_mistake: Callable[[BaseException], None]) -> None:
+        self._models = models
+        self._loaded = set(models)
+        self._on_mistake = on_mistake
+
+    def infer(self, request: InferRequest, decoupled: bool) -> None:
+        name = request.model_name
+        if name not in self._loaded:
+            raise internal(f"Failed for execute the inference request. Model '{name}' is not ready.")
+        try:
+            returned = self._models[name](**{key: to_array(tensor) for key, tensor in request.inputs.items()})
+            if isinstance(returned, Mapping):
+                request.respond(InferResponse(_tensors(returned, request), final=not decoupled))
+            elif not decoupled:
+                raise TypeError(f"the fake of model '{name}' returned {returned!r:.100}, not its outputs by name")
+            else:
+                for outputs in returned:
+                    request.respond(InferResponse(_tensors(outputs, request), final=False))
+            if decoupled:
+                request.respond(InferResponse())
+        except ConchError as error:
+            request.fail(error)
+        except TritonModelException as error:
+            request.fail(internal(str(error)))
+        except BaseException as error:
+            self._on_mistake(error)
+            request.fail(internal(f"the fake of model '{name}' raised {type(error).__name__}: {error}"))
+
+    def is_ready(self, name: str, version: int) -> bool:
+        return name in self._loaded
+
+    async def load(self, name: str, parameters: Mapping[str, object], starting: str) -> None:
+        if name not in self._models:
+            raise ConchError(f"failed to load '{name}', failed to poll from model repository", Code.INTERNAL)
+        self._loaded.add(name)
+
+    async def unload(self, name: str, dependents: bool) -> None:
+        self._loaded.discard(name)
+
+
+def _tensors(outputs: Mapping[str, Any], request: InferRequest) -> list[Any]:
+    wanted = request.outputs or tuple(outputs)
+    return [to_tensor(name, outputs[name]) for name in outputs if name in wanted]

@@ -1,0 +1,181 @@
+"""One instance of a model in this process: a backend at one end of a local channel, the server's model at the other."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final
+
+from conch.config import render
+from conch.config.complete import merge_completion
+from conch.config.schema import ModelConfig, copied
+from conch.config.validate import validate_load
+from conch.errors import Code, ConchError
+from conch.inference import InferRequest
+from conch.repository.scan import ModelFiles
+from conch.server.devices import visible_gpus
+from conch.server.model import Model
+from conch.server.starting import init_frame, instance_fields, placements_of
+from conch.telemetry.statistics import ModelStatistics
+from conch.testing.channel import LocalChannel, LocalUnpacker, inline
+from conch.testing.fakes import FakeModel, FakeModels
+from conch.testing.imports import ModelImports
+from conch.workers.child.channel import Header
+from conch.workers.child.packing import Packer
+from conch.workers.child.tracebacks import of_model
+from conch.workers.host.bls import BlsHandler
+from conch.workers.host.execution import description, response_of
+
+_LEVELS: Final = {"VERBOSE": logging.DEBUG, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
+#: What the model's logger is told: everything, since the test's own logging chooses.
+_LOG_ALL: Final = {"info": True, "warning": True, "error": True, "verbose": 1}
+
+
+class LocalInstance:
+    """Loads a model and runs batches of requests that :attr:`model` has accepted.
+
+    Raises what the model raises.
+    """
+
+    def __init__(self, files: ModelFiles, version: int, config: ModelConfig, models: Mapping[str, FakeModel]) -> None:
+        self._failures: list[BaseException] = []
+        self._running: dict[int, InferRequest] = {}
+        self._batches = 0
+        self._log = logging.getLogger(f"conch.models.{files.name}")
+        self._channel = LocalChannel(self._received)
+        fakes = FakeModels(models, self._failures.append)
+        self._bls = BlsHandler(fakes, files.name, self._answer, start=_run)
+        self._imports = ModelImports(files.directory, files.version_directory(version))
+        self._executor = _Waiting()
+        try:
+            with self._imports.active():
+                self.backend: Any = self._open({**init_frame(files, version, config), "log": _LOG_ALL})
+                completed = render.from_json(self.backend.complete())
+            effective = copied(config)
+            merge_completion(effective, completed)
+            validate_load(effective, visible_gpus())
+            labels = files.labels()
+            with self._imports.active():
+                placement = next(placements_of(effective))
+                self.backend.start(instance_fields(placement), render.to_json(effective))
+        except ConchError as error:
+            self._failures.append(error)
+        self.raise_failure()
+        #: Accepts requests as a server's does.
+        self.model = Model(effective, version, self._executor, ModelStatistics(files.name, version), labels)
+
+    def config_json(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads(self.model.config_json)
+        return loaded
+
+    def execute(self) -> None:
+        """Run the requests that have been accepted since the last call, in one batch."""
+        requests = self._executor.take()
+        packer = Packer()
+        described = [description(request, packer) for request in requests]
+        payload = inline([tensor for fields in described for tensor in fields["inputs"]], packer)
+        self._batches += 1
+        self._running.update((request.serial, request) for request in requests)
+        self._batch = requests
+        with self._imports.active():
+            self.backend.execute({"op": "execute", "batch": self._batches, "requests": described}, payload)
+        self.raise_failure()
+
+    def give_up(self) -> None:
+        """Forget the requests that have been accepted and not run."""
+        self._executor.take()
+
+    def cancel(self, request: InferRequest) -> None:
+        self._channel.cancelled.add(request.serial)
+
+    def close(self) -> None:
+        """Finalise the model, and end the threads that its backend has started."""
+        with self._imports.active():
+            self.backend.stop()
+            if hasattr(self.backend, "close"):
+                self.backend.close()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise what the model has raised since the last call, as if it had been called from here."""
+        if not self._failures:
+            return
+        failure, *_ = self._failures
+        self._failures.clear()
+        cause = failure.__cause__ if isinstance(failure, ConchError) and failure.__cause__ is not None else failure
+        raise cause.with_traceback(of_model(cause.__traceback__))
+
+    def _open(self, init: Header) -> Any:
+        module, name = init["backend"].split(":")
+        backend = getattr(importlib.import_module(module), name)(self._channel, init)
+        if hasattr(backend, "on_failure"):
+            backend.on_failure = self._failures.append
+        return backend
+
+    def _received(self, header: Header, packer: Packer) -> None:
+        """Take a frame of the backend, in any thread."""
+        unpacker = LocalUnpacker(packer)
+        match header["op"]:
+            case "done":
+                self._done(header, unpacker)
+            case "response":
+                request = self._running[header["serial"]]
+                request.respond(response_of(header, unpacker, header["final"]))
+            case "log":
+                level = _LEVELS.get(header["level"], logging.INFO)
+                record = self._log.makeRecord(
+                    self._log.name, level, header["file"], header["line"], header["message"], (), None
+                )
+                if self._log.isEnabledFor(level):
+                    self._log.handle(record)
+            case _:
+                self._bls.handle(header, unpacker)
+
+    def _done(self, header: Header, unpacker: LocalUnpacker) -> None:
+        if "error" in header:
+            code, message = header["error"]
+            for request in self._batch:
+                request.fail(ConchError(message, Code[code]))
+            return
+        for request, described in zip(self._batch, header["responses"], strict=True):
+            if described is not None:
+                request.respond(response_of(described, unpacker, final=True))
+
+    def _answer(self, header: Header, packer: Packer | None) -> None:
+        self._channel.deliver(header, packer or Packer())
+
+
+class _Waiting:
+    """Keeps the requests that the model has accepted until they are taken."""
+
+    ready = True
+
+    def __init__(self) -> None:
+        self._requests: list[InferRequest] = []
+
+    def submit(self, request: InferRequest) -> None:
+        self._requests.append(request)
+
+    def take(self) -> list[InferRequest]:
+        taken, self._requests = self._requests, []
+        return taken
+
+    def fail_waiting(self, error: ConchError) -> None:
+        for request in self.take():
+            request.fail(error)
+
+    def set_log(self, levels: Mapping[str, Any]) -> None:
+        """Ignore levels: the test's own logging chooses."""
+
+    async def stop(self, seconds: float) -> None:
+        """End nothing: the instance is closed by the test."""
+
+
+def _run(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never waits to its end."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return

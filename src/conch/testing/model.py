@@ -1,0 +1,237 @@
+"""A model that runs in the process of a test: its requests, its replies, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+from conch.config.schema import ModelConfig
+from conch.errors import ConchError, internal, invalid
+from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
+from conch.repository.scan import ModelFiles
+from conch.tensors import format_shape
+from conch.testing.fakes import FakeModel
+from conch.testing.instance import LocalInstance
+from conch.testing.tensors import Array, to_array, to_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request with more than inputs; inputs are arrays, or lists and texts, by name.
+
+    ``outputs`` are those wanted, all by default; ``timeout`` is in microseconds.  A ``cancelled`` request's client has
+    hung up before the model looks.
+    """
+
+    inputs: Mapping[str, Any]
+    outputs: Sequence[str] = ()
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    id: str = ""
+    correlation_id: int | str = 0
+    flags: int = 0
+    timeout: int = 0
+    cancelled: bool = False
+
+
+class ModelReply(Mapping[str, Array]):
+    """One response: its outputs as arrays by name (``bytes`` as objects for text), or an error.
+
+    Reading an output of a response with an error raises the error.
+    """
+
+    def __init__(
+        self, outputs: Mapping[str, Array], parameters: Mapping[str, ParameterValue], error: ConchError | None = None
+    ) -> None:
+        self._outputs = outputs
+        self.parameters = parameters
+        self.error = error
+
+    def __getitem__(self, name: str) -> Array:
+        return self._checked()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checked())
+
+    def __len__(self) -> int:
+        return len(self._checked())
+
+    def __repr__(self) -> str:
+        what = f"error={self.error.status!r}" if self.error is not None else repr(dict(self._outputs))
+        return f"ModelReply({what})"
+
+    def texts(self, output: str) -> list[str]:
+        """The elements of a BYTES output as texts, in row-major order."""
+        return [element.decode() for element in self[output].ravel()]
+
+    def _checked(self) -> Mapping[str, Array]:
+        if self.error is not None:
+            raise self.error
+        return self._outputs
+
+
+#: A request, or its inputs by name.
+Request = ModelRequest | Mapping[str, Any]
+
+
+class ModelUnderTest:
+    """A loaded model.  Call it with its inputs by name; see :func:`conch.testing.load`, which makes it.
+
+    Whatever the model raises, these methods raise, with its own traceback.  ConchError is raised for what the server
+    would refuse, with its words, and for a response that does not fit the configuration.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        version: int,
+        config: ModelConfig,
+        models: Mapping[str, FakeModel],
+        timeout: float,
+    ) -> None:
+        self._instance = LocalInstance(files, version, config, models)
+        self._timeout = timeout
+        self._closed = False
+
+    @property
+    def signature(self) -> ModelSignature:
+        """Its name, version, inputs and outputs, completed."""
+        return self._instance.model.signature
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration in force, as ``GET /v2/models/<name>/config`` shows it."""
+        return self._instance.config_json()
+
+    @property
+    def python_model(self) -> Any:
+        """The ``TritonPythonModel`` object; None for a model of another backend."""
+        return getattr(self._instance.backend, "instance", None)
+
+    def __call__(self, request: Request | None = None, /, **inputs: Any) -> ModelReply:
+        """The response to one request, given as one or by its inputs; raises its error."""
+        (reply,) = self.batch([_request(request, inputs)])
+        if reply.error is not None:
+            raise reply.error
+        return reply
+
+    def batch(self, requests: Sequence[Request]) -> list[ModelReply]:
+        """The responses to several requests in one call of ``execute``; one with an error does not raise it."""
+        if self.signature.decoupled:
+            raise TypeError(
+                f"model '{self.signature.name}' is decoupled: read its responses with stream() or streams()"
+            )
+        return [next(responses) for responses in self.streams(requests)]
+
+    def stream(self, request: Request | None = None, /, **inputs: Any) -> Iterator[ModelReply]:
+        """The responses to one request as they are sent; closing the iterator cancels the request."""
+        return self.streams([_request(request, inputs)])[0]
+
+    def streams(self, requests: Sequence[Request]) -> list[Iterator[ModelReply]]:
+        """The responses to each of several requests in one call of ``execute``, which has returned."""
+        if self._closed:
+            raise internal(f"model '{self.signature.name}' has been closed")
+        asked = [self._asked(_request(request, {})) for request in requests]
+        rows = sum(request.batch_size for request, _ in asked)
+        limit = self.signature.max_batch_size
+        if len(asked) > 1 and 0 < limit < rows:
+            self._instance.give_up()
+            raise invalid(f"these {len(asked)} requests have {rows} rows, and max_batch_size is {limit}")
+        self._instance.execute()
+        return [self._replies(request, responses) for request, responses in asked]
+
+    def close(self) -> None:
+        """Finalise the model."""
+        if not self._closed:
+            self._closed = True
+            self._instance.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _asked(self, request: ModelRequest) -> tuple[InferRequest, SimpleQueue[InferResponse]]:
+        signature = self.signature
+        responses: SimpleQueue[InferResponse] = SimpleQueue()
+        tensors = [
+            to_tensor(name, value, signature.inputs.get(name), batched=signature.max_batch_size > 0)
+            for name, value in request.inputs.items()
+        ]
+        infer = InferRequest(
+            signature.name,
+            {tensor.name: tensor for tensor in tensors},
+            responses.put,
+            id=request.id,
+            outputs=tuple(request.outputs),
+            parameters=request.parameters,
+            correlation_id=request.correlation_id,
+            flags=request.flags,
+            timeout=request.timeout,
+        )
+        try:
+            self._instance.model.infer(infer)
+        except ConchError:
+            self._instance.give_up()
+            raise
+        if request.cancelled:
+            self._instance.cancel(infer)
+        return infer, responses
+
+    def _replies(self, request: InferRequest, responses: SimpleQueue[InferResponse]) -> Iterator[ModelReply]:
+        try:
+            while True:
+                try:
+                    response = responses.get(timeout=self._timeout)
+                except Empty:
+                    raise TimeoutError(
+                        f"model '{self.signature.name}' has not ended a request within {self._timeout:g} s"
+                    ) from None
+                self._instance.raise_failure()
+                if not (response.final and response.empty and self.signature.decoupled):
+                    yield self._reply(request, response)
+                if response.final:
+                    return
+        finally:
+            if not request.finished:
+                self._instance.cancel(request)
+
+    def _reply(self, request: InferRequest, response: InferResponse) -> ModelReply:
+        if response.error is not None:
+            return ModelReply({}, response.parameters, response.error)
+        given = {tensor.name: tensor for tensor in response.outputs}
+        about = f"of model '{self.signature.name}'"
+        for name in request.outputs:
+            if name not in given:
+                raise internal(f"a response {about} lacks output '{name}', which its configuration declares")
+        rows = () if not self.signature.max_batch_size else (-1 if self.signature.decoupled else request.batch_size,)
+        for name, tensor in given.items():
+            spec = self.signature.outputs[name]
+            if tensor.datatype != spec.datatype:
+                raise internal(
+                    f"output '{name}' {about} is {tensor.datatype}, but its configuration says {spec.datatype}"
+                )
+            expected = (*rows, *spec.dims)
+            if not _fits(tensor.shape, expected):
+                raise internal(
+                    f"output '{name}' {about} has shape {format_shape(tensor.shape)}, "
+                    f"but its configuration says {format_shape(expected)}"
+                )
+        return ModelReply({name: to_array(tensor) for name, tensor in given.items()}, response.parameters)
+
+
+def _request(request: Request | None, inputs: Mapping[str, Any]) -> ModelRequest:
+    if request is None:
+        return ModelRequest(inputs)
+    if inputs:
+        raise TypeError("give either a request or its inputs by name")
+    return request if isinstance(request, ModelRequest) else ModelRequest(request)
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
