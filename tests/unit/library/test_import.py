@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import conch
+from tests.unit.backends.python.interpreters import VERSIONS, find_interpreter
 
 SOURCE = Path(conch.__file__)
 
@@ -42,3 +43,15 @@ def test_type_checkers_see_what_is_imported_when_it_is_used() -> None:
 def test_name_that_is_not_offered_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'conch' has no attribute 'Sever'"):
         conch.Sever  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_import_works_under_every_python_of_workers(version: str) -> None:
+    python = find_interpreter(version)
+    if python is None:
+        pytest.skip(f"no CPython {version} here")
+    code = "import conch; print(conch.__version__, conch.Code.INTERNAL.name)"
+    result = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SOURCE.parents[1])}
+    )
+    assert result.stdout.split() == [conch.__version__, "INTERNAL"]

@@ -1,0 +1,66 @@
+"""``conch.serve`` blocks and ends as the command does."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import conch
+from conch import Code, ConchError
+from tests.events import eventually
+from tests.models import build
+from tests.oracle.run import free_ports
+
+PROGRAM = """
+import sys, conch
+http, grpc = map(int, sys.argv[2:])
+print("status", conch.serve(model_repository=sys.argv[1], http_port=http, grpc_port=grpc, allow_metrics=False))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    build(tmp_path / "models", "add_sub")
+    ports = free_ports(2)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "models"), *map(str, ports)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with conch.Client(f"http://127.0.0.1:{ports[0]}") as client:
+            eventually(client.ready, "readiness", 60)
+            assert client.infer("add_sub", {"INPUT0": range(16), "INPUT1": range(16)})["OUTPUT1"].tolist() == [0] * 16
+        process.send_signal(number)
+        output, log = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "status 0\n")
+    assert "Started HTTPService" in log
+
+
+def test_it_is_refused_where_no_signal_comes(tmp_path: Path) -> None:
+    errors: list[ConchError] = []
+
+    def serve() -> None:
+        try:
+            conch.serve(model_repository=tmp_path)
+        except ConchError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+
+    async def on_a_loop() -> None:
+        serve()
+
+    asyncio.run(on_a_loop())
+    assert [error.code for error in errors] == [Code.UNSUPPORTED] * 2
+    assert "use conch.Server" in errors[0].message
+    assert "use conch.AsyncServer" in errors[1].message
+
+
+def test_server_that_cannot_start_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match="did you mean 'http_port'"):
+        conch.serve(model_repository=tmp_path, http_prot=1)
