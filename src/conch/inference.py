@@ -45,7 +45,8 @@ class TensorSpec:
 class ModelSignature:
     """What requests to a model version are checked against.  ``max_batch_size`` 0 means no batch dimension.
 
-    ``by_row``: ``generate`` answers with a value for each row, not with one flat list.
+    ``by_row``: ``generate`` answers with a value for each row, not with one flat list; without a batch dimension it
+    takes several texts, which are a request each.
     """
 
     name: str

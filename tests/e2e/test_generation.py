@@ -135,6 +135,37 @@ def prompts(count: int, seed: int) -> list[tuple[str, int]]:
     return [(" ".join(chance.choices(WORDS, k=chance.randint(1, 30))), chance.randint(1, 40)) for _ in range(count)]
 
 
+def test_each_of_several_texts_gets_an_answer(server: ConchServer) -> None:
+    texts = ["I am going", "the station is open", "how can you"]
+    wanted = [generate(server, text_input=text, max_tokens=6).json()["text_output"] for text in texts]
+    for model in ("llama", "whole"):
+        assert generate(server, model, text_input=texts, max_tokens=6).json()["text_output"] == wanted
+    assert generate(server, text_input=texts[:1], max_tokens=6).json()["text_output"] == wanted[:1]
+
+
+def test_text_that_is_refused_refuses_its_neighbours(server: ConchServer) -> None:
+    reply = generate(server, text_input=["I am", "", "the"], max_tokens=400)
+    assert (reply.status, reply.error) == (400, "'text_input' is empty: there is nothing to continue")
+    assert generate(server, text_input="I am", max_tokens=4).status == 200
+    eventually(lambda: idle(server), "leaving the batch")
+
+
+def test_more_texts_than_may_wait_are_refused(server: ConchServer) -> None:
+    reply = generate(server, "narrow", text_input=["I am going"] * 40, max_tokens=20)
+    assert reply.status == 503, reply.body
+    assert generate(server, "narrow", text_input="I am", max_tokens=4).status == 200
+    eventually(lambda: idle(server, "narrow"), "leaving the batch")
+
+
+def test_misspelt_sampling_parameter_is_refused(server: ConchServer) -> None:
+    refusal = "parameter 'temprature' is not known to model 'llama'; did you mean 'temperature'?"
+    for body in ({"temprature": 0}, {"parameters": {"temprature": 0}}):
+        reply = generate(server, text_input="I am", **body)
+        assert (reply.status, reply.error) == (400, refusal)
+    reply = generate(server, text_input="I am", parameters={"prompt_logprobs": 2})
+    assert (reply.status, reply.error) == (400, "sampling parameter 'prompt_logprobs' is not supported")
+
+
 def test_what_a_client_sees_of_a_text_model(server: ConchServer) -> None:
     config = get(server.http, "/v2/models/llama/config").json()
     assert config["backend"] == "huggingface"

@@ -73,6 +73,7 @@ BACKENDS: Final[dict[str, Backend]] = {
         shared=True,
         generates=True,
         request_parameters=_SAMPLING,
+        by_row=True,
     ),
     "tensorrtllm": Backend(
         "conch.backends.contracts.tensorrtllm.backend:TensorRtLlmBackend",
@@ -102,7 +103,6 @@ _GENERATION: Final = replace(
     on_request=frozenset(),
     generates=True,
     request_parameters=_SAMPLING,
-    by_row=False,
 )
 
 

@@ -246,7 +246,7 @@ def _with_ways_of(signature: ModelSignature, backend: Backend | None) -> ModelSi
     return replace(
         signature,
         check_parameters=CheckParameters(signature.name, accepted, signature.inputs) if accepted is not None else None,
-        by_row=backend.by_row and signature.max_batch_size > 0,
+        by_row=backend.by_row,
     )
 
 

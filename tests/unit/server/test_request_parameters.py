@@ -75,10 +75,11 @@ def test_backends_that_triton_has_take_other_parameters_unless_they_look_misspel
     ("backend", "batch", "more", "by_row"),
     [
         ("huggingface", 8, "", True),
-        ("huggingface", 0, "", False),
-        ("huggingface", 8, GENERATES, False),
+        ("huggingface", 0, GENERATES, True),
+        ("vllm", 0, "", True),
+        ("onnxruntime", 8, "", False),
         ("python", 8, "", False),
     ],
 )
-def test_tasks_over_checkpoints_answer_by_row(backend: str, batch: int, more: str, by_row: bool) -> None:
+def test_checkpoints_answer_each_text_of_several(backend: str, batch: int, more: str, by_row: bool) -> None:
     assert signature_of(backend, more, batch).by_row is by_row

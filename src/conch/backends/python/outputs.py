@@ -29,9 +29,13 @@ class OutputWatch:
 
     def look(self, tensors: Sequence[Tensor], wanted: AbstractSet[str], whole: bool) -> None:
         """Look at a response to a request for the outputs ``wanted``; ``whole``: no other response follows."""
+        for tensor in tensors:
+            if tensor._name not in wanted:
+                break
+        else:
+            if len(tensors) == len(wanted):
+                return  # as nearly always
         names = [tensor._name for tensor in tensors]
-        if len(names) == len(wanted) and wanted == set(names):
-            return
         for name in names:
             if name not in self._declared and self._is_news(name):
                 declared = ", ".join("'%s'" % one for one in sorted(self._declared))

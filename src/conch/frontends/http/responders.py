@@ -6,9 +6,10 @@ Made by the handlers (``inference.py``); called for every response, on the event
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
-from conch.errors import ConchError, internal
+from conch.errors import ConchError, internal, invalid
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import STATUS, refuse
 from conch.inference import InferRequest, InferResponse
@@ -16,6 +17,7 @@ from conch.server.model import Model
 from conch.wire import compression
 from conch.wire.json.control import error_body
 from conch.wire.json.generate import NOT_ONE_RESPONSE, Layout, encode_generate, server_sent_event
+from conch.wire.json.generate_texts import encode_texts
 from conch.wire.json.infer import JsonOutputPlan, encode_infer
 
 LOG = logging.getLogger("conch")
@@ -122,6 +124,39 @@ class GenerateResponder(Responder):
             self._exchange.respond(200, [JSON], error_body(NOT_ONE_RESPONSE))
         else:
             self._exchange.respond(200, [JSON], encode_generate(self.request, first, self.layout))
+
+
+class TextsResponder:
+    """``generate`` for several texts: ``requests`` has one for each, and the exchange gets all answers, or an error."""
+
+    def __init__(self, exchange: HttpExchange) -> None:
+        self._exchange = exchange
+        self.requests: list[InferRequest] = []
+        self._answers: dict[int, InferResponse] = {}
+        self._ended = 0
+
+    def of(self, index: int) -> Callable[[InferResponse], None]:
+        """What is to be called with the responses of request ``index``."""
+        return lambda response: self._take(index, response)
+
+    def _take(self, index: int, response: InferResponse) -> None:
+        if self._exchange.gone:
+            return
+        try:
+            if response.error is not None:
+                raise response.error
+            if not response.empty and self._answers.setdefault(index, response) is not response:
+                raise invalid(NOT_ONE_RESPONSE)
+            self._ended += response.final
+            if self._ended == len(self.requests):
+                if len(self._answers) < self._ended:
+                    raise invalid(NOT_ONE_RESPONSE)
+                answers = [self._answers[number] for number in range(self._ended)]
+                self._exchange.respond(200, [JSON], encode_texts(self.requests, answers))
+        except ConchError as error:
+            refuse(self._exchange, error)
+            for request in self.requests:
+                request.cancel()
 
 
 class GenerateStreamResponder(Responder):

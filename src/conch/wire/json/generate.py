@@ -9,7 +9,7 @@ list of texts gets a list of as many values, and what is given once holds for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from math import prod
 from typing import Any, Final
@@ -47,8 +47,23 @@ def decode_generate(
 
     Raises :class:`ConchError` with Triton's texts and codes for whatever is wrong with the body.
     """
+    return decode_document(read_document(body, max_input_size), signature, on_response, max_input_size=max_input_size)
+
+
+def read_document(body: Buffer, max_input_size: int) -> dict[str, Any]:
+    """The members of a body.  Raises :class:`ConchError` for anything but an object of at most ``max_input_size``."""
     check_json_size(len(body), max_input_size)
-    document = text.as_members(text.loads(body))
+    return text.as_members(text.loads(body))
+
+
+def decode_document(
+    document: Mapping[str, Any],
+    signature: ModelSignature,
+    on_response: Callable[[InferResponse], None],
+    *,
+    max_input_size: int = MAX_INPUT_SIZE,
+) -> tuple[InferRequest, Layout]:
+    """The request with these members, as ``decode_generate`` reads it from a body."""
     request = InferRequest(signature.name, {}, on_response, model_version=signature.version)
     if "id" in document:
         request.id = text.as_string(document["id"], "Unable to parse 'id'")
@@ -61,7 +76,7 @@ def decode_generate(
     request.parameters = reader.parameters
     if request.parameters and signature.check_parameters is not None:
         signature.check_parameters(request.parameters)
-    if not signature.by_row:
+    if not signature.by_row or not signature.max_batch_size:
         return request, Layout.FLAT
     return request, Layout.ROWS if reader.spread() > 1 or reader.listed else Layout.ROW
 

@@ -1,0 +1,66 @@
+"""Several texts in one body of ``POST …/generate``, for models that take one in a request: each becomes a request.
+
+Called by the HTTP front end, as its neighbour ``generate.py``.  Triton refuses such a body, as a list does not fit a
+tensor of one element.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from conch.errors import invalid
+from conch.inference import InferRequest, InferResponse, ModelSignature
+from conch.wire.json import tensor as tensor_data
+from conch.wire.json import text
+
+#: The most texts of a body.
+MOST_TEXTS: Final = 256
+
+
+def split_texts(document: Mapping[str, Any], signature: ModelSignature) -> list[dict[str, Any]] | None:
+    """The body for each text of ``document``; None where no input of one element is given as a list.
+
+    What is given once holds for all.  Raises INVALID_ARG for lists of different lengths, for none and too many texts.
+    """
+    listed = {
+        name: value
+        for name, value in document.items()
+        if type(value) is list and (spec := signature.inputs.get(name)) is not None and spec.dims == (1,)
+    }
+    if not listed:
+        return None
+    lengths = {name: len(values) for name, values in listed.items()}
+    first, count = next(iter(lengths.items()))
+    for name, length in lengths.items():
+        if length != count:
+            raise invalid(
+                f"'{first}' is a list of {count} and '{name}' one of {length}: each has a value for each text"
+            )
+    if not 0 < count <= MOST_TEXTS:
+        raise invalid(f"'{first}' is a list of {count}; a request may have 1 to {MOST_TEXTS} texts")
+    return [{**document, **{name: values[index] for name, values in listed.items()}} for index in range(count)]
+
+
+def encode_texts(requests: Sequence[InferRequest], responses: Sequence[InferResponse]) -> bytes:
+    """One JSON object with a list for each output and each parameter: the value for each text, null where it has none.
+
+    Raises INVALID_ARG for outputs that JSON cannot carry.
+    """
+    request = requests[0]
+    document: dict[str, Any] = {"model_name": request.model_name, "model_version": str(request.model_version)}
+    if request.id:
+        document["id"] = request.id
+    lists: dict[str, list[Any]] = {}
+    for index, response in enumerate(responses):
+        for name, value in _values(response).items():
+            lists.setdefault(name, [None] * len(responses))[index] = value
+    return text.dumps({**document, **lists}, sort=True)
+
+
+def _values(response: InferResponse) -> dict[str, Any]:
+    values = {name: text.numbers(value) for name, value in response.parameters.items()}
+    for tensor in response.outputs:
+        elements = tensor_data.to_json(tensor)
+        values[tensor.name] = text.numbers(elements[0] if len(elements) == 1 else elements)
+    return values
