@@ -82,21 +82,28 @@ _AUDIO: Final = frozenset({
 _ALWAYS_TRANSLATES: Final = frozenset({"marian", "m2m_100", "nllb-moe", "fsmt"})
 _CONTRASTIVE: Final = frozenset({"clip", "siglip", "siglip2", "align", "altclip", "chinese_clip", "metaclip_2"})
 
-#: The ends of the architectures that have the head of a task, for the tasks that others' heads cannot stand in for.
+#: What the names of architectures with the head of a task have in them, where no other head can stand in for it.
 _ARCHITECTURES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
         ("text-classification", "zero-shot-classification", "text-ranking"), ("ForSequenceClassification",)
     ),
     "token-classification": ("ForTokenClassification",),
-    "question-answering": ("ForQuestionAnswering", "ForQuestionAnsweringSimple"),
-    "fill-mask": ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel"),
-    "image-classification": ("ForImageClassification", "ForImageClassificationWithTeacher"),
+    "question-answering": ("ForQuestionAnswering",),
+    "fill-mask": ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel", "ForConditionalGeneration"),
+    "image-classification": ("ForImageClassification",),
     "object-detection": ("ForObjectDetection",),
     **dict.fromkeys(
         ("summarization", "translation", "text2text-generation"),
-        ("ForConditionalGeneration", "MTModel", "ForSeq2SeqLM", "WithLMHeadModel"),
+        (
+            "ForConditionalGeneration",
+            "MTModel",
+            "ForSeq2SeqLM",
+            "ForTextToText",
+            "WithLMHeadModel",
+            "EncoderDecoderModel",
+        ),
     ),
-    TEXT_GENERATION: ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"),
+    TEXT_GENERATION: ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ModelWithLMHead", "GenerationDecoder"),
 }
 
 #: All names that a task may be given, other names included.
@@ -104,7 +111,7 @@ TASK_NAMES: Final = TEXT_TASKS | MEDIA_TASKS | _ARCHITECTURES.keys() | ALIASES.k
 
 
 def misfit(task: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The ends of architectures that have a head for ``task``, where none of the checkpoint's has; else empty.
+    """What architectures with a head for ``task`` have in their names, where none of the checkpoint's has; else empty.
 
     Empty as well where the configuration names no architecture, or brings code of its own.
     """
@@ -112,7 +119,7 @@ def misfit(task: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     wanted = _ARCHITECTURES.get("translation" if task.startswith("translation_") else task, ())
     if not wanted or not architectures or config.get("auto_map"):
         return ()
-    return () if any(str(name).endswith(wanted) for name in architectures) else wanted
+    return () if any(part in str(name) for name in architectures for part in wanted) else wanted
 
 
 def misspelt(task: str) -> str:

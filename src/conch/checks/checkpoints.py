@@ -61,7 +61,7 @@ class _Place:
             document = json.loads((self.directory / MODEL_FILE).read_bytes())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return document if isinstance(document, dict) else None
 
@@ -80,7 +80,7 @@ class _Place:
         files, path = self.model.files, self.directory / MODEL_FILE
         if files.config_path is not None and option in files.config.parameters:
             return files.config_path, files.config_text
-        return path, path.read_text("utf-8") if option in (self.document() or {}) else ""
+        return path, path.read_text("utf-8", "replace") if option in (self.document() or {}) else ""
 
 
 def _check_named(place: _Place, document: Mapping[str, Any]) -> Iterator[Finding]:

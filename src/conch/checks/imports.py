@@ -13,6 +13,8 @@ from typing import Final
 
 #: Exceptions whose handler also catches a failed import.
 _CAUGHT: Final = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+#: Whatever Python raises for a file that it cannot read as a source.
+UNREADABLE: Final = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 #: The methods of a model that the server is sure to call.
 _CALLED: Final = frozenset({"__init__", "initialize", "execute", "finalize", "auto_complete_config"})
 

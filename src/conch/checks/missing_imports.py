@@ -16,7 +16,7 @@ from typing import Final
 
 from conch import extras
 from conch.checks.finding import Finding
-from conch.checks.imports import Imported, changes_path, imports_of
+from conch.checks.imports import UNREADABLE, Imported, changes_path, imports_of
 from conch.checks.model import CheckedModel
 from conch.checks.modules import interpreter_of, missing_modules, neighbour, neighbour_source
 from conch.config.signature import parameters
@@ -68,7 +68,7 @@ def _uses(path: Path) -> Iterator[_Use]:
         source = waiting.pop()
         try:
             tree = ast.parse(source.read_bytes(), str(source))
-        except (OSError, SyntaxError, ValueError):
+        except UNREADABLE:
             continue  # said of model.py elsewhere
         unsure = changes_path(tree)
         for imported in imports_of(tree):

@@ -56,7 +56,7 @@ def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[
         arguments = table if table.strict else _table("conch.backends.contracts.vllm:ENGINE_ARGUMENTS")
         for version in versions:
             path = files.version_directory(version) / _MODEL_FILE
-            if path.is_file():
+            if path.exists():
                 yield from _check_model_file(path, arguments)
 
 
@@ -75,8 +75,8 @@ def _check_model_file(path: Path, table: ParameterTable) -> Iterator[Finding]:
         fault = f"not valid JSON: {error.msg} at column {error.colno}"
         yield Finding(path, error.lineno, "error", fault, _json_fix(error, path))
         return
-    except (OSError, ValueError) as error:
-        yield Finding(path, 0, "error", f"cannot be read: {error}")
+    except (OSError, ValueError, RecursionError) as error:
+        yield Finding(path, 0, "error", f"cannot be read: {error}", "write it as UTF-8")
         return
     if not isinstance(document, dict):
         yield Finding(path, 1, "error", "must hold a JSON object", '{"model": "org/name"}')

@@ -8,24 +8,22 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from conch.checks.finding import Finding
+from conch.checks.imports import UNREADABLE
+from conch.errors import one_line
 
 
 def check_python_model(path: Path) -> Iterator[Finding]:
     """Why the file at ``path`` cannot be a Python model."""
     try:
         tree = ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as error:
-        line = error.lineno or 0 if isinstance(error, SyntaxError) else 0
-        yield Finding(
-            path,
-            line,
-            "error",
-            f"not valid Python: {error.msg if isinstance(error, SyntaxError) else error}",
-            f"python -m py_compile {path} shows the place",
-        )
-        return
     except OSError as error:
         yield Finding(path, 0, "error", f"cannot be read: {error.strerror}")
+        return
+    except UNREADABLE as error:
+        line, reason = (error.lineno or 0, error.msg) if isinstance(error, SyntaxError) else (0, one_line(error))
+        yield Finding(
+            path, line, "error", f"not valid Python: {reason}", f"python -m py_compile {path} shows the place"
+        )
         return
     model = next(
         (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "TritonPythonModel"), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from tarfile import is_tarfile
 
 from conch.checks.finding import Finding
 from conch.checks.model import CheckedModel
@@ -16,7 +17,7 @@ from conch.repository.scan import read_labels
 def check_side_files(model: CheckedModel) -> Iterator[Finding]:
     """Files that the configuration names and that are missing or cannot be read."""
     for problem in _problems(model):
-        problem.hint = "put the file there, or leave the field out"
+        problem.hint = problem.hint or "put the file there, or leave the field out"
         yield model.finding(problem)
 
 
@@ -46,3 +47,9 @@ def _problems(model: CheckedModel) -> Iterator[Problem]:
         path = Path(environment.replace("$$TRITON_MODEL_DIRECTORY", str(directory)))
         if not path.exists():
             yield Problem(f"EXECUTION_ENV_PATH names {path}, which is missing", ("parameters",))
+        elif path.is_dir() and not all((path / "bin" / name).exists() for name in ("activate", "python")):
+            problem = f"EXECUTION_ENV_PATH names {path}, which has no bin/activate and bin/python"
+            yield Problem(problem, ("parameters",), hint=f"python -m venv {path}, or a conda-pack archive")
+        elif path.is_file() and not is_tarfile(path):
+            problem = f"EXECUTION_ENV_PATH names {path}, which is no archive"
+            yield Problem(problem, ("parameters",), hint="name a folder, or an archive that conda-pack made")

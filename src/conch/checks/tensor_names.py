@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from conch.checks.finding import Finding
+from conch.checks.imports import UNREADABLE
 from conch.checks.model import CheckedModel
 
 
@@ -33,7 +34,7 @@ def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:
 def _parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
-    except (OSError, SyntaxError, ValueError):
+    except UNREADABLE:
         return ast.Module([], [])  # said elsewhere
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from conch.config.problem import FieldPath, Problem, Problems
 from conch.config.schema import ModelConfig, is_ensemble
+from conch.config.signature import FIRST_RESPONSE
 
 _NOT_YET = "this server does not have that yet"
 #: Whole fields, and why they have no effect.
 _FIELDS = {
     "runtime": "backends have one runtime here",
-    "batch_input": _NOT_YET,
-    "batch_output": _NOT_YET,
     "cc_model_filenames": "use instance groups and versions",
     "model_operations": "there are no custom operations to load",
     "model_repository_agents": _NOT_YET,
-    "model_metrics": _NOT_YET,
 }
 _OF_INSTANCES = {
     "rate_limiter": _NOT_YET,
@@ -39,10 +37,34 @@ def ineffective_problems(config: ModelConfig) -> Problems:
     for name, reason in _FIELDS.items():
         if _is_set(config, name):
             yield _ineffective(f"'{name}'", (name,), reason)
+    if config.backend == "python":  # for graphs they are refused
+        for name in ("batch_input", "batch_output"):
+            if _is_set(config, name):
+                yield _ineffective(f"'{name}'", (name,), _NOT_YET)
+    yield from _of_metrics(config)
+    yield from _of_instances(config)
+    yield from _of_optimization(config)
+    yield from _of_ensembles(config)
+
+
+def _of_metrics(config: ModelConfig) -> Problems:
+    for index, control in enumerate(config.model_metrics.metric_control):
+        family = control.metric_identifier.family
+        if family and family != FIRST_RESPONSE:
+            where = ("model_metrics", 0, "metric_control", index)
+            yield _ineffective(f"'metric_control' of '{family}'", where, f"only {FIRST_RESPONSE} has buckets")
+
+
+def _of_instances(config: ModelConfig) -> Problems:
     for index, group in enumerate(config.instance_group):
         for name, reason in _OF_INSTANCES.items():
             if _is_set(group, name):
                 yield _ineffective(f"'{name}' of an instance group", ("instance_group", index, name), reason)
+    if is_ensemble(config) and config.instance_group:
+        yield _ineffective("'instance_group'", ("instance_group",), "an ensemble has no instances of its own")
+
+
+def _of_optimization(config: ModelConfig) -> Problems:
     for name, reason in _OF_OPTIMIZATION.items():
         if _is_set(config.optimization, name):
             yield _ineffective(f"'{name}' of 'optimization'", ("optimization", 0, name), reason)
@@ -50,8 +72,15 @@ def ineffective_problems(config: ModelConfig) -> Problems:
         if _is_set(config.optimization, name) and config.backend not in _OPTIMIZING:
             reason = f"only backend {', '.join(sorted(_OPTIMIZING))} reads it"
             yield _ineffective(f"'{name}' of 'optimization'", ("optimization", 0, name), reason)
-    if is_ensemble(config) and config.instance_group:
-        yield _ineffective("'instance_group'", ("instance_group",), "an ensemble has no instances of its own")
+
+
+def _of_ensembles(config: ModelConfig) -> Problems:
+    ensemble: FieldPath = ("ensemble_scheduling", 0)
+    if config.ensemble_scheduling.max_inflight_requests:
+        yield _ineffective("'max_inflight_requests'", (*ensemble, "max_inflight_requests"), _NOT_YET)
+    for index, step in enumerate(config.ensemble_scheduling.step):
+        if step.model_namespace:
+            yield _ineffective("'model_namespace'", (*ensemble, "step", index, "model_namespace"), _NOT_YET)
 
 
 def _is_set(message: object, name: str) -> bool:

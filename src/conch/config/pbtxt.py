@@ -42,13 +42,14 @@ def parse(text: str, source: str) -> ModelConfig:
 
 def _unreadable(error: text_format.ParseError, text: str, source: str) -> ConfigError:
     line, column = error.GetLine() or 0, error.GetColumn() or 0
-    detail = _unfilled(text, line, column) or re.sub(r"^\d+:\d+ ?: ", "", str(error)).strip()
+    unfilled = _unfilled(text, line, column)
+    detail = unfilled or re.sub(r"^\d+:\d+ ?: ", "", str(error)).strip()
     return ConfigError(
         f"failed to read text proto from {source}: {line}:{column}: {detail}",
         path=source,
         line=line,
         column=column,
-        hint=hint(detail, text, _offset(text, line, column)),
+        hint="put the value in its place" if unfilled else hint(detail, text, _offset(text, line, column)),
     )
 
 

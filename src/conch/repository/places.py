@@ -50,7 +50,17 @@ def repository_problem(path: Path) -> Problem | None:
         return Problem(
             f"{path} is a checkpoint, not a repository of models", hint=f"serve it with 'conch serve {path}'"
         )
+    inner = next((one for one in sorted(directories) if _holds_models(one)), None)
+    if inner is not None:
+        return Problem(f"{path} is not a repository of models, but {inner.name} in it is", hint=f"give {inner}")
     return None
+
+
+def _holds_models(path: Path) -> bool:
+    try:
+        return any(is_model_directory(one) for one in path.iterdir() if one.is_dir())
+    except OSError:
+        return False
 
 
 def _nearest(path: Path) -> str:

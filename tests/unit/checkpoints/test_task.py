@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conch.checkpoints.task import canonical, pipeline_tag, task_of
+from conch.checkpoints.task import canonical, misfit, misspelt, pipeline_tag, task_of
 
 
 def told(architecture: str, kind: str = "bert", **others: Any) -> str:
@@ -96,6 +96,62 @@ def test_model_card_tells_where_the_architecture_does_not() -> None:
 )
 def test_task_has_other_names_too(name: str, task: str) -> None:
     assert canonical(name) == task
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("text-clasification", "text-classification"),
+        ("fill_masks", "fill-mask"),
+        ("text-classification", ""),
+        ("reranking", ""),
+        ("translation_en_to_de", ""),
+        ("a-task-of-tomorrow", ""),
+        ("", ""),
+    ],
+)
+def test_a_misspelt_task_is_told_from_one_that_is_not_known(name: str, meant: str) -> None:
+    assert misspelt(name) == meant
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "fits"),
+    [
+        ("text-classification", {"architectures": ["BertForSequenceClassification"]}, True),
+        ("zero-shot-classification", {"architectures": ["BertForSequenceClassification"]}, True),
+        ("text-classification", {"architectures": ["BertForMaskedLM"]}, False),
+        ("text-classification", {"architectures": ["MyModel"], "auto_map": {"AutoModel": "m.MyModel"}}, True),
+        ("text-classification", {}, True),
+        ("feature-extraction", {"architectures": ["BertForMaskedLM"]}, True),
+        ("translation_en_to_de", {"architectures": ["T5ForConditionalGeneration"]}, True),
+        ("text-generation", {"architectures": ["BertModel"]}, False),
+    ],
+)
+def test_a_task_fits_where_an_architecture_has_its_head(task: str, config: dict[str, Any], fits: bool) -> None:
+    assert (misfit(task, config) == ()) == fits
+
+
+@pytest.mark.extras
+def test_architectures_of_transformers_fit_their_tasks() -> None:
+    from transformers.models.auto import modeling_auto
+
+    mappings = {
+        "text-classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        "token-classification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        "question-answering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+        "fill-mask": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "image-classification": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        "object-detection": modeling_auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES,
+        "text2text-generation": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "text-generation": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }
+    assert {
+        (task, str(names))
+        for task, mapping in mappings.items()
+        for names in mapping.values()
+        for name in ([names] if isinstance(names, str) else names)
+        if misfit(task, {"architectures": [name]})
+    } == set()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -381,3 +382,36 @@ def test_no_library_that_runs_models_is_imported(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("m/1/model.json", json.dumps({"model": "/nowhere"}).encode("utf-16")),
+        ("m/1/model.json", b"[" * 100_000),
+        ("m/1/model.json", b'{"model": "./a\\u0000b"}'),
+        ("m/1/model.json", b'{"model": ["org/name"]}'),
+        ("m/1/config.json", b'{"architectures": 3}'),
+        ("m/1/config.json", b"{"),
+        ("m/1/model.gguf", b"GGU"),
+        ("m/1/model.py", bytes(range(256))),
+        ("m/1/model.py", b"x = " + b"-" * 50_000 + b"1"),
+        ("m/config.pbtxt", "name: 'é'".encode("latin-1")),
+        ("m/config.pbtxt", b""),
+        ("m/1/model.json/a", b""),
+        ("m/config.pbtxt/a", b""),
+    ],
+)
+def test_whatever_lies_in_a_repository_is_a_finding_and_no_crash(tmp_path: Path, path: str, content: bytes) -> None:
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_bytes(content)
+    assert any(finding.path.is_relative_to(tmp_path / "m") for finding in check([tmp_path]))
+
+
+@pytest.mark.parametrize(("name", "found"), [("folder", "has no bin/activate"), ("file", "is no archive")])
+def test_an_environment_that_is_none_is_found(repository: Path, name: str, found: str) -> None:
+    put(repository, "m/folder/pyvenv.cfg")
+    put(repository, "m/file")
+    put(repository, "m/config.pbtxt", IO + parameter("EXECUTION_ENV_PATH", f"$$TRITON_MODEL_DIRECTORY/{name}"))
+    put(repository, "m/1/model.py", GOOD)
+    assert any(found in line and line.startswith("m/config.pbtxt:3: error: ") for line in lines(repository))

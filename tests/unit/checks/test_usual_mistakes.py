@@ -84,8 +84,12 @@ MISTAKES = {
         "R/m/1/model.py: error: the model's file is missing (fix: put it there, or set default_model_filename)",
     ),
     "a repository in the place of a model": Mistake(
-        {"models/m/config.pbtxt": ADD, "models/m/1/model.py": MODEL},
-        "R/models: error: this is a repository of models such as 'm', in the place of a model (fix: give R/models)",
+        {"models/n/config.pbtxt": ADD, "models/n/1/model.py": MODEL, **python_model(MODEL)},
+        "R/models: error: this is a repository of models such as 'n', in the place of a model (fix: give R/models)",
+    ),
+    "the directory above a repository": Mistake(
+        {"models/m/config.pbtxt": ADD, "models/m/1/model.py": MODEL, "README.md": ""},
+        "R: error: R is not a repository of models, but models in it is (fix: give R/models)",
     ),
     "a checkpoint in the place of a repository": Mistake(
         {name.removeprefix("x/"): text for name, text in checkpoint("x").items()},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,12 @@ def test_a_value_that_an_option_does_not_take_is_answered_with_those_that_it_doe
 ) -> None:
     assert main(["serve", "--model-control-mode=watch"]) == 1
     assert "'watch' is none of none, poll, explicit" in capsys.readouterr().err
+
+
+def test_a_checkpoint_served_as_a_repository_is_answered_with_the_command_that_serves_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "onnx").mkdir()
+    command = [sys.executable, "-m", "conch", "serve", f"--model-repository={tmp_path}", "--http-port=0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"is a checkpoint, not a repository of models (serve it with 'conch serve {tmp_path}')" in done.stderr

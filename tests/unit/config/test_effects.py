@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from conch.config import effects
 from conch.config.effects import ineffective_problems
 from conch.config.pbtxt import parse
 
@@ -13,10 +16,22 @@ from conch.config.pbtxt import parse
     [
         ("response_cache { enable: true }", ("response_cache",)),
         ('runtime: "r"', ("runtime",)),
-        ('batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" source_input: "A" }', ("batch_input",)),
+        (
+            'backend: "python" batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" source_input: "A" }',
+            ("batch_input",),
+        ),
         ('model_operations { op_library_filename: "a.so" }', ("model_operations",)),
         ("instance_group [{ }, { rate_limiter { priority: 1 } }]", ("instance_group", 1, "rate_limiter")),
         ('instance_group { host_policy: "p" }', ("instance_group", 0, "host_policy")),
+        (
+            'model_metrics { metric_control { metric_identifier { family: "nv_other" } } }',
+            ("model_metrics", 0, "metric_control", 0),
+        ),
+        ("ensemble_scheduling { max_inflight_requests: 4 }", ("ensemble_scheduling", 0, "max_inflight_requests")),
+        (
+            'ensemble_scheduling { step { model_namespace: "n" } }',
+            ("ensemble_scheduling", 0, "step", 0, "model_namespace"),
+        ),
         ("optimization { cuda { graphs: true } }", ("optimization", 0, "cuda")),
         ("optimization { graph { level: 1 } }", ("optimization", 0, "graph")),
         ('platform: "ensemble" instance_group { count: 2 }', ("instance_group",)),
@@ -32,6 +47,7 @@ def test_a_field_without_effect_is_named_with_its_place(text: str, field: tuple[
     "text",
     [
         "response_cache { enable: false }",
+        'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" } } }',
         "instance_group { count: 2 kind: KIND_CPU }",
         'backend: "onnxruntime" optimization { graph { level: 1 } }',
         "optimization { input_pinned_memory { enable: true } }",
@@ -39,3 +55,15 @@ def test_a_field_without_effect_is_named_with_its_place(text: str, field: tuple[
 )
 def test_a_field_that_is_obeyed_or_says_the_default_is_not_named(text: str) -> None:
     assert list(ineffective_problems(parse(text, "config.pbtxt"))) == []
+
+
+def test_the_page_says_no_effect_of_the_same_fields() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "config.md").read_text("utf-8")
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.startswith("| `")]
+    silent = {cells[1].strip("`") for cells in rows if cells[4].startswith("no effect")}
+    named = {
+        *effects._FIELDS,
+        *(f"instance_group.{name}" for name in effects._OF_INSTANCES),
+        *(f"optimization.{name}" for name in effects._OF_OPTIMIZATION),
+    }
+    assert named - silent == set()
