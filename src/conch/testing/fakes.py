@@ -8,7 +8,8 @@ from typing import Any
 from conch.backends.python.errors import TritonModelException
 from conch.errors import Code, ConchError, internal
 from conch.inference import InferRequest, InferResponse
-from conch.testing.tensors import to_array, to_tensor
+from conch.library.values import decode
+from conch.testing.tensors import to_tensor
 
 #: Takes the inputs as arrays by name; returns the outputs by name, or any number of such, as a decoupled model does.
 FakeModel = Callable[..., Mapping[str, Any] | Iterable[Mapping[str, Any]]]
@@ -31,7 +32,7 @@ class FakeModels:
         if name not in self._loaded:
             raise internal(f"Failed for execute the inference request. Model '{name}' is not ready.")
         try:
-            returned = self._models[name](**{key: to_array(tensor) for key, tensor in request.inputs.items()})
+            returned = self._models[name](**{key: decode(tensor) for key, tensor in request.inputs.items()})
             if isinstance(returned, Mapping):
                 request.respond(InferResponse(_tensors(returned, request), final=not decoupled))
             elif not decoupled:

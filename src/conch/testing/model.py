@@ -8,14 +8,17 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
+from numpy.typing import NDArray
+
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
 from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
+from conch.library.values import decode
 from conch.repository.scan import ModelFiles
 from conch.tensors import format_shape
 from conch.testing.fakes import FakeModel
 from conch.testing.instance import LocalInstance
-from conch.testing.tensors import Array, to_array, to_tensor
+from conch.testing.tensors import input_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +39,23 @@ class ModelRequest:
     cancelled: bool = False
 
 
-class ModelReply(Mapping[str, Array]):
+class ModelReply(Mapping[str, NDArray[Any]]):
     """One response: its outputs as arrays by name (``bytes`` as objects for text), or an error.
 
     Reading an output of a response with an error raises the error.
     """
 
     def __init__(
-        self, outputs: Mapping[str, Array], parameters: Mapping[str, ParameterValue], error: ConchError | None = None
+        self,
+        outputs: Mapping[str, NDArray[Any]],
+        parameters: Mapping[str, ParameterValue],
+        error: ConchError | None = None,
     ) -> None:
         self._outputs = outputs
         self.parameters = parameters
         self.error = error
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> NDArray[Any]:
         return self._checked()[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -66,7 +72,7 @@ class ModelReply(Mapping[str, Array]):
         """The elements of a BYTES output as texts, in row-major order."""
         return [element.decode() for element in self[output].ravel()]
 
-    def _checked(self) -> Mapping[str, Array]:
+    def _checked(self) -> Mapping[str, NDArray[Any]]:
         if self.error is not None:
             raise self.error
         return self._outputs
@@ -159,13 +165,9 @@ class ModelUnderTest:
     def _asked(self, request: ModelRequest) -> tuple[InferRequest, SimpleQueue[InferResponse]]:
         signature = self.signature
         responses: SimpleQueue[InferResponse] = SimpleQueue()
-        tensors = [
-            to_tensor(name, value, signature.inputs.get(name), batched=signature.max_batch_size > 0)
-            for name, value in request.inputs.items()
-        ]
         infer = InferRequest(
             signature.name,
-            {tensor.name: tensor for tensor in tensors},
+            input_tensors(signature, request.inputs),
             responses.put,
             id=request.id,
             outputs=tuple(request.outputs),
@@ -222,7 +224,7 @@ class ModelUnderTest:
                     f"output '{name}' {about} has shape {format_shape(tensor.shape)}, "
                     f"but its configuration says {format_shape(expected)}"
                 )
-        return ModelReply({name: to_array(tensor) for name, tensor in given.items()}, response.parameters)
+        return ModelReply({name: decode(tensor) for name, tensor in given.items()}, response.parameters)
 
 
 def _request(request: Request | None, inputs: Mapping[str, Any]) -> ModelRequest:
