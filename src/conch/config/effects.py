@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conch.config.problem import FieldPath, Problem, Problems
 from conch.config.schema import ModelConfig, is_ensemble
+from conch.config.signature import FIRST_RESPONSE
 
 _NOT_YET = "this server does not have that yet"
 #: Whole fields, and why they have no effect.
@@ -14,7 +15,6 @@ _FIELDS = {
     "cc_model_filenames": "use instance groups and versions",
     "model_operations": "there are no custom operations to load",
     "model_repository_agents": _NOT_YET,
-    "model_metrics": _NOT_YET,
 }
 _OF_INSTANCES = {
     "rate_limiter": _NOT_YET,
@@ -50,6 +50,21 @@ def ineffective_problems(config: ModelConfig) -> Problems:
         if _is_set(config.optimization, name) and config.backend not in _OPTIMIZING:
             reason = f"only backend {', '.join(sorted(_OPTIMIZING))} reads it"
             yield _ineffective(f"'{name}' of 'optimization'", ("optimization", 0, name), reason)
+    yield from _of_ensemble(config)
+    for index, control in enumerate(config.model_metrics.metric_control):
+        family = control.metric_identifier.family
+        if family and family != FIRST_RESPONSE:
+            reason = f"the only histogram with buckets of a model's own is {FIRST_RESPONSE}"
+            yield _ineffective(f"'{family}'", ("model_metrics", 0, "metric_control", index), reason)
+
+
+def _of_ensemble(config: ModelConfig) -> Problems:
+    where: FieldPath = ("ensemble_scheduling", 0)
+    if config.ensemble_scheduling.max_inflight_requests:
+        yield _ineffective("'max_inflight_requests'", (*where, "max_inflight_requests"), _NOT_YET)
+    for index, step in enumerate(config.ensemble_scheduling.step):
+        if step.model_namespace:
+            yield _ineffective("'model_namespace'", (*where, "step", index, "model_namespace"), _NOT_YET)
     if is_ensemble(config) and config.instance_group:
         yield _ineffective("'instance_group'", ("instance_group",), "an ensemble has no instances of its own")
 

@@ -8,7 +8,8 @@ from typing import Final
 from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype
 from conch.inference import ModelSignature, TensorSpec
 
-_FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
+#: The histogram whose buckets a model may choose.
+FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 
 
 def signature(config: ModelConfig, version: int) -> ModelSignature:
@@ -57,6 +58,6 @@ def first_response_buckets(config: ModelConfig) -> list[float]:
     return [
         bucket
         for control in config.model_metrics.metric_control
-        if control.metric_identifier.family == _FIRST_RESPONSE
+        if control.metric_identifier.family == FIRST_RESPONSE
         for bucket in control.histogram_options.buckets
     ]
