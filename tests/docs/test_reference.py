@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -13,6 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from conch.backends.python import pb_utils
 from conch.cli.serve import serve_command
+from conch.config.effects import ineffective_problems
 from conch.config.schema import ModelConfig
 from conch.telemetry.metrics import MetricsConfig, Registry
 from docs.generate import generated
@@ -45,6 +47,41 @@ def test_every_field_of_a_configuration_has_a_row_with_its_type() -> None:
         assert _type_of(field) == written, path
         described[field.full_name] = path
     assert set(_fields(ModelConfig.DESCRIPTOR)) - described.keys() == set()
+
+
+def test_fields_without_effect_are_those_that_are_warned_of() -> None:
+    """``conch check`` and the log name each; but for those that are completed here, or only describe a tensor."""
+    silent = {"input.format", "optimization.input_pinned_memory", "optimization.output_pinned_memory"}
+    rows = re.findall(
+        r"^\| `([\w.]+)` \|[^|]*\|[^|]*\| (.*) \|$", (DOCS / "config.md").read_text("utf-8"), re.MULTILINE
+    )
+    useless = {path for path, text in rows if text.startswith("no effect")}
+    inner = {path for path in useless if any(path.startswith(f"{outer}.") for outer in useless)}
+    named = useless - inner - silent
+    assert len(named) > 10
+    assert [path for path in sorted(named) if not list(ineffective_problems(_with(path)))] == []
+
+
+def _with(path: str) -> ModelConfig:
+    """A configuration in which the field at a path says something."""
+    config = ModelConfig()
+    message: Any = config
+    *outer, last = path.split(".")
+    for name in outer:
+        inner = getattr(message, name)
+        message = inner.add() if hasattr(inner, "add") else inner
+    value = getattr(message, last)
+    if isinstance(value, str | bool | int | float):
+        setattr(message, last, type(value)("1"))
+    elif hasattr(value, "add"):
+        value.add()
+    elif hasattr(value, "SetInParent"):
+        value.SetInParent()
+    elif hasattr(value, "append"):
+        value.append("1")
+    else:
+        value["1"] = "1"
+    return config
 
 
 def _field_at(path: str) -> FieldDescriptor:

@@ -48,6 +48,7 @@ class PageWalk:
             **os.environ,
             "PATH": f"{scripts}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HF_HUB_OFFLINE": "1",
+            "HF_HUB_CACHE": str(folder / given.HUB),
         }
 
     def __enter__(self) -> PageWalk:

@@ -8,6 +8,7 @@ from typing import Final
 from conch.config.schema import ModelConfig, ModelInput, ModelOutput, datatype
 from conch.inference import ModelSignature, TensorSpec
 
+#: The histogram whose buckets a model may choose.
 FIRST_RESPONSE: Final = "nv_inference_first_response_histogram_ms"
 
 

@@ -34,6 +34,15 @@ from conch.config.pbtxt import parse
         ),
         ("optimization { cuda { graphs: true } }", ("optimization", 0, "cuda")),
         ("optimization { graph { level: 1 } }", ("optimization", 0, "graph")),
+        ("ensemble_scheduling { max_inflight_requests: 4 }", ("ensemble_scheduling", 0, "max_inflight_requests")),
+        (
+            'ensemble_scheduling { step { model_namespace: "n" } }',
+            ("ensemble_scheduling", 0, "step", 0, "model_namespace"),
+        ),
+        (
+            'model_metrics { metric_control { metric_identifier { family: "other" } } }',
+            ("model_metrics", 0, "metric_control", 0),
+        ),
         ('platform: "ensemble" instance_group { count: 2 }', ("instance_group",)),
     ],
 )
@@ -51,6 +60,7 @@ def test_a_field_without_effect_is_named_with_its_place(text: str, field: tuple[
         "instance_group { count: 2 kind: KIND_CPU }",
         'backend: "onnxruntime" optimization { graph { level: 1 } }',
         "optimization { input_pinned_memory { enable: true } }",
+        'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" } } }',
     ],
 )
 def test_a_field_that_is_obeyed_or_says_the_default_is_not_named(text: str) -> None:
