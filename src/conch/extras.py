@@ -87,7 +87,9 @@ def require(purpose: str, *modules: str, extra: str = "") -> None:
         try:
             importlib.import_module(module)
         except Exception as error:  # a compiled library raises what it likes
-            if not _is_absence(error, module):
+            lacking = _not_found(error)
+            # What pip calls name[part] is there without the libraries of the part.
+            if not f"{module}.".startswith(f"{lacking}.") and not (lacking and "[" in package.name):
                 raise _broken(purpose, package.name, found, error) from error
             wanted.append(package.name)
             absent.append(module)
@@ -174,15 +176,20 @@ def _numbers(version: str) -> Tuple[int, ...]:
     return tuple(map(int, found.group().split("."))) if found else ()
 
 
-def _is_absence(error: Exception, module: str) -> bool:
-    """Whether ``module`` is what was not found, and not something that it imports."""
-    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+def _not_found(error: Optional[BaseException]) -> str:
+    """The module that was not found, where this caused an error; else empty."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return error.name
+        error = error.__cause__
+    return ""
 
 
 def _broken(purpose: str, name: str, version: str, error: Exception) -> ConchError:
     installed = f"{name} {version}".strip()
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        what = f"{installed} is installed, but {error.name}, which it imports, is not: {command_for(error.name)}"
+    lacking = _not_found(error)
+    if lacking:
+        what = f"{installed} is installed, but {lacking}, which it imports, is not: {command_for(lacking)}"
     else:
         what = (
             f"{installed} is installed, but cannot be imported: {type(error).__name__}: {one_line(error)}; "

@@ -78,8 +78,8 @@ def test_extras_that_bring_others_are_those_of_pyproject() -> None:
 def test_every_optional_package_that_sources_import_is_in_the_table() -> None:
     given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     core = {re.split(r"[^\w-]", one)[0].replace("-", "_") for one in given} | {"google", "grpc", "grpc_health", "conch"}
-    #: Of openvino-genai, of onnxruntime, for editors only, and what a model has or not.
-    others = {"openvino_tokenizers", "triton_python_backend_utils", "pandas", "ml_dtypes"}
+    #: Of openvino-genai; in Python models; what a model brings or not; which loads the plugin itself.
+    others = {"openvino_tokenizers", "triton_python_backend_utils", "pandas", "ml_dtypes", "pytest"}
     imported = set()
     for path in (ROOT / "src/conch").rglob("*.py"):
         if "demo/repository" not in path.as_posix():
@@ -139,6 +139,16 @@ def test_missing_package_of_a_package_is_the_one_that_is_named(checkout: None, p
         "engine 'any' needs soundfile: soundfile 0.13 is installed, but surely_not_installed, which it imports, is "
         "not: pip install surely_not_installed"
     )
+
+
+def test_part_of_a_package_is_missing_where_its_libraries_are(
+    checkout: None, package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ("try: import surely_not_installed", "except ImportError as e: raise RuntimeError('no http') from e")
+    package("partial", "\n".join(lines), "partial", "1.0")
+    monkeypatch.setitem(extras.PACKAGES, "partial", extras.Package("partial[http]"))
+
+    assert error("partial") == "engine 'any' needs partial[http]: pip install \"partial[http]\""
 
 
 def test_package_that_is_there_is_returned_in_any_version(package: Any) -> None:

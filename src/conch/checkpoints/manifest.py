@@ -23,7 +23,11 @@ _PREFIX: Final = "sha256:"
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long one run of the model takes (ms), for ``batch`` sequences of ``tokens`` tokens each."""
+    """How long one run of the model takes (ms), for ``batch`` sequences of ``tokens`` tokens each.
+
+    ``runs`` were measured; ``spread`` is how far their quartiles are apart, as a share of the median; ``busy`` says
+    that the machine had other things to do meanwhile.
+    """
 
     batch: int
     tokens: int
@@ -34,6 +38,9 @@ class Latency:
     median_ms: float
     p95_ms: float
     p99_ms: float
+    runs: int = 0
+    spread: float = 0.0
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,8 @@ class Variant:
 
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``path`` its file in the folder, empty for the
     checkpoint itself.  ``agreement`` holds the figures of each output, and of the task under ``task``; ``reasons``
-    say by number why it did not pass.
+    say by number why it did not pass.  ``disk_bytes`` are those of its files, ``memory_bytes`` what is resident of a
+    process that runs nothing else (0: not measured).
     """
 
     name: str
@@ -54,6 +62,13 @@ class Variant:
     passed: bool = False
     reasons: tuple[str, ...] = ()
     forced: bool = False
+    disk_bytes: int = 0
+    memory_bytes: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether any of its latencies was measured on a machine that was busy."""
+        return any(latency.busy for latency in self.latency)
 
     @property
     def usable(self) -> bool:
@@ -74,7 +89,7 @@ class Source:
 class Manifest:
     """The content of a ``conch.json``.  ``auto`` names the variant that serves; ``created`` is UTC in ISO 8601.
 
-    ``warnings`` say what the verdict cannot tell.
+    ``machine`` is what was measured on and how busy it was, ``warnings`` say what the verdict cannot tell.
     """
 
     source: Source
@@ -86,6 +101,7 @@ class Manifest:
     created: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -136,7 +152,19 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """The manifest as JSON-ready values, in the order of the format."""
         values = asdict(self)
-        order = ("conch", "created", "source", "task", "versions", "settings", "warnings", "variants", "auto", "files")
+        order = (
+            "conch",
+            "created",
+            "source",
+            "task",
+            "versions",
+            "settings",
+            "machine",
+            "warnings",
+            "variants",
+            "auto",
+            "files",
+        )
         return {"format": FORMAT, **{name: values[name] for name in order}}
 
     def write(self, folder: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest
-from conch.convert.layout.huggingface import write_huggingface
+from conch.convert.footprint import Opening
+from conch.convert.layout.huggingface import checkpoint_files, write_huggingface
 from conch.convert.measure import Run, Shape
 from conch.convert.plan import Plan
 from conch.convert.variant import BuiltVariant, FailedVariant
@@ -48,6 +49,8 @@ class Conversion(ABC, Generic[Network, Answers]):
         self.progress = progress
         #: What the verdict cannot tell, a sentence each.
         self.warnings: list[str] = []
+        #: The share of the cores that others used while each group of variants was measured.
+        self.others: list[float] = []
 
     def warn(self, warnings: Sequence[str]) -> None:
         """Keep warnings for the report, and print them."""
@@ -79,6 +82,18 @@ class Conversion(ABC, Generic[Network, Answers]):
     ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
         """The figures of a variant's agreement with the reference, as the manifest has them, and why it is refused: a
         sentence for each tolerance of ``precision`` that it exceeds, nothing when it passes."""
+
+    @abstractmethod
+    def opening(self, variant: BuiltVariant) -> Opening:
+        """What opens a variant alone, in another process, and runs it at the largest shape."""
+
+    def weights(self, variant: BuiltVariant) -> Sequence[Path]:
+        """The files without which a variant does not run: its own, or the checkpoint's weights."""
+        if variant.path is not None:
+            return [file for file in variant.files if file not in variant.more]
+        directory = self.checkpoint.directory
+        others = checkpoint_files(self.checkpoint, weights=False)
+        return [directory / name for name in checkpoint_files(self.checkpoint, weights=True) if name not in others]
 
     @abstractmethod
     def runs(self, networks: Mapping[str, Network], shape: Shape) -> dict[str, Run]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Any, Final
@@ -20,7 +20,7 @@ _LIBRARIES: Final = (
 )  # fmt: skip
 
 
-def manifest_of(conversion: Conversion[Any, Any], variants: Sequence[Variant]) -> Manifest:
+def manifest_of(conversion: Conversion[Any, Any], variants: Sequence[Variant], machine: Mapping[str, Any]) -> Manifest:
     """All that is known before a variant is chosen and the files are written."""
     plan, checkpoint, shapes = conversion.plan, conversion.checkpoint, conversion.shapes
     names = [str(name) for name in checkpoint_files(checkpoint, weights=True)]
@@ -46,6 +46,7 @@ def manifest_of(conversion: Conversion[Any, Any], variants: Sequence[Variant]) -
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         versions={"python": python_version(), **_versions()},
         settings=settings,
+        machine=machine,
         warnings=tuple(conversion.warnings),
     )
 

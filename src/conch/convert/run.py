@@ -5,19 +5,22 @@ Called by ``conch convert`` in its process.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.manifest import Latency, Manifest, Variant, hashes
+from conch.checkpoints.manifest import Manifest, Variant, hashes
 from conch.convert.causal.conversion import CausalConversion
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder.conversion import EncoderConversion
+from conch.convert.footprint import on_disk, resident
 from conch.convert.libraries import describe_error
+from conch.convert.machine import Bystanders, description, load_average
 from conch.convert.manifest import manifest_of
-from conch.convert.measure import budgets, measure
+from conch.convert.measure import measure
 from conch.convert.plan import Plan
 from conch.convert.publish import publish, require_free, workspace
 from conch.convert.report import document
@@ -26,6 +29,9 @@ from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
 from conch.errors import invalid
 from conch.sampling import TEXT_GENERATION
+
+#: How many times the seconds that there are measuring may take without a warning.
+LATE: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +62,18 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
         (work / "built").mkdir()
         conversion = kind(plan, checkpoint, work / "built", progress)
 
+        load_before = load_average()
         variants = conversion.build()
         built = [variant for variant in variants if isinstance(variant, BuiltVariant)]
         failed = [variant.to_manifest() for variant in variants if not isinstance(variant, BuiltVariant)]
         for variant in failed:
             progress(f"{variant.name}: {variant.reasons[0]}")
-        manifest = manifest_of(conversion, [*_judge(conversion, built), *failed])
+        judged = _judge(conversion, built)
+        machine = description(load_before, sum(conversion.others) / max(1, len(conversion.others)))
+        manifest = manifest_of(conversion, [*judged, *failed], machine)
         manifest = choose(manifest, conversion.serving_engines, force=plan.force, advice=conversion.advice)
+        for warning in manifest.warnings[len(conversion.warnings) :]:
+            progress(f"warning: {warning}")
 
         progress("writing the model")
         manifest = _write(conversion, manifest, built, work / "made")
@@ -77,9 +88,17 @@ def _judge(conversion: Conversion[Any, Any], built: Sequence[BuiltVariant]) -> l
     judged: dict[str, Variant] = {}
     reference: Any = None
     for group in groups:
+        before = time.perf_counter()
+        sizes = _weigh(conversion, group)
+        weighing = time.perf_counter() - before
         reference, networks = _compare(conversion, group, reference, judged)
+        for name in judged.keys() & sizes.keys():
+            disk, memory = sizes[name]
+            judged[name] = replace(judged[name], disk_bytes=disk, memory_bytes=memory)
         try:
-            _measure(conversion, networks, conversion.plan.seconds / len(groups), judged)
+            # Memory is measured in the same time, which at least half is left of where others keep the cores busy.
+            seconds = conversion.plan.seconds / len(groups)
+            _measure(conversion, networks, max(seconds - weighing, seconds / 2), judged)
         except Exception as error:  # a library's, about a shape that this variant does not take
             if conversion.in_memory_together or REFERENCE in networks:
                 raise
@@ -130,17 +149,41 @@ def _refused(conversion: Conversion[Any, Any], entry: Variant, *reasons: str) ->
 def _measure(
     conversion: Conversion[Any, Any], networks: Mapping[str, Any], seconds: float, judged: dict[str, Variant]
 ) -> None:
-    """Add the latencies of ``networks`` to their entries, in about ``seconds``, which are divided among the shapes."""
-    latencies: dict[str, list[Latency]] = {name: [] for name in networks}
-    if networks and not conversion.in_memory_together:
+    """Add the latencies of ``networks`` to their entries, in about ``seconds``."""
+    together, bystanders = conversion.in_memory_together, Bystanders()
+    start = time.perf_counter()
+    if networks and not together:
         conversion.progress(f"measuring {', '.join(networks)}")
-    for shape, budget in budgets(conversion.shapes, seconds).items():
-        if conversion.in_memory_together:
-            conversion.progress(f"measuring {shape} tokens")
-        for name, latency in measure(conversion.runs(networks, shape), shape, budget=budget).items():
-            latencies[name].append(latency)
-    for name, measured in latencies.items():
-        judged[name] = replace(judged[name], latency=tuple(measured))
+    measured = measure(
+        {shape: conversion.runs(networks, shape) for shape in conversion.shapes},
+        seconds,
+        others=bystanders.since_last,
+        progress=conversion.progress if together else lambda step: None,
+    )
+    conversion.others.append(bystanders.since_first())
+    taken = time.perf_counter() - start
+    if networks and seconds > 0 and taken > LATE * seconds:
+        conversion.warn(
+            [
+                f"--seconds {conversion.plan.seconds:g} is too little: to run {', '.join(networks)} twice at each of "
+                f"{len(conversion.shapes)} shapes took {taken:.0f} s where {seconds:.0f} were left"
+            ]
+        )
+    for name, latencies in measured.items():
+        judged[name] = replace(judged[name], latency=tuple(latencies))
+
+
+def _weigh(conversion: Conversion[Any, Any], group: Sequence[BuiltVariant]) -> dict[str, tuple[int, int]]:
+    """The bytes that each variant of a group takes on the disk and, unless no time is given for it, in memory."""
+    at_once = 2 if conversion.in_memory_together else 1
+    memory = [0] * len(group)
+    if conversion.plan.seconds:
+        conversion.progress(f"measuring the memory of {', '.join(variant.name for variant in group)}")
+        memory = resident([conversion.opening(variant) for variant in group], at_once)
+    return {
+        variant.name: (on_disk(conversion.weights(variant)), resident_bytes)
+        for variant, resident_bytes in zip(group, memory, strict=True)
+    }
 
 
 def _write(

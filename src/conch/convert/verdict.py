@@ -34,7 +34,21 @@ def choose(manifest: Manifest, engines: frozenset[str], *, force: bool, advice: 
     if not auto:
         reasons = "; ".join(f"{variant.name}: {variant.reasons[0]}" for variant in variants if variant.reasons)
         raise invalid(f"no variant may serve ({reasons}); {advice}")
-    return replace(manifest, variants=variants, auto=auto)
+    chosen = replace(manifest, variants=variants, auto=auto)
+    return replace(chosen, warnings=(*manifest.warnings, *busy(chosen)))
+
+
+def busy(manifest: Manifest) -> list[str]:
+    """A warning where the choice rests on figures of a machine that had other things to do."""
+    figures = [latency for variant in manifest.variants for latency in variant.latency]
+    disturbed = sum(latency.busy for latency in figures)
+    if not disturbed:
+        return []
+    others = manifest.machine.get("others", 0)
+    return [
+        f"the machine was busy (others used {others:.0%} of its cores): {disturbed} of {len(figures)} latencies are "
+        f"not to be relied on, nor that '{manifest.auto}' is the fastest; convert again when it is quiet"
+    ]
 
 
 def fastest(speed_ups: Mapping[str, float]) -> str:

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-from conch.convert.verdict import fastest
+from conch.checkpoints.manifest import Latency, Manifest, Source, Variant
+from conch.convert.verdict import choose, fastest
 
 
 def test_fastest_is_chosen() -> None:
     assert fastest({"a": 1.0, "b": 3.0, "c": 2.0}) == "b"
     assert fastest({}) == ""
+
+
+def manifest(busy: bool) -> Manifest:
+    def variant(name: str, median: float) -> Variant:
+        latency = Latency(1, 16, median, 0, median, median, median, median, median, runs=9, busy=busy)
+        return Variant(name, name.partition("-")[0], "fp32", latency=(latency,), passed=True)
+
+    variants = (variant("torch-fp32", 4), variant("openvino-fp32", 2))
+    return Manifest(Source("m"), "fill-mask", variants, "", {}, machine={"others": 0.46})
+
+
+def test_choice_from_figures_of_a_busy_machine_is_never_silent() -> None:
+    engines = frozenset({"torch", "openvino"})
+
+    chosen = choose(manifest(busy=True), engines, force=False, advice="")
+
+    assert chosen.auto == "openvino-fp32"
+    assert chosen.warnings == (
+        "the machine was busy (others used 46% of its cores): 2 of 2 latencies are not to be relied on, nor that "
+        "'openvino-fp32' is the fastest; convert again when it is quiet",
+    )
+    assert choose(manifest(busy=False), engines, force=False, advice="").warnings == ()

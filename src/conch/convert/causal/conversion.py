@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from conch.convert.causal.network import CausalNetwork
 from conch.convert.causal.served import ServedGraph
 from conch.convert.causal.texts import Texts
 from conch.convert.conversion import Conversion, Progress
+from conch.convert.footprint import Opening
 from conch.convert.libraries import describe_error, silence_libraries
 from conch.convert.measure import Run, Shape
 from conch.convert.plan import Plan
@@ -58,7 +60,6 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         self.sample_count = len(self.texts.compared)
         self.compared_on = f"{self.texts.tokens} tokens"
         self.warn(evidence.few_tokens(self.texts.tokens))
-        self.megabytes: dict[str, float] = {}
         #: Why structured output is not available; empty where it is.
         self.unstructured = ""
 
@@ -84,10 +85,9 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """How much was compared, the size of each variant, and whether structured output is available, or why not."""
+        """How much was compared, and whether structured output is available, or why not."""
         return {
             "tokens": self.texts.tokens,
-            "megabytes": self.megabytes,
             "structured_output": self.unstructured or "yes",
         }
 
@@ -125,7 +125,6 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
     def _write(self, model: Any, precision: str, tokenizer_files: Sequence[Path], made_from: str = "") -> BuiltVariant:
         name = f"openvino-{precision}"
         file = weights.write(model, self.folder / name, precision, self.texts.fitted)
-        self.megabytes[name] = round(sum(part.stat().st_size for part in file.parent.iterdir()) / 1e6, 1)
         copies = tuple(Path(shutil.copy(part, file.parent)) for part in tokenizer_files)
         return BuiltVariant(name, "openvino", precision, file, copies, made_from)
 
@@ -151,18 +150,27 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
             next_tokens.append(np.where(np.isfinite(logits).all(-1), logits.argmax(-1), -1))
         return next_tokens
 
+    def opening(self, variant: BuiltVariant) -> Opening:
+        prompt = self.texts.stream(max(shape.tokens for shape in self.shapes))
+        if variant.path is None:
+            return partial(read_with_torch, self.checkpoint, prompt)
+        return partial(
+            read_with_graph, prompt, variant.path, variant.precision, self.checkpoint.config, **self._sizes(0)
+        )
+
     def _open(self, file: Path, precision: str, count: int) -> ServedGraph:
+        return ServedGraph(file, precision, self.checkpoint.config, **self._sizes(count))
+
+    def _sizes(self, count: int) -> dict[str, int]:
+        """The sizes of a pipeline that continues the prompts by ``count`` tokens, and is measured."""
         batch = max(shape.batch for shape in self.shapes)
         longest = max(self.texts.max_tokens, *(shape.tokens for shape in self.shapes))
         prompts = len(self.texts.prompts) * (texts.PROMPT_TOKENS + count + 64)
-        return ServedGraph(
-            file,
-            precision,
-            self.checkpoint.config,
-            max_text_tokens=longest,
-            cache_tokens=max(longest, batch * (DECODED_FROM + DECODING_STEPS + 64), prompts),
-            threads=self.plan.threads,
-        )
+        return {
+            "max_text_tokens": longest,
+            "cache_tokens": max(longest, batch * (DECODED_FROM + DECODING_STEPS + 64), prompts),
+            "threads": self.plan.threads,
+        }
 
     def compare(
         self, precision: str, reference: Predictions, answers: Predictions
@@ -175,6 +183,22 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
     def runs(self, networks: Mapping[str, CausalNetwork | ServedGraph], shape: Shape) -> dict[str, Run]:
         """A prompt, or some decoding steps of several sequences: see :func:`run_of`."""
         return {name: run_of(network, shape, self.texts, self.context) for name, network in networks.items()}
+
+
+def read_with_torch(checkpoint: Checkpoint, prompt: Sequence[int]) -> CausalNetwork:
+    """The network in torch after it has read a prompt."""
+    loaded = network.load(checkpoint)
+    loaded.prefill(prompt)
+    return loaded
+
+
+def read_with_graph(
+    prompt: Sequence[int], file: Path, precision: str, config: Mapping[str, Any], **sizes: int
+) -> ServedGraph:
+    """The pipeline of an export after it has read a prompt."""
+    served = ServedGraph(file, precision, config, **sizes)
+    served.prefill(prompt)
+    return served
 
 
 def shapes(plan: Plan, context: int) -> list[Shape]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from conch.backends.native.arrays import Array
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.engines.choice import open_engine
 from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
@@ -24,6 +25,7 @@ from conch.convert.encoder.evaluate import arrays_of_shape, batches, evaluate
 from conch.convert.encoder.neighbours import Neighbours, batches_of_strangers, neighbours
 from conch.convert.encoder.network import head_of
 from conch.convert.encoder.variants import VariantBuilder, planned
+from conch.convert.footprint import Opening
 from conch.convert.layout.triton import Trio
 from conch.convert.libraries import silence_libraries
 from conch.convert.measure import Run, Shape, timed
@@ -42,6 +44,13 @@ class Answers:
 
     outputs: list[SampleOutputs]
     neighbours: Neighbours
+
+
+def open_and_run(checkpoint: Checkpoint, head: str, device: str, arrays: Mapping[str, Array]) -> NetworkEngine:
+    """The engine of a variant after its first run."""
+    engine = open_engine(checkpoint, checkpoint.options, head=head, device=device)
+    engine.run(arrays)
+    return engine
 
 
 class EncoderConversion(Conversion[NetworkEngine, Answers]):
@@ -148,17 +157,25 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         self._verify_edited(graph, variant)
         return target / trio.model, {variant.name: graph.name}
 
+    def opening(self, variant: BuiltVariant) -> Opening:
+        largest = max(self.shapes, key=lambda shape: shape.batch * shape.tokens)
+        return partial(open_and_run, *self._opened(variant), arrays_of_shape(self.encoder, self.samples, largest))
+
     def _open(self, variant: BuiltVariant) -> NetworkEngine:
+        checkpoint, head, device = self._opened(variant)
+        with silence_libraries():
+            return open_engine(checkpoint, checkpoint.options, head=head, device=device)
+
+    def _opened(self, variant: BuiltVariant) -> tuple[Checkpoint, str, str]:
+        """The checkpoint with the variant alone, its head, and the device."""
         entry = replace(
             variant.to_manifest(self.folder),
             path=str(variant.path.resolve()) if variant.path is not None else "",
             passed=True,
         )
         checkpoint = replace(self.checkpoint, variant=entry)
-        options = replace(checkpoint.options, engine="auto")
-        device = "cuda" if variant.engine == "tensorrt" else "cpu"
-        with silence_libraries():
-            return open_engine(checkpoint, options, head=self.head, device=device)
+        checkpoint = replace(checkpoint, options=replace(checkpoint.options, engine="auto"))
+        return checkpoint, self.head, "cuda" if variant.engine == "tensorrt" else "cpu"
 
     def _verify_edited(self, graph: Path, variant: BuiltVariant) -> None:
         """Raise INTERNAL unless a graph that was edited for other servers says the same as before."""

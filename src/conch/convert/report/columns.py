@@ -5,7 +5,7 @@ Pure; everything is taken from the manifest, so that it can be shown again.  All
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from conch.checkpoints.manifest import Latency, Manifest, Variant
@@ -17,6 +17,13 @@ from conch.sampling import TEXT_GENERATION
 _ENGINES: Final = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT"}
 #: The figures of rows alone and in batches, among those of a variant's agreement.
 NEIGHBOURS: Final = "neighbours"
+_SIZES: Final = (
+    "Speed-up is the geometric mean over the shapes, against PyTorch in fp32; behind it half the distance of the "
+    "quartiles, as a share of the median, where that is largest; busy: other processes used more than a tenth of the "
+    "cores. Disk is the variant's weights, memory what is resident of a process that runs it alone. "
+)
+#: Fewer runs have no quartiles.
+_MIN_RUNS: Final = 4
 #: Stands where there is no figure.
 _NONE: Final = "–"
 
@@ -28,8 +35,9 @@ class EncoderNotation:
     #: Above a cell with all of a variant's speeds.
     speeds_heading: str = "batch x tokens"
     legend: str = (
-        "Latency is the median of one run at batch x tokens. Speed-up is the geometric mean over the shapes, against "
-        "PyTorch in fp32. Agreement is the smallest cosine of each output with PyTorch's, and the task's metric with "
+        "Latency is the median of one run at batch x tokens. "
+        + _SIZES
+        + "Agreement is the smallest cosine of each output with PyTorch's, and the task's metric with "
         "its 95 % interval. In a batch: the smallest cosine of a row's answer alone with its answer among other rows, "
         "or the share of rows whose answer is the same."
     )
@@ -52,7 +60,7 @@ class EncoderNotation:
             lines.append(f"{batch:>3}" + "".join(f"{self.speed(cell) if cell else _NONE:>8}" for cell in cells))
         return "\n".join(lines)
 
-    def agreement(self, figures: Mapping[str, Mapping[str, Any]], megabytes: float | None) -> str:
+    def agreement(self, figures: Mapping[str, Mapping[str, Any]]) -> str:
         """The smallest cosine of each output, and the metric: ``logits ≥ 0.9912; same label 0.993 (0.96 … 1)``."""
         parts = []
         for name, output in figures.items():
@@ -78,8 +86,9 @@ class LanguageModelNotation(EncoderNotation):
     speeds_heading = "speed"
     legend = (
         "Writing is decoding with so many sequences in one batch, reading is a prompt of so many tokens; both in "
-        "tokens a second, by the median of single runs. Speed-up is the geometric mean over all of these, against "
-        "PyTorch in fp32. Perplexity is on the compared texts, with its difference from PyTorch's and the 95 % "
+        "tokens a second, by the median of single runs. "
+        + _SIZES
+        + "Perplexity is on the compared texts, with its difference from PyTorch's and the 95 % "
         "interval of that; next token is the share of places in them at which both find the same one likeliest; greedy "
         "is how much of continuations without sampling is the same before the first difference."
     )
@@ -96,8 +105,8 @@ class LanguageModelNotation(EncoderNotation):
         order = sorted(by_shape(variant.latency).items(), key=lambda item: (item[0].tokens, item[0].batch))
         return "\n".join(f"  {self._step(shape):<10}{self.speed(latency):>8}" for shape, latency in order)
 
-    def agreement(self, figures: Mapping[str, Mapping[str, Any]], megabytes: float | None) -> str:
-        """``perplexity 30.51 (+0.87 %: +0.39 … +1.35); next token 0.9461; greedy 0.45; 135 MB``."""
+    def agreement(self, figures: Mapping[str, Mapping[str, Any]]) -> str:
+        """``perplexity 30.51 (+0.87 %: +0.39 … +1.35); next token 0.9461; greedy 0.45``."""
         parts = []
         if figures:
             perplexity = figures["perplexity"]
@@ -108,8 +117,6 @@ class LanguageModelNotation(EncoderNotation):
                 f"next token {figures['top_1']['value']:.4f}",
                 f"greedy {figures['greedy']['prefix']:.2f}",
             ]
-        if megabytes is not None:
-            parts.append(f"{megabytes:.0f} MB" if megabytes >= 10 else f"{megabytes:.1f} MB")
         return "; ".join(parts)
 
     @staticmethod
@@ -123,16 +130,24 @@ def notation_of(manifest: Manifest) -> EncoderNotation:
 
 
 def headings(manifest: Manifest) -> list[str]:
-    """The columns: title, a speed for each shape, speed-up, agreement, a row in a batch, verdict."""
+    """The columns: title, a speed for each shape, speed-up, disk, memory, agreement, a row in a batch, verdict."""
     heading = notation_of(manifest).heading
-    return ["engine (precision)", *map(heading, shapes(manifest)), "speed-up", "agreement", "in a batch", "verdict"]
+    return [
+        "engine (precision)",
+        *map(heading, shapes(manifest)),
+        "speed-up",
+        "disk",
+        "memory",
+        "agreement",
+        "in a batch",
+        "verdict",
+    ]
 
 
 def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
     """Each variant, measured or not, with its cells below the headings, in the manifest's order."""
     notation = notation_of(manifest)
     reference = next((variant.latency for variant in manifest.variants if variant.name == REFERENCE), ())
-    megabytes = manifest.settings.get("megabytes", {})
     for variant in manifest.variants:
         latencies = by_shape(variant.latency)
         yield (
@@ -140,8 +155,10 @@ def rows(manifest: Manifest) -> Iterator[tuple[Variant, list[str]]]:
             [
                 title(variant),
                 *(notation.speed(latencies[shape]) if shape in latencies else _NONE for shape in shapes(manifest)),
-                f"{speed_up(variant.latency, reference):.2f}x" if reference and latencies else _NONE,
-                notation.agreement(variant.agreement, megabytes.get(variant.name)) or _NONE,
+                _speed_up(variant, reference) if reference and latencies else _NONE,
+                megabytes(variant.disk_bytes),
+                megabytes(variant.memory_bytes),
+                notation.agreement(variant.agreement) or _NONE,
                 notation.in_batch(variant.agreement) or _NONE,
                 verdict(variant, manifest.auto),
             ],
@@ -159,10 +176,40 @@ def title(variant: Variant) -> str:
     return f"{_ENGINES.get(variant.engine, variant.engine)} ({', '.join([variant.precision, *rest])})"
 
 
+def _speed_up(variant: Variant, reference: Sequence[Latency]) -> str:
+    """``3.95x ±4%``, with the largest of the shapes' half distances of the quartiles, and whether it was busy."""
+    spreads = [latency.spread / 2 for latency in variant.latency if latency.runs >= _MIN_RUNS]
+    spread = f" ±{max(spreads):.0%}" if spreads else ""
+    return f"{speed_up(variant.latency, reference):.2f}x{spread}{' busy' if variant.busy else ''}"
+
+
+def megabytes(count: int) -> str:
+    """``90.9 MB`` of so many bytes; nothing was measured where there are none."""
+    value = count / 1e6
+    return _NONE if not count else f"{value:.0f} MB" if value >= 100 else f"{value:.1f} MB"
+
+
+def conditions(manifest: Manifest) -> str:
+    """What was measured on, and how quiet that was: ``AMD EPYC, 2 of 2 cores; load average 0.3 before …``."""
+    machine, settings = manifest.machine, manifest.settings
+    latencies = [latency for variant in manifest.variants for latency in variant.latency]
+    if not machine or not latencies:
+        return f"{settings.get('device', 'cpu')}, {settings.get('threads', '?')} threads"
+    runs = sorted(latency.runs for latency in latencies)
+    busy = sum(latency.busy for latency in latencies)
+    return (
+        f"{machine['processor']}, {settings.get('threads', '?')} of {machine['cores']} cores; load average "
+        f"{machine['load_before']:.1f} before and {machine['load_during']:.1f} during; others used "
+        f"{machine['others']:.0%} of the cores; {runs[0]} to {runs[-1]} runs a figure, {busy} of {len(runs)} figures "
+        "busy"
+    )
+
+
 def verdict(variant: Variant, auto: str) -> str:
     """Whether the variant serves or may serve; if not, the first reason."""
     if variant.name == auto:
-        return "auto (forced)" if variant.forced else "auto"
+        marks = [mark for mark, has in (("forced", variant.forced), ("busy", variant.busy)) if has]
+        return f"auto ({', '.join(marks)})" if marks else "auto"
     if variant.passed:
         return "passes"
     if variant.reasons == (NOT_ASKED_FOR,):

@@ -8,7 +8,7 @@ from typing import Final
 
 from conch.checkpoints.manifest import Manifest
 from conch.convert.measure import by_shape
-from conch.convert.report.columns import headings, notation_of, rows, shapes, title
+from conch.convert.report.columns import conditions, headings, notation_of, rows, shapes, title
 from conch.convert.report.plot import plot
 from conch.convert.verdict import NOT_ASKED_FOR
 
@@ -28,7 +28,7 @@ def log_lines(manifest: Manifest) -> Iterator[str]:
                 yield (
                     f"[{title(variant)}] {shape}: mean={run.mean_ms:.2f}ms, sd={run.sd_ms:.2f}ms, "
                     f"min={run.min_ms:.2f}ms, max={run.max_ms:.2f}ms, median={run.median_ms:.2f}ms, "
-                    f"95p={run.p95_ms:.2f}ms, 99p={run.p99_ms:.2f}ms"
+                    f"95p={run.p95_ms:.2f}ms, 99p={run.p99_ms:.2f}ms, runs={run.runs}{', busy' if run.busy else ''}"
                 )
 
 
@@ -85,7 +85,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.source.revision:
         yield "revision", manifest.source.revision
     yield "converted", f"{manifest.created} by conch {manifest.conch}"
-    yield "measured on", f"{settings.get('device', 'cpu')}, {settings.get('threads', '?')} threads"
+    yield "measured on", conditions(manifest)
     tokens = f" of {settings['tokens']} tokens" if "tokens" in settings else ""
     yield "compared on", f"{settings.get('samples', '?')} samples{tokens}, {settings.get('data', 'built-in')}"
     if (problem := settings.get("structured_output", "yes")) != "yes":

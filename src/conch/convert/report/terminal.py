@@ -8,30 +8,43 @@ from rich.table import Table
 from rich.text import Text
 
 from conch.checkpoints.manifest import Manifest, Variant
-from conch.convert.report.columns import notation_of, rows
+from conch.convert.report.columns import conditions, notation_of, rows
 
-#: Narrower terminals get the speeds below the engine's name and not beside it.
-MIN_WIDE: Final = 110
+#: Narrower terminals get the speeds below the engine's name, not beside it, and sizes below each other.
+MIN_WIDE: Final = 130
 
 
 def table(manifest: Manifest, width: int) -> Table:
-    """Engine and precision, speed by shape, speed-up over PyTorch, agreement, verdict, in ``width`` columns."""
+    """Engine and precision, speed by shape, speed-up over PyTorch, sizes, agreement, verdict, in ``width`` columns."""
     wide = width >= MIN_WIDE
     notation = notation_of(manifest)
     title = f"{manifest.source.model} ({manifest.task}), {notation.unit}"
     made = Table(title=title, title_justify="left", title_style="bold", expand=True)
+    made.caption, made.caption_justify = Text(f"Measured on {conditions(manifest)}."), "left"
     made.add_column("engine (precision)", no_wrap=True)
     if wide:
         made.add_column(notation.speeds_heading, no_wrap=True)
     made.add_column("speed-up", justify="right", no_wrap=True)
+    for heading in ("disk", "memory") if wide else ("disk\nmemory",):
+        made.add_column(heading, justify="right", no_wrap=True)
     made.add_column("agreement", ratio=5, overflow="fold")
-    made.add_column("verdict", ratio=4, overflow="fold")
-    for variant, (engine, *_, factor, agreement, in_batch, verdict) in rows(manifest):
+    if wide:
+        made.add_column("in a batch", no_wrap=True)
+    made.add_column("verdict", ratio=4, min_width=9, overflow="fold")
+    for variant, (engine, *_, factor, disk, memory, agreement, in_batch, verdict) in rows(manifest):
         speeds = notation.speeds(variant)
-        if notation.in_batch(variant.agreement):
+        if not wide and notation.in_batch(variant.agreement):
             agreement += f"; in a batch {in_batch}"
         first = [engine, speeds] if wide else [f"{engine}\n{speeds}".rstrip()]
-        cells = [*first, factor, agreement.replace("; ", "\n"), verdict]
+        sizes = [disk, memory] if wide else [f"{disk}\n{memory}"]
+        cells = [
+            *first,
+            factor.replace(" ", "\n", 1),
+            *sizes,
+            agreement.replace("; ", "\n"),
+            *([in_batch] if wide else []),
+            verdict,
+        ]
         made.add_row(*map(Text, cells), style=_style(variant, manifest), end_section=True)
     return made
 

@@ -25,7 +25,9 @@ AGREEMENT = {
 
 def latencies(*medians: float) -> tuple[Latency, ...]:
     return tuple(
-        Latency(batch, 16, median, 0.1, median - 0.5, median + 1, median, median + 0.6, median + 0.9)
+        Latency(
+            batch, 16, median, 0.1, median - 0.5, median + 1, median, median + 0.6, median + 0.9, runs=60, spread=0.08
+        )
         for batch, median in zip((1, 8), medians, strict=True)
     )
 
@@ -35,13 +37,15 @@ MANIFEST = Manifest(
     task="feature-extraction",
     variants=(
         Variant("torch-fp32", "torch", "fp32", "", latencies(10, 40), AGREEMENT, True),
-        Variant("onnxruntime-int8", "onnxruntime", "int8", "a.onnx", latencies(2, 8), AGREEMENT, True),
-        Variant("onnxruntime-int8-static", "onnxruntime", "int8-static", "b.onnx", latencies(1, 2), AGREEMENT, False,
+        Variant("onnxruntime-int8", "onnxruntime", "int8", "a.onnx", latencies(2, 8), AGREEMENT, True,
+                disk_bytes=22_900_000, memory_bytes=310_200_000),
+        Variant("onnxruntime-int8-static", "onnxruntime", "int8", "b.onnx", latencies(1, 2), AGREEMENT, False,
                 ("cosine_min 0.93 of embedding is below 0.97",)),
         Variant("tensorrt-fp16", "tensorrt", "fp16", reasons=("tensorrt is not installed: pip install tensorrt",)),
     ),
     auto="onnxruntime-int8",
     files={},
+    machine={"processor": "Some CPU", "cores": 2, "load_before": 0.31, "load_during": 2.0, "others": 0.034},
     settings={"samples": 99, "data": "built-in", "threads": 2},
     versions={"torch": "2.0"},
 )  # fmt: skip
@@ -59,7 +63,7 @@ def test_log_has_a_line_for_each_variant_and_shape() -> None:
     assert len(lines) == 6
     assert lines[1] == (
         "[ONNX Runtime (int8)] 1x16: mean=2.00ms, sd=0.10ms, min=1.50ms, max=3.00ms, median=2.00ms, 95p=2.60ms, "
-        "99p=2.90ms"
+        "99p=2.90ms, runs=60"
     )
 
 
@@ -67,12 +71,12 @@ def test_rows_tell_latency_speed_up_agreement_and_verdict() -> None:
     cells = {variant.name: row for variant, row in columns.rows(MANIFEST)}
 
     assert cells["onnxruntime-int8"] == [
-        "ONNX Runtime (int8)", "2.00", "8.00", "5.00x",
+        "ONNX Runtime (int8)", "2.00", "8.00", "5.00x ±4%", "22.9 MB", "310 MB",
         "embedding ≥ 0.9800; order of similarities 0.9900 (0.9880 … 0.9920)", "≥ 0.9750", "auto",
     ]  # fmt: skip
     assert cells["torch-fp32"][-1] == "passes"
     assert cells["onnxruntime-int8-static"][-1] == "refused: cosine_min 0.93 of embedding is below 0.97"
-    assert cells["tensorrt-fp16"][1:] == ["–", "–", "–", "–", "–", "tensorrt is not installed: pip install tensorrt"]
+    assert cells["tensorrt-fp16"][1:] == ["–"] * 7 + ["tensorrt is not installed: pip install tensorrt"]
 
 
 def test_variant_that_was_forced_says_why_it_was_refused() -> None:
@@ -106,13 +110,13 @@ def test_html_needs_nothing_else_and_escapes_what_it_is_given() -> None:
     assert "<svg" in page
 
 
-@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
 def test_table_fits_the_terminal(width: int) -> None:
     text = shown(width)
 
     assert max(map(len, text.splitlines())) <= width
     assert all(line[-1] in "│┃┓┩┤┘" for line in text.splitlines() if line[0] in "│┃┏┡├└")
-    for expected in ("ONNX Runtime", "(int8)", "5.00x", "8.00", "auto", "refused"):
+    for expected in ("ONNX Runtime", "(int8)", "5.00x", "8.00", "22.9 MB", "310 MB", "Some CPU", "auto", "refused"):
         assert expected in text
 
 
@@ -150,3 +154,21 @@ def test_warnings_stand_before_the_figures() -> None:
         "| ---"
     )
     assert "only 3 &lt;samples&gt; are compared" in document.html(doubtful)
+
+
+def test_conditions_tell_the_machine_and_how_quiet_it_was() -> None:
+    assert columns.conditions(MANIFEST) == (
+        "Some CPU, 2 of 2 cores; load average 0.3 before and 2.0 during; others used 3% of the cores; "
+        "60 to 60 runs a figure, 0 of 6 figures busy"
+    )
+    assert "measured on: Some CPU" in document.markdown(MANIFEST)
+    assert columns.conditions(replace(MANIFEST, machine={})) == "cpu, 2 threads"
+
+
+def test_figures_of_a_busy_machine_are_marked_up_to_the_verdict() -> None:
+    fast = MANIFEST.variants[1]
+    busy = replace(fast, latency=tuple(replace(one, busy=True) for one in fast.latency))
+    cells = [*columns.rows(replace(MANIFEST, variants=(MANIFEST.variants[0], busy)))][1][1]
+
+    assert (cells[3], cells[-1]) == ("5.00x ±4% busy", "auto (busy)")
+    assert "runs=60, busy" in next(document.log_lines(replace(MANIFEST, variants=(busy,))))
