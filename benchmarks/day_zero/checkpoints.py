@@ -150,14 +150,15 @@ def _processor(architecture: Architecture, config: Any) -> Any:
     if architecture.task.startswith("image"):
         from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
-        names = IMAGE_PROCESSOR_MAPPING_NAMES.get(architecture.kind)
-        if names is None:
-            raise CannotMake("transformers has no image processor for it")
+        # Some architectures are for images that another's processor has made.
+        names = IMAGE_PROCESSOR_MAPPING_NAMES.get(architecture.kind) or IMAGE_PROCESSOR_MAPPING_NAMES["vit"]
         classes = names.values() if isinstance(names, dict) else (names if isinstance(names, tuple) else (names,))
-        name = next(name for name in classes if name is not None)
-        side = getattr(config, "image_size", None) or 64
+        make = getattr(transformers, next(name for name in classes if name is not None))
+        side = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", 64)
         side = max(side) if isinstance(side, list | tuple) else side
-        return getattr(transformers, name)(size={"height": side, "width": side}, do_center_crop=False)
+        sizes = dict(make().size or {"height": side, "width": side})
+        square = {"height": side, "width": side}
+        return make(size={name: side for name in sizes if sizes[name] is not None}, crop_size=square)
     from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 
     name = FEATURE_EXTRACTOR_MAPPING_NAMES.get(architecture.kind)

@@ -27,6 +27,7 @@ VARIANT = "onnxruntime-int8"
 #: Programs that the tests below start, and those that these start in turn.
 STARTED = {
     "__main__", "serving", "layers", "huggingface", "direct", "offline", "generation.__main__", "exporters.__main__",
+    "day_zero.__main__",
 }  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
@@ -141,6 +142,20 @@ def test_exporters_compare_one_architecture(question: str, architecture: str) ->
     assert table[0] == ["architecture", "conch"]
     [[name, difference]] = table[1:]
     assert name == architecture and number(difference) < 1e-3
+
+
+def test_day_zero_compares_architectures_of_each_task(tmp_path: Path) -> None:
+    page, results = tmp_path / "page.md", tmp_path / "results"
+    options = ["--architectures", "bert", "vit", "sew", "gpt2", "--results", results, "--write", page]
+    run("benchmarks.day_zero", "sequence-classification", "image-classification", "audio-classification", *options)
+    summary = tables(page.read_text())[0]
+    assert summary[1:] == [
+        ["sequence-classification", "2", "2", "100.0%", "0", "0"],
+        ["image-classification", "1", "1", "100.0%", "0", "0"],
+        ["audio-classification", "1", "1", "100.0%", "0", "0"],
+        ["all", "4", "4", "100.0%", "0", "0"],
+    ]
+    assert len(results.read_text().splitlines()) == 4
 
 
 def test_exporters_are_timed(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ _HEADS: Final[Sequence[tuple[str, str, frozenset[str]]]] = (
     ("ForDocumentQuestionAnswering", "document-question-answering", frozenset()),
     ("ForVisualQuestionAnswering", "visual-question-answering", frozenset()),
     ("ForQuestionAnswering", "question-answering", frozenset({"document-question-answering"})),
+    ("ForQuestionAnsweringSimple", "question-answering", frozenset()),
     ("ForMaskedLM", "fill-mask", frozenset()),
     ("ForImageClassificationWithTeacher", "image-classification", frozenset()),
     ("ForImageClassification", "image-classification", frozenset()),

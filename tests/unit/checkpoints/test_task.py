@@ -21,6 +21,7 @@ def told(architecture: str, kind: str = "bert", **others: Any) -> str:
         ("BertForMaskedLM", "bert", "fill-mask"),
         ("BertForTokenClassification", "bert", "token-classification"),
         ("BertForQuestionAnswering", "bert", "question-answering"),
+        ("XLMForQuestionAnsweringSimple", "xlm", "question-answering"),
         ("BertForSequenceClassification", "bert", "text-classification"),
         ("ViTForImageClassification", "vit", "image-classification"),
         ("WhisperForConditionalGeneration", "whisper", "automatic-speech-recognition"),

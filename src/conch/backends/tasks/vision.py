@@ -14,7 +14,6 @@ import numpy as np
 from conch.backends.native.arrays import Array, Request, Result
 from conch.backends.tasks import media
 from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task, TaskDescription
-from conch.backends.tasks.likeness import require_likeness
 from conch.backends.tasks.loading import loading
 from conch.backends.tasks.scores import apply, best_first, checked_top_k, default_function, mislabelled
 from conch.checkpoints.folder import Checkpoint
@@ -56,11 +55,9 @@ class ImageClassification(Task):
                 checkpoint.directory, backend="pil", trust_remote_code=options.trust_remote_code
             )
         self._engine = open_engine("AutoModelForImageClassification")
-        example = self._arrays([media.example_image()])
-        self._engine.require_tensors(example)
-        if options.verify_on_load:
-            found, wanted = self._engine.run(example), self._engine.reference(example)
-            require_likeness(found, wanted, self._engine.precision, "for an image of noise")
+        with loading(checkpoint, "network for images"):
+            self._engine.require_tensors(self._arrays([media.example_image()]))
+            self._engine.run(self._arrays([media.example_image()]))
         self._labels = checkpoint.labels or []
         self._config = checkpoint.config
         self._top_k = options.top_k or TOP_K

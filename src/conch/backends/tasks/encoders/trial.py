@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -54,7 +55,7 @@ class Examples:
 
     def sharing(self) -> Sharing:
         """Which rows may share a run so that each gets the answer that it gets alone."""
-        alone = self._alone()
+        alone = self._alone
         long, other = self._encoded(LONG, self._encoder.max_length), self._encoded(LONG, len(self._short.ids))
         beside = self._moved(alone, [self._short, other])
         if beside > self._bound:
@@ -73,7 +74,7 @@ class Examples:
         if list(given["input_ids"]) != ids:
             raise unlike(f"'{SHORT}' is {given['input_ids']} to its tokenizer, and {ids} by tokenizer.json")
         arrays = {name: np.array([values]) for name, values in given.items()}
-        found, wanted = self._alone(), self._engine.reference(arrays)
+        found, wanted = self._alone, self._engine.reference(arrays)
         require_likeness(found, wanted, self._engine.precision, f"for '{SHORT}'")
 
     def _encoded(self, text: str, limit: int) -> Tokens:
@@ -86,6 +87,7 @@ class Examples:
         batch = PaddedBatch(sequences, (), self._encoder.pad_id)
         return batch.arrays(self._engine.inputs, types=self._encoder.types)
 
+    @cached_property
     def _alone(self) -> dict[str, Array]:
         try:
             return self._run([self._short])

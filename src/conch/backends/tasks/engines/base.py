@@ -11,7 +11,7 @@ from conch.backends.native.arrays import Array
 class NetworkEngine(ABC):
     """A loaded network.  ``run`` may be called by several threads at once, one for each instance.
 
-    ``inputs`` are the names that it takes of ``input_ids``, ``attention_mask``, ``token_type_ids``,
+    ``inputs`` are the names that it takes, among them ``input_ids``, ``attention_mask``, ``token_type_ids``,
     ``pixel_values`` …; ``outputs`` the names of what it computes, as transformers calls them: ``logits``,
     ``last_hidden_state``, ``start_logits``, ``end_logits`` ….  ``precision`` is ``fp32``, ``fp16``,
     ``bf16`` or ``int8``; ``device`` is ``cpu`` or ``cuda``; ``variant`` is the name in ``conch.json`` of what was
@@ -47,5 +47,5 @@ class NetworkEngine(ABC):
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Compute FP32 outputs from INT64 arrays of ``[sequences, length]``, or FP32 pixels.
 
-        ``arrays`` must have all of ``inputs``, and may have more, which are ignored.
+        ``arrays`` may have more than ``inputs``, which are ignored.
         """

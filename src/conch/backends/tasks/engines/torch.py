@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,10 +17,6 @@ from conch.backends.native.weights import require_tensors
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import invalid, one_line
 
-#: The arguments of a network's ``forward`` that tasks make.
-_INPUTS: Final = frozenset(
-    ("input_ids", "attention_mask", "token_type_ids", "pixel_values", "input_values", "input_features", "bbox")
-)
 #: The outputs of a head, as transformers names them.
 _OUTPUTS: Final[dict[str, tuple[str, ...]]] = {
     "AutoModel": ("last_hidden_state",),
@@ -78,8 +74,8 @@ class TorchEngine(NetworkEngine):
             raise invalid(f"'{directory}' cannot be loaded as {head}: {one_line(error)}") from error
         stored = str(self._network.dtype).removeprefix("torch.")
         self.precision = _PRECISIONS.get(stored, stored)
-        self._taken = frozenset(inspect.signature(self._network.forward).parameters)
-        self.inputs = self._taken & _INPUTS
+        # Positions of its own making differ between networks.
+        self.inputs = frozenset(inspect.signature(self._network.forward).parameters) - {"position_ids"}
         self.outputs = _OUTPUTS.get(head, ("logits",))
         self._floats = self._network.dtype
         self._threads = divided(threads or usable_cores(), instances)
@@ -89,19 +85,16 @@ class TorchEngine(NetworkEngine):
         require_tensors(self._network, self._report, lambda: self.run(arrays), self._directory)
 
     def reference(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        return self._answer(arrays, self._taken)
+        return self.run(arrays)
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        return self._answer(arrays, self.inputs)
-
-    def _answer(self, arrays: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
         torch = self._torch
         if not hasattr(self._thread, "sized"):
             # OpenMP keeps a pool for every thread that calls it, and its size with the thread.
             torch.set_num_threads(self._threads)
             self._thread.sized = True
         with torch.inference_mode():
-            answer = self._network(**{name: self._tensor(arrays[name]) for name in names if name in arrays})
+            answer = self._network(**{name: self._tensor(arrays[name]) for name in arrays if name in self.inputs})
             return {name: answer[name].float().cpu().numpy() for name in self.outputs}
 
     def _tensor(self, array: Array) -> Any:
