@@ -21,7 +21,13 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _DEFAULT: Final = "default"
 _WITH_TOOLS: Final = "tool_use"
 
-_Render = Callable[..., str]
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A template, and whether it says anything of tools."""
+
+    render: Callable[..., str]
+    tools: bool
 
 
 @dataclass(slots=True)
@@ -34,7 +40,7 @@ class ChatTemplate:
     templates: Mapping[str, str]
     tokens: Mapping[str, str]
     source: str
-    _compiled: dict[str, _Render] = field(default_factory=dict, repr=False)
+    _compiled: dict[str, _Compiled] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.templates)
@@ -48,19 +54,24 @@ class ChatTemplate:
         """The text of a conversation and the beginning of an answer to it.
 
         ``variables`` go to the template; ``chat_template`` among them is the name of one of the model's templates.
-        Raises INVALID_ARG for anything but messages, and for those that the template refuses.
+        Raises INVALID_ARG for anything but messages, for those that the template refuses, and for tools that it
+        ignores.
         """
         check_messages(messages)
         if tools is not None and not (isinstance(tools, list) and all(isinstance(one, dict) for one in tools)):
             raise invalid("'tools' must be a list of JSON objects, each the description of a tool")
         compiled = self._template(variables.pop("chat_template", None), tools)
+        if tools and not compiled.tools:
+            raise invalid(
+                f"input 'tools' would have no effect: the chat template of model '{self.source}' has no place for tools"
+            )
         given = {"add_generation_prompt": True, "documents": None, **self.tokens, **variables}
         try:
-            return compiled(messages=[_plain(message) for message in messages], tools=tools, **given)
+            return compiled.render(messages=[_plain(message) for message in messages], tools=tools, **given)
         except Exception as error:
             raise _refused(error, self.source) from None
 
-    def _template(self, wanted: Any, tools: Any) -> _Render:
+    def _template(self, wanted: Any, tools: Any) -> _Compiled:
         if not self.templates:
             raise invalid(
                 f"model '{self.source}' has no chat template; send text_input, or set parameter 'chat_template'"
@@ -147,20 +158,20 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 
 
-def _compile(text: str, source: str) -> _Render:
+def _compile(text: str, source: str) -> _Compiled:
     import jinja2
 
     from conch.checkpoints.tokenizers.chat_environment import environment
 
     try:
-        render: _Render = environment().from_string(text).render
+        names = environment().parse(text).find_all(jinja2.nodes.Name)
+        return _Compiled(environment().from_string(text).render, any(name.name == "tools" for name in names))
     except jinja2.TemplateSyntaxError as error:
         raise invalid(
             f"the chat template of model '{source}' has an error in line {error.lineno}: {one_line(error)}"
         ) from None
     except RecursionError:
         raise invalid(f"the chat template of model '{source}' is nested too deeply") from None
-    return render
 
 
 def _refused(error: Exception, source: str) -> ConchError:

@@ -12,6 +12,8 @@ from conch.wire.json import text
 
 #: The ``type`` of errors by HTTP status; other 4xx are ``invalid_request_error``.
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+#: Inputs of a model that have the value of a request's member of the same name.
+_INPUTS: Final = ("messages", "tools")
 
 
 class ApiError(ConchError):
@@ -35,5 +37,9 @@ def error_object(status: int, message: str, param: str | None = None, reason: st
 
 def error_body(status: int, error: ConchError) -> bytes:
     """The body of a failure, and the data of an event that ends a stream with one."""
-    param, reason = (error.param, error.reason) if isinstance(error, ApiError) else (None, None)
+    if isinstance(error, ApiError):
+        param, reason = error.param, error.reason
+    else:
+        # Workers know inputs, of which these are named as the members that they come from.
+        param, reason = next((name for name in _INPUTS if error.message.startswith(f"input '{name}' ")), None), None
     return text.dumps(error_object(status, error.message, param, reason))

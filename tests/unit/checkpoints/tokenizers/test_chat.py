@@ -63,8 +63,10 @@ def folder_with(folder: Path, template: Any, **files: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("template", [CHATML, TOOLS])
-@pytest.mark.parametrize("tools", [None, [], [WEATHER]])
+@pytest.mark.parametrize(
+    ("template", "tools"),
+    [(CHATML, None), (CHATML, []), (TOOLS, None), (TOOLS, []), (TOOLS, [WEATHER])],
+)
 def test_text_is_that_of_transformers(tmp_path: Path, template: str, tools: list[Any] | None) -> None:
     transformers = pytest.importorskip("transformers")
     folder = folder_with(tmp_path, template)
@@ -78,6 +80,12 @@ def test_text_is_that_of_transformers(tmp_path: Path, template: str, tools: list
                 messages, tools=tools, tokenize=False, add_generation_prompt=True, **variables
             )
             assert ours.chat(messages, tools=tools, **variables) == wanted
+
+
+def test_tools_are_refused_where_the_template_would_leave_them_out(tmp_path: Path) -> None:
+    ours = open_tokenizer(bare(folder_with(tmp_path, CHATML)))
+    with pytest.raises(ConchError, match=r"^input 'tools' would have no effect: the chat template of model .* has no"):
+        ours.chat(MESSAGES[0], tools=[WEATHER])
 
 
 NAMED = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
@@ -108,7 +116,8 @@ def test_template_comes_from_wherever_a_checkpoint_has_it(
 
 
 def test_conversations_with_tools_have_their_own_template(tmp_path: Path) -> None:
-    made = open_tokenizer(bare(folder_with(tmp_path, NAMED)))
+    with_tools = {"name": "tool_use", "template": "tools{% if tools %}{% endif %}"}
+    made = open_tokenizer(bare(folder_with(tmp_path, [NAMED[0], with_tools])))
     assert made.chat(MESSAGES[0]) == "plain"
     assert made.chat(MESSAGES[0], tools=[WEATHER]) == "tools"
     assert made.chat(MESSAGES[0], chat_template="tool_use") == "tools"
@@ -206,6 +215,10 @@ def test_families_of_templates_render_as_in_transformers(family: str, tools: lis
     """The same text, or the same refusal, with and without a prompt for an answer and with what callers may add."""
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
     ours = ChatTemplate({"default": TEMPLATES[family]}, tokens, "m")
+    if tools and says_the_same_without(tools, TEMPLATES[family], tokens):
+        with pytest.raises(ConchError, match="input 'tools' would have no effect"):
+            ours.render(CONVERSATIONS["a question"], tools)
+        return
     rendered = 0
     for messages in CONVERSATIONS.values():
         for given in (
@@ -222,6 +235,14 @@ def test_families_of_templates_render_as_in_transformers(family: str, tools: lis
             else:
                 assert ours.render(messages, tools, **given) == expected
     assert rendered >= 6
+
+
+def says_the_same_without(tools: Any, template: str, tokens: dict[str, Any]) -> bool:
+    said = [
+        [str(transformers_says(template, messages, given, tokens)) for messages in CONVERSATIONS.values()]
+        for given in (tools, None)
+    ]
+    return said[0] == said[1]
 
 
 def transformers_says(template: str, messages: Any, tools: Any, given: dict[str, Any]) -> str | Exception:

@@ -1,0 +1,24 @@
+"""The member of a request that an error object names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conch.errors import ConchError, invalid
+from conch.wire.openai.errors import ApiError, error_body
+
+
+@pytest.mark.parametrize(
+    ("error", "param"),
+    [
+        (ApiError("'n' must be a whole number", "n"), "n"),
+        (invalid("input 'tools' would have no effect: the chat template of model 'm' has no place for tools"), "tools"),
+        (invalid("input 'messages' must be a JSON list"), "messages"),
+        (invalid("input 'seed' is odd"), None),
+        (invalid("the input 'tools' is no member of this sentence's beginning"), None),
+    ],
+)
+def test_error_names_the_member(error: ConchError, param: str | None) -> None:
+    assert json.loads(error_body(400, error))["error"]["param"] == param
