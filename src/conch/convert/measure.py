@@ -130,6 +130,7 @@ def measure(
     """
     start = clock()
     shapes = [_Rounds(shape, of_shape) for shape, of_shape in runs.items() if of_shape]
+    progress("warming up")
     for rounds in shapes:
         rounds.warm_up(clock)
     for rounds, until in zip(shapes, _deadlines(shapes, clock(), start + seconds * FIRST_PASS), strict=True):

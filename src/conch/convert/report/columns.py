@@ -48,7 +48,7 @@ class EncoderNotation:
 
     def speed(self, latency: Latency) -> str:
         """The speed at one shape."""
-        return f"{latency.median_ms:.2f}"
+        return f"{latency.median_ms:.2f}" if latency.median_ms < 1000 else f"{latency.median_ms:.1f}"
 
     def speeds(self, variant: Variant) -> str:
         """All speeds: a line for each batch size and a column for each length."""
