@@ -25,7 +25,8 @@ from tests.oracle.run import free_ports, wait_until_ready
 #: Ports that pages use: HTTP, gRPC, metrics, the OpenAI API alone.
 PORTS = ("8000", "8001", "8002", "9000")
 _SERVE = re.compile(r"(?:^|\s)conch serve\b")
-_SECONDS = 120
+#: How long a server may take to be ready, and a command to end, on a busy machine.
+_SECONDS = 240
 #: How much of an output a failure quotes (characters).
 _SHOWN = 4000
 
@@ -103,7 +104,7 @@ class PageWalk:
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
-            wait_until_ready(f"127.0.0.1:{self._ports['8000']}", self._server)
+            wait_until_ready(f"127.0.0.1:{self._ports['8000']}", self._server, _SECONDS)
         except BaseException as error:
             if shown is not None and shows(shown, self.log.read_text()):
                 return  # it ended, as the page says
