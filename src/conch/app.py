@@ -128,6 +128,10 @@ class Application:
         )
         paths = [Path(path) for path in settings.model_repository]
         repository = ModelRepository(paths, settings.model_config_name or None)
+        if settings.debug and settings.debug not in repository.names():
+            raise invalid(
+                f"--debug names '{settings.debug}', but there is no such model in {', '.join(map(str, paths))}"
+            )
         self.server = server = InferenceServer(settings, repository, registry)
         self._http: HttpListener | None = HttpListener(Router(server)) if settings.allow_http else None
         self._openai: HttpListener | None = None

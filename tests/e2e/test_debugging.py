@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -204,6 +205,13 @@ def test_ctrl_c_at_the_prompt_ends_the_server_and_leaves_the_terminal_as_it_was(
     assert terminal.process.wait(60) in (0, 1)
     assert terminal.echoes
     assert isinstance(asked.exception(), Exception) or asked.result().status != 200
+
+
+def test_debugging_a_model_that_there_is_not_is_refused(repository: Path) -> None:
+    command = ConchServer(repository, "--debug=stoping").command
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert f"--debug names 'stoping', but there is no such model in {repository}" in ended.stderr
 
 
 def test_breakpoint_is_passed_over_without_debug(repository: Path, tmp_path: Path) -> None:
