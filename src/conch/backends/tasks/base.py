@@ -98,8 +98,8 @@ class Task(ABC):
         """
 
     @property
-    def limits(self) -> dict[str, int]:
-        """How much a run and a sequence may have, by name; for whoever looks after the server."""
+    def limits(self) -> dict[str, int | str]:
+        """What a run and a sequence may have, by name; for whoever looks after the server."""
         return {}
 
     @abstractmethod

@@ -97,6 +97,7 @@ def together(task: EncoderTask) -> tuple[list[Any], ExecutionWork]:
 def check(folder: Path, sharing: Sharing) -> ExecutionWork:
     task = opened(folder)
     assert task.sharing is sharing
+    assert task.limits.get("batches", "padded") == sharing.value
     found, work = together(task)
     for one, wanted in zip(found, alone(folder), strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-4)
@@ -145,8 +146,8 @@ def test_a_model_whose_tokens_are_not_those_of_transformers_is_refused_unless_to
 
 def test_a_network_whose_answer_is_another_than_transformers_gives_is_refused(tmp_path: Path) -> None:
     class Drifting(TorchEngine):
-        def run(self, arrays: Any) -> Any:
-            return {name: array * 1.001 for name, array in super().run(arrays).items()}
+        def reference(self, arrays: Any) -> Any:
+            return {name: array * 1.001 for name, array in super().reference(arrays).items()}
 
     folder = gpt(tmp_path, "gpt2")
     for verify in (True, False):

@@ -71,8 +71,9 @@ class EncoderTask(Task):
         self.sharing = examples.sharing()
 
     @property
-    def limits(self) -> dict[str, int]:
-        return {"max_batch_tokens": self.budget, "max_length": self.encoder.max_length}
+    def limits(self) -> dict[str, int | str]:
+        limits: dict[str, int | str] = {"max_batch_tokens": self.budget, "max_length": self.encoder.max_length}
+        return limits if self.sharing is Sharing.PADDED else {**limits, "batches": self.sharing.value}
 
     @classmethod
     def choose_head(cls, checkpoint: Checkpoint) -> str:
