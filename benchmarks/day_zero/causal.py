@@ -13,6 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from benchmarks.day_zero.outcome import Outcome
 from conch.backends.contracts.text.interface import TextInterface
 from conch.backends.generation.defaults import Defaults
@@ -21,6 +23,7 @@ from conch.backends.generation.engines import choose_engine, open_engine
 from conch.backends.generation.limits import Limits
 from conch.backends.generation.options import ServingOptions, engine_spec
 from conch.backends.native.arrays import Request, Strings
+from conch.backends.native.likeness import greedy_difference
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.task import task_of
@@ -107,21 +110,13 @@ def compare_causal(folder: Path) -> Outcome:
         for text, (prompt, tokens), (ids, expected, logits) in zip(PROMPTS, answers, wanted, strict=True):
             if prompt != ids:
                 return Outcome("differs", f"'{text}' is {prompt[:8]} and not {ids[:8]} to the tokenizer")
-            if reason := difference(tokens, expected, logits):
+            if len(tokens) != len(expected):
+                return Outcome(
+                    "differs", f"{way}, {len(prompt)} tokens: an answer of {len(tokens)}, not {len(expected)}"
+                )
+            if reason := greedy_difference(tokens, expected, logits, TIE):
                 return Outcome("differs", f"{way}, {len(prompt)} tokens: {reason}")
     return Outcome("exact")
-
-
-def difference(tokens: Sequence[int], wanted: Sequence[int], logits: Sequence[Any]) -> str:
-    """Where ``tokens`` part from the ones that are ``wanted`` and not for a tie; ``logits`` led to the latter."""
-    for place, (token, expected) in enumerate(zip(tokens, wanted, strict=False)):
-        if token != expected:
-            row = logits[place]
-            behind = float(row[expected] - row[token])
-            if behind <= TIE * max(float(row.abs().max()), 1e-6):
-                return ""
-            return f"token {place} is {token} and not {expected}, which is {behind:.3g} likelier"
-    return "" if len(tokens) == len(wanted) else f"{len(tokens)} tokens and not {len(wanted)}"
 
 
 def _expected(folder: Path) -> list[tuple[list[int], list[int], list[Any]]]:
@@ -145,8 +140,6 @@ def _expected(folder: Path) -> list[tuple[list[int], list[int], list[Any]]]:
 
 
 def _request(text: str) -> Request:
-    import numpy as np
-
     inputs = {
         "text_input": WireTensor("text_input", "BYTES", (1,), pack_bytes([text.encode()])),
         "max_tokens": WireTensor("max_tokens", "INT32", (1,), np.array([TOKENS], np.int32).tobytes()),

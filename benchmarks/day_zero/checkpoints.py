@@ -113,7 +113,9 @@ def _agree(config: Any, tokenizer: Any) -> None:
     free = VOCABULARY
     values = config.to_dict()
     start = values.get("decoder_start_token_id")
-    if start is not None:
+    if start is None and values.get("is_encoder_decoder"):
+        config.decoder_start_token_id = known.get("pad_token_id", 0)
+    elif start is not None:
         same = next((name for name in ("pad_token_id", "eos_token_id") if values.get(name) == start), "bos_token_id")
         config.decoder_start_token_id = known.get(same, known.get("pad_token_id", 0))
     for name, value in values.items():

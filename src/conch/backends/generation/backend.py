@@ -20,10 +20,13 @@ from conch.backends.native.arrays import Request
 from conch.backends.native.backend import NativeBackend
 from conch.backends.native.libraries import versioned
 from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import cancelled
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 
+#: Texts of different lengths that a model is asked to continue when it is loaded.
+_EXAMPLES: Final = ("The station", "Where is the nearest library? It is near the")
 #: Bytes of a request that takes long to read.
 LONG_REQUEST: Final = 1 << 16
 
@@ -81,16 +84,20 @@ class GenerationBackend(NativeBackend):
         self,
         checkpoint: Checkpoint,
         instance: Mapping[str, Any],
-        eos_ids: tuple[int, ...],
+        tokenizer: TextTokenizer,
         arguments: Callable[[str], Mapping[str, Any]],
     ) -> GenerationEngine:
         """Choose an engine and load a checkpoint; ``arguments`` maps its name to its library's own arguments.
 
-        Raises INVALID_ARG for what cannot be loaded, UNSUPPORTED without the engine's library.
+        Raises INVALID_ARG for what cannot be loaded and for a model that does not answer as transformers does,
+        UNSUPPORTED without the engine's library.
         """
         name = choose_engine(checkpoint, instance["kind"] == "GPU")
-        spec = engine_spec(checkpoint, instance, eos_ids, arguments=arguments(name))
+        spec = engine_spec(checkpoint, instance, tokenizer.special.eos_ids, arguments=arguments(name))
         engine = open_engine(name, spec)
+        if checkpoint.options.verify_on_load:
+            prompts = [tokenizer.encode(text) for text in _EXAMPLES]
+            engine.verify([prompt for prompt in prompts if prompt])
         self.runs_with = _runs_with(engine, spec, checkpoint)
         return engine
 

@@ -176,5 +176,11 @@ class GenerationEngine(ABC):
     def busy(self) -> bool:
         """Whether a step would have anything to do."""
 
+    def verify(self, prompts: Sequence[list[int]]) -> None:  # noqa: B027 (most engines have nothing to compare with)
+        """Compare the tokens after ``prompts`` (token ids) with those of transformers, where that is at hand and cheap.
+
+        Called before the first request.  Raises INVALID_ARG for a model that differs.
+        """
+
     def close(self) -> None:  # noqa: B027 (most engines hold nothing but memory)
         """Free everything; no request is under way any more."""

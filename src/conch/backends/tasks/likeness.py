@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from conch.backends.native.arrays import Array
-from conch.errors import ConchError, invalid
+from conch.backends.native.likeness import unlike
 
 #: How far apart two answers to the same may be for rounding, as a part of the greatest number.
 _ROUNDING: Final[Mapping[str, float]] = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
@@ -42,11 +42,3 @@ def require_likeness(found: Mapping[str, Array], wanted: Mapping[str, Array], pr
     apart = max([distance(wanted[name][0], array[0]) for name, array in found.items() if name in wanted], default=0.0)
     if apart > max(_LIKE, rounding(precision)):
         raise unlike(f"its numbers {what} differ by {apart:.2g} of the greatest")
-
-
-def unlike(why: str) -> ConchError:
-    """The error for a model that does not answer as transformers does."""
-    return invalid(
-        f"the model does not answer as transformers does: {why}; set parameter 'verify_on_load' to false to serve it "
-        "nevertheless"
-    )

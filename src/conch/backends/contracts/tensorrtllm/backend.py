@@ -35,9 +35,8 @@ class TensorRtLlmBackend(GenerationBackend):
         checkpoint = Checkpoint.open(directory, parameters.options)
         settings = ServingOptions.from_checkpoint(checkpoint, policy="guaranteed_no_evict")
         tokenizer = open_tokenizer(checkpoint)
-        eos_ids = tokenizer.special.eos_ids
         engine = self.open_engine(
-            checkpoint, instance, eos_ids, lambda name: parameters.arguments if name == "vllm" else {}
+            checkpoint, instance, tokenizer, lambda name: parameters.arguments if name == "vllm" else {}
         )
         self.runs_with["checkpoint"] = str(checkpoint.directory)
         outputs = {str(output["name"]) for output in self.config.get("output", ())}

@@ -46,7 +46,7 @@ class TextBackend(GenerationBackend):
         settings = ServingOptions.from_checkpoint(checkpoint)
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
         tokenizer.template.require_library(checkpoint.extra)
-        engine = self.open_engine(checkpoint, instance, tokenizer.special.eos_ids, self.arguments)
+        engine = self.open_engine(checkpoint, instance, tokenizer, self.arguments)
         contract = TextInterface(
             tokenizer,
             self.defaults(checkpoint.json("generation_config.json") or {}, settings),

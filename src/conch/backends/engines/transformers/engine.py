@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 from bisect import insort
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -26,7 +27,9 @@ from conch.backends.engines.transformers.prefixes import BLOCK, Prefixes
 from conch.backends.engines.transformers.probe import probe_batch_support
 from conch.backends.engines.transformers.sampler import sample, sample_beams
 from conch.backends.engines.transformers.sampling import generator
+from conch.backends.engines.transformers.verification import verify
 from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
+from conch.backends.native.likeness import VERIFIED_TOKENS
 from conch.backends.native.threads import usable_cores
 from conch.errors import invalid
 from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature
@@ -78,8 +81,8 @@ class TransformersEngine(GenerationEngine):
             self.max_sequences = 1
         if not support.beam_search or not support.several_rows:
             self.features -= {Feature.BEAMS}
-        keeps = spec.prefix_caching and self.padded
-        self._prefixes = Prefixes(_PREFIXES) if keeps else None
+        self._keeps_prefixes = spec.prefix_caching and self.padded
+        self._prefixes = Prefixes(_PREFIXES) if self._keeps_prefixes else None
         self._rows: dict[int, BatchRow] = {}
         self._waiting: list[BatchRow] = []
         self._batches: list[RunningBatch] = []
@@ -159,6 +162,11 @@ class TransformersEngine(GenerationEngine):
     @property
     def busy(self) -> bool:
         return bool(self._rows)
+
+    def verify(self, prompts: Sequence[list[int]]) -> None:
+        verify(self, self._network, [prompt[: self.context - VERIFIED_TOKENS - 1] for prompt in prompts])
+        # Nobody asked for these prompts.
+        self._prefixes = Prefixes(_PREFIXES) if self._keeps_prefixes else None
 
     def close(self) -> None:
         self._rows.clear()

@@ -11,6 +11,7 @@ import transformers
 
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.generation.engine import EngineSpec
+from conch.backends.native.weights import example_ids, require_tensors
 from conch.errors import ConchError, invalid, one_line
 
 _logger = logging.getLogger(__name__)
@@ -53,15 +54,17 @@ def _model(spec: EngineSpec) -> Any:
         trust_remote_code=spec.trust_remote_code,
         local_files_only=True,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # refused below, by name
+        ignore_mismatched_sizes=True,  # refused by name, if they matter
         **arguments,
     )
-    if mismatched := sorted(report["mismatched_keys"]):
-        name, actual, expected = mismatched[0]
-        raise invalid(f"the weights have {name} as {list(actual)}, config.json makes it {list(expected)}")
-    if missing := sorted(report["missing_keys"]):
-        raise invalid(f"the weights lack {len(missing)} of the model's tensors, such as {missing[0]}")
+    require_tensors(model, report, lambda: _scores(model), spec.gguf or spec.directory)
     return model
+
+
+def _scores(model: Any) -> Any:
+    """The logits after an example."""
+    with torch.inference_mode():
+        return model.eval()(input_ids=example_ids(model.config)).logits
 
 
 def _dtype(spec: EngineSpec) -> Any:

@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array
+from conch.backends.native.likeness import unlike
 from conch.backends.tasks.encoders.batch import PaddedBatch
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.likeness import distance, require_likeness, rounding, unlike
+from conch.backends.tasks.likeness import distance, require_likeness, rounding
 from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.errors import invalid, one_line

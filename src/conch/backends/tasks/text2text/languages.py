@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from conch.errors import invalid
+from conch.errors import ConchError, invalid
 
 #: Keys of a checkpoint's ``task_specific_params`` that are not for ``generate``.
 _NOT_GENERATION = frozenset({"prefix"})
@@ -59,10 +59,10 @@ class LanguageTokens:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._source = tokenizer.src_lang
-        self._target = getattr(tokenizer, "tgt_lang", None)
         codes = getattr(tokenizer, "lang_code_to_id", None) or getattr(tokenizer, "fairseq_language_codes", None)
         self._codes = sorted(codes or ())
+        self._source = self._own(tokenizer.src_lang)
+        self._target = self._own(getattr(tokenizer, "tgt_lang", None))
 
     @staticmethod
     def fits(tokenizer: Any) -> bool:
@@ -77,6 +77,16 @@ class LanguageTokens:
             if self._tokenizer.src_lang != source:
                 self._tokenizer.src_lang = source
         return "", forced
+
+    def _own(self, language: str | None) -> str | None:
+        """A language of the tokenizer's class, None where the vocabulary does not have it."""
+        if language is None:
+            return None
+        try:
+            self._token(language, "tgt_lang")
+        except ConchError:
+            return None
+        return language
 
     def _token(self, language: str, name: str) -> int:
         if self._codes and language not in self._codes:

@@ -26,13 +26,16 @@ from conch.backends.tasks.decoding import (
     generation_inputs,
     stop_when_cancelled,
 )
+from conch.backends.tasks.encoders.trial import Sharing
 from conch.backends.tasks.loading import device_of, load_model, load_tokenizer
 from conch.backends.tasks.text2text.languages import languages_of
+from conch.backends.tasks.text2text.trial import EXAMPLES, examine, verify
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.inputs import no_room
 from conch.errors import ConchError, invalid
 from conch.inference import TensorSpec
+from conch.lengths import equal_runs
 
 #: Tokens of a batch with padding, where the configuration does not say; every one of them is attended to for each
 #: token that is written.
@@ -91,6 +94,11 @@ class Text2Text(Task):
         if self._max_length <= special:
             raise no_room(self._max_length, special)
         self._model = load_model("AutoModelForSeq2SeqLM", checkpoint, options, self._device)
+        if not self._model.config.is_encoder_decoder:
+            raise invalid(
+                f"task '{checkpoint.task}' needs an encoder-decoder, which {type(self._model).__name__} of "
+                f"'{checkpoint.source}' is not: it continues texts, and may read more than that"
+            )
         self._languages = languages_of(self._tokenizer, checkpoint.config, checkpoint.task)
         #: Over the tokenizer, which keeps its languages and its truncation as state.
         self._lock = Lock()
@@ -99,8 +107,14 @@ class Text2Text(Task):
         #: The most tokens that can be written, as learned positions end there; 0 for any number.
         self._most_tokens = int(checkpoint.config.get("max_position_embeddings") or 0)
         self._pad = next(
-            token for token in (self._tokenizer.pad_token_id, self._model.config.pad_token_id, 0) if token is not None
+            token
+            for token in (self._tokenizer.pad_token_id, getattr(self._model.config, "pad_token_id", None), 0)
+            if token is not None
         )
+        examples = [ids[: self._max_length] for ids in self._tokenizer(list(EXAMPLES))["input_ids"] if ids]
+        self._sharing = examine(self._model, examples, self._pad)
+        if options.verify_on_load:
+            verify(self, self._model, examples)
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
@@ -135,7 +149,8 @@ class Text2Text(Task):
             rows.extend(_Row(prepared, index) for index in range(prepared.sequence_count))
         written: dict[int, dict[int, str] | ConchError] = {id(prepared): {} for prepared in batch}
         for rows in groups.values():
-            for batch_rows in self._batches(rows):
+            for run in self.runs([len(row.ids) for row in rows]):
+                batch_rows = [rows[index] for index in run]
                 try:
                     texts = self._generate(batch_rows, work)
                 except (ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -164,34 +179,42 @@ class Text2Text(Task):
             )
         return parameters
 
-    def _batches(self, rows: list[_Row]) -> list[list[_Row]]:
-        """Divide ``rows`` into batches of similar length, the longest row first, within the token budget."""
-        batches: list[list[_Row]] = []
-        for row in sorted(rows, key=lambda row: len(row.ids), reverse=True):
+    def runs(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Which texts of these lengths (tokens) are generated together, by their indices, the longest first."""
+        if self._sharing is not Sharing.PADDED:
+            return equal_runs(lengths, budget=self._batch_tokens, limit=1 if self._sharing is Sharing.ALONE else 0)
+        batches: list[list[int]] = []
+        for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
             # The first of a batch is its longest.
-            if batches and (len(batches[-1]) + 1) * len(batches[-1][0].ids) <= self._batch_tokens:
-                batches[-1].append(row)
+            if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= self._batch_tokens:
+                batches[-1].append(index)
             else:
-                batches.append([row])
+                batches.append([index])
         return batches
 
-    def _generate(self, rows: list[_Row], work: ExecutionWork) -> list[str]:
+    def write(self, texts: Sequence[Sequence[int]], generation: Mapping[str, Any], **arguments: Any) -> list[list[int]]:
+        """The tokens that are written for ``texts`` (token ids) in one run, with the one that begins an answer.
+
+        ``generation`` are the parameters of a request, ``arguments`` others of ``generate``.
+        """
         import torch
 
-        longest = len(rows[0].ids)
-        ids = torch.full((len(rows), longest), self._pad, dtype=torch.long)
-        mask = torch.zeros((len(rows), longest), dtype=torch.long)
-        for place, row in enumerate(rows):
-            ids[place, : len(row.ids)] = torch.tensor(row.ids)
-            mask[place, : len(row.ids)] = 1
+        longest = max(map(len, texts))
+        ids = torch.full((len(texts), longest), self._pad, dtype=torch.long)
+        mask = torch.zeros((len(texts), longest), dtype=torch.long)
+        for place, text in enumerate(texts):
+            ids[place, : len(text)] = torch.tensor(text)
+            mask[place, : len(text)] = 1
         with torch.inference_mode():
-            written = self._model.generate(
-                input_ids=ids.to(self._device),
-                attention_mask=mask.to(self._device),
-                stopping_criteria=stop_when_cancelled([row.prepared.request for row in rows]),
-                **rows[0].prepared.generation,
+            written: list[list[int]] = self._model.generate(
+                input_ids=ids.to(self._device), attention_mask=mask.to(self._device), **arguments, **generation
             ).tolist()
-        work.add(int(mask.sum()), ids.numel(), len(rows))
+        return written
+
+    def _generate(self, rows: list[_Row], work: ExecutionWork) -> list[str]:
+        stop = stop_when_cancelled([row.prepared.request for row in rows])
+        written = self.write([row.ids for row in rows], rows[0].prepared.generation, stopping_criteria=stop)
+        work.add(sum(len(row.ids) for row in rows), len(rows) * max(len(row.ids) for row in rows), len(rows))
         with self._lock:
             texts: list[str] = self._tokenizer.batch_decode(written, skip_special_tokens=True)
         return texts

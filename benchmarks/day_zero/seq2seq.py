@@ -1,0 +1,101 @@
+"""Greedy answers of encoder-decoder models: through conch's task, and from ``generate`` of transformers.
+
+As ``causal.py`` does it: the same six prompts one after the other and all at once, transformers each alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.day_zero.causal import PROMPTS, TIE, TOKENS
+from benchmarks.day_zero.outcome import Outcome
+from conch.backends.native.arrays import Request
+from conch.backends.native.likeness import greedy_difference
+from conch.backends.tasks.text2text.task import Text2Text
+from conch.checkpoints.folder import Checkpoint
+from conch.checkpoints.options import Options
+from conch.checkpoints.task import task_of
+from conch.errors import ConchError, one_line
+from conch.tensors import WireTensor, pack_bytes
+
+_WRITES: Final = ("text2text-generation", "translation", "summarization")
+
+
+def compare_seq2seq(folder: Path) -> Outcome:
+    """Compare the checkpoint in ``folder``."""
+    config = json.loads((folder / "config.json").read_text())
+    if task_of(config) not in _WRITES:
+        return Outcome("none", f"{config['architectures'][0]} reads more than text")
+    try:
+        expected = _expected(folder)
+    except Exception as error:
+        return Outcome("none", f"transformers: {type(error).__name__}: {one_line(error)[:200]}")
+    try:
+        checkpoint = Checkpoint.open(folder, Options(threads=1))
+        served = Text2Text(checkpoint, checkpoint.options, _no_engine)
+    except ConchError as error:
+        return Outcome("refused", error.message)
+    try:
+        alone = [_answers(served, [text])[0] for text in PROMPTS]
+        together = _answers(served, PROMPTS)
+    except Exception as error:
+        return Outcome("fails", f"{type(error).__name__}: {one_line(error)[:200]}")
+    for way, answers in (("alone", alone), ("together", together)):
+        for text, (ids, tokens), (prompt, begin, wanted, logits) in zip(PROMPTS, answers, expected, strict=True):
+            if ids != prompt:
+                return Outcome("differs", f"'{text}' is {ids[:8]} and not {prompt[:8]} to the tokenizer")
+            if reason := greedy_difference(tokens[begin:], wanted, logits, TIE):
+                return Outcome("differs", f"{way}, {len(ids)} tokens: {reason}")
+    return Outcome("exact")
+
+
+def _answers(served: Text2Text, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """The token ids of each of ``texts``, which are answered at once, and the answer."""
+    prepared = [served.prepare(_request(text)) for text in texts]
+    ids = [one.ids[0] for one in prepared]
+    answers: list[tuple[list[int], list[int]]] = [([], [])] * len(texts)
+    for run in served.runs([len(text) for text in ids]):
+        written = served.write([ids[index] for index in run], prepared[0].generation)
+        for index, tokens in zip(run, written, strict=True):
+            answers[index] = ids[index], tokens
+    return answers
+
+
+def _expected(folder: Path) -> list[tuple[list[int], int, list[int], list[Any]]]:
+    """By transformers, for each prompt: its token ids, where an answer begins, its tokens, the logits of each."""
+    import torch
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for text in PROMPTS:
+        prompt = tokenizer(text)["input_ids"]
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            given = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, num_beams=1,
+                return_dict_in_generate=True, output_logits=True,
+            )  # fmt: skip
+        begin = given.sequences.shape[1] - len(given.logits)
+        found.append((prompt, begin, given.sequences[0, begin:].tolist(), [row[0] for row in given.logits]))
+    return found
+
+
+def _request(text: str) -> Request:
+    inputs = {
+        "text_input": WireTensor("text_input", "BYTES", (1, 1), pack_bytes([text.encode()])),
+        "max_new_tokens": WireTensor("max_new_tokens", "INT32", (1, 1), np.array([TOKENS], np.int32).tobytes()),
+        "num_beams": WireTensor("num_beams", "INT32", (1, 1), np.array([1], np.int32).tobytes()),
+        "do_sample": WireTensor("do_sample", "BOOL", (1, 1), b"\0"),
+    }
+    return Request(inputs, frozenset(("text_output",)))
+
+
+def _no_engine(head: str) -> Any:
+    raise AssertionError(f"{head} is loaded by the task")

@@ -1,0 +1,58 @@
+"""An engine is compared with transformers when a model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from conch.backends.engines.transformers import verification
+from conch.backends.engines.transformers.cache import PaddedCache
+from conch.errors import ConchError
+from tests.unit.backends.engines.transformers_models import opened, write
+
+PROMPTS = [[5, 6], [7, 8, 9, 10, 11, 12, 13]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("llama"), "llama")
+
+
+def test_nothing_is_left_of_a_comparison(folder: Path) -> None:
+    engine = opened(folder)
+    engine.verify(PROMPTS)
+    usage = engine.usage()
+    assert not engine.busy and (usage.running, usage.waiting, usage.used_tokens, usage.prefix_queries) == (0, 0, 0, 0)
+
+
+def test_model_that_differs_in_a_batch_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(folder)
+    right = PaddedCache.mask
+
+    def blind(self: PaddedCache, new: int, device: Any) -> Any:
+        mask, positions = right(self, new, device)
+        return mask.new_ones(mask.shape), positions
+
+    monkeypatch.setattr(PaddedCache, "mask", blind)
+    with pytest.raises(
+        ConchError, match=r"does not answer as transformers does: after a prompt of 2 tokens .*token \d is"
+    ):
+        engine.verify(PROMPTS)
+    assert not engine.busy
+
+
+def test_model_with_slow_steps_is_not_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(folder)
+    monkeypatch.setattr(verification, "SLOW_STEP", -1.0)
+    monkeypatch.setattr(verification, "_generated", pytest.fail)
+    engine.verify(PROMPTS)
+    assert not engine.busy
+
+
+def test_a_prompt_longer_than_the_context_is_cut(folder: Path) -> None:
+    opened(folder, context=10).verify(PROMPTS)
