@@ -93,7 +93,8 @@ def examined(architecture: Architecture) -> Outcome:
         except CannotMake as error:
             return Outcome("none", str(error))
         try:
-            return compare(Path(folder))
+            outcome = compare(Path(folder))
+            return Outcome(outcome.verdict, outcome.reason.replace(folder, "FOLDER"))
         except Exception as error:
             traceback.print_exc(file=sys.__stderr__)
             return Outcome("fails", f"{type(error).__name__}: {one_line(error)}")
