@@ -58,7 +58,7 @@ def test_speech_prints_text_and_chunks(server: ConchServer, run: Run, tmp_path: 
 
 def test_tool_is_called_and_its_result_is_read(server: ConchServer, run: Run) -> None:
     output = run("tool_calling/ask.py", f"--url=http://{server.http}/v1")
-    call = re.match(r"weather\((.*)\)\n", output)
+    call = re.match(r"(?s)weather\((.*?\})\)\n", output)  # random weights write white space, too
     assert call is not None
     assert json.loads(call[1])["city"] in ("Berlin", "Lisbon")
     assert output[call.end() :].strip()
