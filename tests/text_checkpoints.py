@@ -101,7 +101,9 @@ class TorchEngine(NetworkEngine):
     def __init__(self, folder: Path, head: str) -> None:
         self.model = getattr(modeling_auto, head).from_pretrained(folder, attn_implementation="eager").eval()
         self.inputs = frozenset({"input_ids", "attention_mask", "token_type_ids"})
-        self.outputs = ("last_hidden_state",) if head == "AutoModel" else ("logits",)
+        spans = ("start_logits", "end_logits")
+        outputs = {"AutoModel": ("last_hidden_state",), "AutoModelForQuestionAnswering": spans}
+        self.outputs = outputs.get(head, ("logits",))
         self.shapes: list[tuple[int, ...]] = []
 
     def run(self, arrays: Mapping[str, Array]) -> dict[str, Array]:

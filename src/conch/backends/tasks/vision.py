@@ -55,6 +55,7 @@ class ImageClassification(Task):
                 checkpoint.directory, backend="pil", trust_remote_code=options.trust_remote_code
             )
         self._engine = open_engine("AutoModelForImageClassification")
+        self._engine.require_outputs(("logits",), checkpoint.source)
         with loading(checkpoint, "network for images"):
             self._engine.require_tensors(self._arrays([media.example_image()]))
             self._engine.run(self._arrays([media.example_image()]))

@@ -26,9 +26,11 @@ from conch.backends.tasks.engines.choice import choose, open_engine
 from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
 from conch.backends.tasks.engines.openvino import WORTH_COMPILING, OpenVinoEngine, on_grid
 from conch.backends.tasks.engines.torch import TorchEngine
+from conch.backends.tasks.table import make_task
+from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import Code, ConchError
-from tests import onnx_graphs
+from tests import onnx_graphs, text_checkpoints
 
 Open = Callable[..., NetworkEngine]
 
@@ -276,6 +278,15 @@ def test_openvino_is_refused_on_a_gpu(tmp_path: Path) -> None:
     checkpoint = _checkpoint(tmp_path, "openvino", graph=tmp_path / "model.xml")
     with pytest.raises(ConchError, match="engine 'openvino' runs on CPUs"):
         open_engine(checkpoint, Options(engine="openvino"), head="AutoModel", device="cuda")
+
+
+def test_a_graph_without_the_outputs_of_the_task_is_refused_when_the_model_loads(tmp_path: Path) -> None:
+    text_checkpoints.write(tmp_path, "AutoModelForSequenceClassification", num_labels=2)
+    onnx_graphs.encoder(tmp_path / "model.onnx", output="scores")
+    checkpoint = Checkpoint.open(tmp_path, Options(engine="onnxruntime"))
+    with pytest.raises(ConchError, match="gives scores; the task needs logits: export it with the head") as error:
+        make_task(checkpoint, checkpoint.options, lambda head: open_engine(checkpoint, checkpoint.options, head=head))
+    assert error.value.code is Code.UNSUPPORTED
 
 
 def test_an_engine_without_a_graph_says_what_to_do(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ from PIL import Image
 
 from conch.backends.native.arrays import Result
 from conch.backends.tasks.base import ExecutionWork, Task
+from conch.backends.tasks.engines.base import NetworkEngine
 from conch.errors import Code, ConchError
 from tests import task_checkpoints
 from tests.task_checkpoints import image_file
 from tests.task_requests import answers, ask, open_task
 
 
-class Network:
+class Network(NetworkEngine):
     """An engine of plain PyTorch that remembers its runs."""
 
     def __init__(self, folder: Path) -> None:
@@ -28,11 +29,7 @@ class Network:
         self.runs: list[tuple[int, ...]] = []
 
     precision = "fp32"
-
-    def require_tensors(self, arrays: Any) -> None: ...
-
-    def reference(self, arrays: Any) -> dict[str, Any]:
-        return {}
+    outputs = ("logits",)
 
     def run(self, arrays: Any) -> dict[str, Any]:
         self.runs.append(arrays["pixel_values"].shape)

@@ -53,6 +53,8 @@ class EncoderTask(Task):
 
     #: The class of transformers that loads the network with the task's head.
     head: ClassVar[str]
+    #: The outputs of the network that ``extract`` reads.
+    reads: ClassVar[tuple[str, ...]] = ("logits",)
     #: Whether each sequence is made of two texts.
     pair: ClassVar[bool] = False
 
@@ -61,6 +63,7 @@ class EncoderTask(Task):
         self.checkpoint = checkpoint
         self.options = options
         self.engine = open_engine(self.choose_head(checkpoint))
+        self.engine.require_outputs(self.reads, checkpoint.source)
         original = original_tokenizer(checkpoint) if self.engine.name == "torch" else None
         self.encoder = open_encoder(checkpoint, options, original)
         self.budget = options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)

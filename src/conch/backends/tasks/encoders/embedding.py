@@ -29,6 +29,7 @@ class Embedding(EncoderTask):
     """The embedding of each row; ``prompt_name`` chooses one of the checkpoint's prompts."""
 
     head = "AutoModel"
+    reads = ()  # one of several, see below
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:
         super().__init__(checkpoint, options, open_engine)

@@ -38,6 +38,7 @@ class QuestionAnswering(EncoderTask):
     """
 
     head = "AutoModelForQuestionAnswering"
+    reads = ("start_logits", "end_logits")
     pair = True
 
     def __init__(self, checkpoint: Checkpoint, options: Options, open_engine: OpenEngine) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from conch.backends.native.arrays import Array
+from conch.errors import unsupported
 
 
 class NetworkEngine(ABC):
@@ -28,6 +29,14 @@ class NetworkEngine(ABC):
     def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
         """The shape that ``[rows, length]`` should be padded to: a larger one where new shapes slow the engine down."""
         return rows, length
+
+    def require_outputs(self, names: Collection[str], source: str) -> None:
+        """Raise UNSUPPORTED unless it gives all of ``names``, which the task of checkpoint ``source`` reads."""
+        if not set(names) <= set(self.outputs):
+            raise unsupported(
+                f"'{source}' gives {', '.join(self.outputs)}; the task needs {' and '.join(names)}: export it with the "
+                "head of the task, or set parameter 'task' to what it was exported for"
+            )
 
     def require_tensors(self, arrays: Mapping[str, Array]) -> None:
         """Raise INVALID_ARG if what it answers to ``arrays`` depends on weights that the checkpoint does not have.
