@@ -108,7 +108,9 @@ class LLMEngine:
             raise RuntimeError("Engine core initialization failed.")
         made = cls(arguments, [make(SimpleNamespace(), 0) for make in stat_loggers])
         made.vllm_config = SimpleNamespace(  # type: ignore[attr-defined]
-            model_config=SimpleNamespace(max_model_len=arguments.max_model_len or 512, get_vocab_size=lambda: 1000),
+            model_config=SimpleNamespace(
+                max_model_len=arguments.max_model_len or 512, get_vocab_size=lambda: 1000, dtype="torch.bfloat16"
+            ),
             scheduler_config=SimpleNamespace(max_num_seqs=arguments.max_num_seqs or 256),
             cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=arguments.num_gpu_blocks_override or 100),
         )
@@ -344,7 +346,7 @@ def test_the_configuration_becomes_engine_arguments(tmp_path: Path) -> None:
         speculative_config={"model": "/models/d", "num_speculative_tokens": 3},
         gpu_memory_utilization=0.5,
     )
-    assert engine.adapters == ("a", "b")
+    assert (engine.adapters, engine.precision) == (("a", "b"), "bfloat16")
     assert engine.features == frozenset(Feature) - {Feature.BEAMS}
     engine.add(EngineRequest(1, [5], Sampling(lora_name="b")))
     assert Module.engine.requests["1"][2] == LoRARequest("b", 2, str(adapters["b"]))
