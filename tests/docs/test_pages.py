@@ -11,14 +11,14 @@ from tests.docs.page import Kind, steps
 from tests.docs.walk import PageWalk
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-NAMES = [page.name for page in PAGES]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_each_block_is_run_or_says_why_not(page: Path) -> None:
     unknown = [
-        f"{page.name}:{step.line}: say what this is (```sh, ```text …: tests/docs/page.py), or <!-- not run: why -->"
+        f"{page}:{step.line}: say what this is (```sh, ```text …: tests/docs/page.py), or <!-- not run: why -->"
         for step in steps(page)
         if step.kind is Kind.UNKNOWN and not step.reason
     ]
@@ -28,7 +28,7 @@ def test_each_block_is_run_or_says_why_not(page: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_a_page_works_as_written(page: Path, tmp_path: Path) -> None:
-    with PageWalk(page.name, tmp_path) as walk:
+    with PageWalk(str(page.relative_to(ROOT)), tmp_path) as walk:
         for step in steps(page):
             if not step.reason:
                 walk.take(step)
@@ -47,7 +47,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_index_has_every_page() -> None:
     linked = set(re.findall(r"\]\(([\w-]+\.md)", (ROOT / "docs" / "README.md").read_text("utf-8")))
-    assert {*NAMES} - linked == {"README.md"}
+    assert {page.name for page in PAGES} - linked == {"README.md"}
 
 
 def _places(page: Path) -> set[str]:

@@ -24,7 +24,7 @@ from tests.oracle.run import free_ports, wait_until_ready
 
 #: Ports that pages use: HTTP, gRPC, metrics, the OpenAI API alone.
 PORTS = ("8000", "8001", "8002", "9000")
-_SERVE = re.compile(r"(?:^|\s)conch serve\b")
+_SERVE = re.compile(r"(?:^|\s|\.venv/bin/)conch serve\b")
 #: How long a server may take to be ready, and a command to end, on a busy machine.
 _SECONDS = 240
 #: How much of an output a failure quotes (characters).
