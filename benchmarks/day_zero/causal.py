@@ -11,10 +11,11 @@ import json
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from benchmarks.day_zero.greedy import generated
 from benchmarks.day_zero.outcome import Outcome
 from conch.backends.contracts.text.interface import TextInterface
 from conch.backends.generation.defaults import Defaults
@@ -91,7 +92,7 @@ def compare_causal(folder: Path) -> Outcome:
     if task_of(config) != TEXT_GENERATION:
         return Outcome("none", f"{config['architectures'][0]} reads more than text")
     try:
-        wanted = _expected(folder)
+        wanted = generated(folder, "AutoModelForCausalLM", PROMPTS, TOKENS)
     except Exception as error:
         return Outcome("none", f"transformers: {type(error).__name__}: {one_line(error)[:200]}")
     try:
@@ -107,7 +108,7 @@ def compare_causal(folder: Path) -> Outcome:
     finally:
         served.close()
     for way, answers in (("alone", alone), ("together", together)):
-        for text, (prompt, tokens), (ids, expected, logits) in zip(PROMPTS, answers, wanted, strict=True):
+        for text, (prompt, tokens), (ids, _, expected, logits) in zip(PROMPTS, answers, wanted, strict=True):
             if prompt != ids:
                 return Outcome("differs", f"'{text}' is {prompt[:8]} and not {ids[:8]} to the tokenizer")
             if len(tokens) != len(expected):
@@ -117,26 +118,6 @@ def compare_causal(folder: Path) -> Outcome:
             if reason := greedy_difference(tokens, expected, logits, TIE):
                 return Outcome("differs", f"{way}, {len(prompt)} tokens: {reason}")
     return Outcome("exact")
-
-
-def _expected(folder: Path) -> list[tuple[list[int], list[int], list[Any]]]:
-    """The prompt, the answer and the logits of each of its tokens, by transformers."""
-    import torch
-    import transformers
-
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    for text in PROMPTS:
-        prompt = tokenizer(text)["input_ids"]
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            given = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, num_beams=1,
-                return_dict_in_generate=True, output_logits=True,
-            )  # fmt: skip
-        found.append((prompt, given.sequences[0, len(prompt) :].tolist(), [row[0] for row in given.logits]))
-    return found
 
 
 def _request(text: str) -> Request:

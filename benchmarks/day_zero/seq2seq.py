@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.day_zero.causal import PROMPTS, TIE, TOKENS
+from benchmarks.day_zero.greedy import generated
 from benchmarks.day_zero.outcome import Outcome
 from conch.backends.native.arrays import Request
 from conch.backends.native.likeness import greedy_difference
@@ -32,7 +33,7 @@ def compare_seq2seq(folder: Path) -> Outcome:
     if task_of(config) not in _WRITES:
         return Outcome("none", f"{config['architectures'][0]} reads more than text")
     try:
-        expected = _expected(folder)
+        expected = generated(folder, "AutoModelForSeq2SeqLM", PROMPTS, TOKENS)
     except Exception as error:
         return Outcome("none", f"transformers: {type(error).__name__}: {one_line(error)[:200]}")
     try:
@@ -64,27 +65,6 @@ def _answers(served: Text2Text, texts: Sequence[str]) -> list[tuple[list[int], l
         for index, tokens in zip(run, written, strict=True):
             answers[index] = ids[index], tokens
     return answers
-
-
-def _expected(folder: Path) -> list[tuple[list[int], int, list[int], list[Any]]]:
-    """By transformers, for each prompt: its token ids, where an answer begins, its tokens, the logits of each."""
-    import torch
-    import transformers
-
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    for text in PROMPTS:
-        prompt = tokenizer(text)["input_ids"]
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            given = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, num_beams=1,
-                return_dict_in_generate=True, output_logits=True,
-            )  # fmt: skip
-        begin = given.sequences.shape[1] - len(given.logits)
-        found.append((prompt, begin, given.sequences[0, begin:].tolist(), [row[0] for row in given.logits]))
-    return found
 
 
 def _request(text: str) -> Request:

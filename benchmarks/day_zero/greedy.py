@@ -1,0 +1,37 @@
+"""What ``generate`` of transformers answers greedily to each prompt alone, with the logits of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Generated(NamedTuple):
+    """A prompt's token ids, where the answer begins in the decoder's sequence, its tokens, and the logits of each."""
+
+    prompt: list[int]
+    begin: int
+    tokens: list[int]
+    logits: list[Any]
+
+
+def generated(folder: Path, head: str, prompts: Iterable[str], tokens: int) -> list[Generated]:
+    """At most ``tokens`` new tokens for each of ``prompts``, in FP32, by the checkpoint as transformers' ``head``."""
+    import torch
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    model: Any = getattr(transformers, head).from_pretrained(folder, dtype=torch.float32).eval()
+    answers = []
+    for text in prompts:
+        prompt = tokenizer(text)["input_ids"]
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            given = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, num_beams=1,
+                return_dict_in_generate=True, output_logits=True,
+            )  # fmt: skip
+        begin = given.sequences.shape[1] - len(given.logits)
+        answers.append(Generated(prompt, begin, given.sequences[0, begin:].tolist(), [row[0] for row in given.logits]))
+    return answers
