@@ -21,6 +21,7 @@ from conch.checks.finding import Finding, line_of, with_fix
 from conch.checks.model import CheckedModel
 from conch.config.signature import parameters
 from conch.errors import ConchError
+from conch.repository.reading import read_small
 
 #: The option that an error is about, as errors name it.
 _OPTION: Final = re.compile(r"(?:parameter '|(?=task '|engine '|variant '))(\w+)")
@@ -58,7 +59,7 @@ class _Place:
     def document(self) -> dict[str, Any] | None:
         """The content of ``model.json``, empty without one; None for one that is no JSON object."""
         try:
-            document = json.loads((self.directory / MODEL_FILE).read_bytes())
+            document = json.loads(read_small(self.directory / MODEL_FILE))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError):
@@ -80,7 +81,7 @@ class _Place:
         files, path = self.model.files, self.directory / MODEL_FILE
         if files.config_path is not None and option in files.config.parameters:
             return files.config_path, files.config_text
-        return path, path.read_text("utf-8", "replace") if option in (self.document() or {}) else ""
+        return path, read_small(path).decode("utf-8", "replace") if option in (self.document() or {}) else ""
 
 
 def _check_named(place: _Place, document: Mapping[str, Any]) -> Iterator[Finding]:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from conch.repository.reading import shown_name
+
 #: Where a message goes over from what is wrong to what to do.
 _ADVICE = re.compile(r"[;:] (?=(?:accept|check|choose|did you mean|give|it has|it must|join|run|set)\b)")
 
@@ -23,7 +25,7 @@ class Finding:
     def __str__(self) -> str:
         where = f"{self.path}:{self.line}" if self.line else str(self.path)
         fix = f" (fix: {self.fix})" if self.fix else ""
-        return f"{where}: {self.severity}: {' '.join(self.problem.split())}{fix}"
+        return shown_name(f"{where}: {self.severity}: {' '.join(self.problem.split())}{fix}")
 
 
 def with_fix(path: Path, line: int, severity: str, message: str, fix: str = "") -> Finding:

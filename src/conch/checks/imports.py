@@ -45,7 +45,13 @@ def imports_of(tree: ast.Module) -> list[Imported]:
 
 def changes_path(tree: ast.Module) -> bool:
     """Whether the source may add to ``sys.path``, so that its imports cannot be judged from outside."""
-    return any(isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path" for node in ast.walk(tree))
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "path"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "sys"
+        for node in ast.walk(tree)
+    )
 
 
 def _in_statements(statements: Iterable[ast.stmt], certain: bool) -> Iterator[Imported]:
@@ -61,12 +67,20 @@ def _in_statements(statements: Iterable[ast.stmt], certain: bool) -> Iterator[Im
             case ast.ClassDef(body=body) | ast.For(body=body) | ast.While(body=body):
                 yield from _in_statements(body, certain)
             case ast.With(items=items, body=body):
-                if not any("suppress" in ast.unparse(item.context_expr) for item in items):
+                if not any(map(_suppresses, items)):
                     yield from _in_statements(body, certain)
             case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=finalbody):
                 if not any(map(_catches, handlers)):
                     yield from _in_statements([*body, *orelse], certain)
                 yield from _in_statements(finalbody, certain)
+
+
+def _suppresses(item: ast.withitem) -> bool:
+    """Whether this is ``contextlib.suppress(…)``, under whatever name the module has."""
+    match item.context_expr:
+        case ast.Call(func=ast.Name(id="suppress") | ast.Attribute(attr="suppress")):
+            return True
+    return False
 
 
 def _catches(handler: ast.ExceptHandler) -> bool:

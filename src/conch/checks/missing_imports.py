@@ -20,6 +20,7 @@ from conch.checks.imports import UNREADABLE, Imported, changes_path, imports_of
 from conch.checks.model import CheckedModel
 from conch.checks.modules import interpreter_of, missing_modules, neighbour, neighbour_source
 from conch.config.signature import parameters
+from conch.repository.reading import read_small
 
 #: Packages whose name is not that of their module.
 _PACKAGES: Final = {
@@ -67,7 +68,7 @@ def _uses(path: Path) -> Iterator[_Use]:
     while waiting:
         source = waiting.pop()
         try:
-            tree = ast.parse(source.read_bytes(), str(source))
+            tree = ast.parse(read_small(source), str(source))
         except UNREADABLE:
             continue  # said of model.py elsewhere
         unsure = changes_path(tree)
@@ -99,8 +100,8 @@ def _finding(use: _Use, missing: frozenset[str], python: str) -> Finding | None:
 def _fix(use: _Use, python: str) -> str:
     name, place = use.imported.top, use.version_directory
     beside = [path.stem for path in (*place.glob("*.py"), *place.parent.glob("*.py")) if path != use.source]
-    known = beside if use.imported.level else [*beside, *_COMMON, *sys.stdlib_module_names]
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    known = {*beside} if use.imported.level else {*beside, *_COMMON, *sys.stdlib_module_names} - {name}
+    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
     if found:
         return f"did you mean '{found[0]}'?"
     file = place / f"{name}.py"

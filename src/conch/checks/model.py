@@ -10,6 +10,7 @@ from conch.checks.finding import Finding
 from conch.config.pbtxt import locate
 from conch.config.problem import FieldPath, Problem
 from conch.config.schema import ModelConfig, is_ensemble
+from conch.repository.reading import read_small
 from conch.repository.scan import ModelFiles
 from conch.repository.versions import select_versions
 
@@ -63,6 +64,6 @@ def in_configuration(
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_small(path).decode("utf-8")
     except (OSError, UnicodeDecodeError):
         return ""

@@ -17,6 +17,7 @@ from conch.checks.finding import Finding, line_of, with_fix
 from conch.config.parameters import ParameterTable
 from conch.config.schema import ModelConfig
 from conch.config.signature import parameters
+from conch.repository.reading import read_small
 from conch.repository.scan import ModelFiles
 
 #: The parameters of a Python model that Triton reads; all others are the model's own.
@@ -69,13 +70,16 @@ def _table(place: str) -> ParameterTable:
 
 def _check_model_file(path: Path, table: ParameterTable) -> Iterator[Finding]:
     try:
-        text = path.read_text("utf-8")
+        text = read_small(path).decode("utf-8")
         document: Any = json.loads(text)
     except json.JSONDecodeError as error:
         fault = f"not valid JSON: {error.msg} at column {error.colno}"
         yield Finding(path, error.lineno, "error", fault, _json_fix(error, path))
         return
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        yield Finding(path, 0, "error", f"cannot be read: {error.strerror}")
+        return
+    except (ValueError, RecursionError) as error:
         yield Finding(path, 0, "error", f"cannot be read: {error}", "write it as UTF-8")
         return
     if not isinstance(document, dict):

@@ -22,7 +22,9 @@ def check_directory(directory: Path) -> Finding | None:
 
 
 def check_contents(repository: ModelRepository) -> Iterator[Finding]:
-    """A repository without models."""
+    """Directories that cannot be models, and a repository without any."""
+    for path in repository.unnameable():
+        yield Finding(path, 0, "error", "the name of a model must be UTF-8", "rename it")
     if not repository.names():
         for path in repository.paths:
             fix = f"make a directory for each model, such as {path / 'NAME' / '1' / 'model.json'}"

@@ -10,12 +10,13 @@ from pathlib import Path
 from conch.checks.finding import Finding
 from conch.checks.imports import UNREADABLE
 from conch.errors import one_line
+from conch.repository.reading import read_small
 
 
 def check_python_model(path: Path) -> Iterator[Finding]:
     """Why the file at ``path`` cannot be a Python model."""
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        tree = ast.parse(read_small(path), str(path))
     except OSError as error:
         yield Finding(path, 0, "error", f"cannot be read: {error.strerror}")
         return

@@ -53,7 +53,7 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
         except PollError as error:
             yield _unreadable(error, repository.paths)
             continue
-        if placement := list(check_placement(files)):
+        if placement := list(_unless_unreadable(files.directory, check_placement(files))):
             yield from placement
             misplaced.add(name)
         elif files.warnings:
@@ -69,11 +69,19 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
             continue
         models[name] = CheckedModel(files, config)
     for name, model in models.items():
-        yield from _check_model(model)
+        yield from _unless_unreadable(model.files.directory, _check_model(model))
         if name not in misplaced:
-            yield from check_versions(model)
-    yield from check_imports(models.values())
+            yield from _unless_unreadable(model.files.directory, check_versions(model))
+    yield from _unless_unreadable(repository.paths[0], check_imports(models.values()))
     yield from _check_ensembles(models)
+
+
+def _unless_unreadable(place: Path, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings, up to a file or a directory at ``place`` that may not be read; that is the last."""
+    try:
+        yield from findings
+    except OSError as error:
+        yield Finding(Path(error.filename or place), 0, "error", f"cannot be read: {error.strerror}")
 
 
 def _check_model(model: CheckedModel) -> Iterator[Finding]:
@@ -107,4 +115,5 @@ def _unreadable(error: PollError, roots: Sequence[Path]) -> Finding:
         detail = detail.removeprefix(f"{cause.line}:{cause.column}: ")
         return Finding(Path(cause.path), cause.line, "error", f"failed to read text proto: {detail}", cause.hint)
     where = next((root / error.name for root in roots if (root / error.name).is_dir()), Path(error.name))
-    return Finding(where, 0, "error", error.index_reason or str(cause or error.log))
+    reason = cause.strerror if isinstance(cause, OSError) else None
+    return Finding(where, 0, "error", error.index_reason or reason or str(cause or error.log))

@@ -25,6 +25,10 @@ def _problems(model: CheckedModel) -> Iterator[Problem]:
     directory, config = model.files.directory, model.config
     for index, output in enumerate(config.output):
         if output.label_filename:
+            labels = directory / output.label_filename
+            if labels.exists() and not labels.is_file():
+                yield Problem(f"label file {labels}: it is no regular file", ("output", index, "label_filename"))
+                continue
             try:
                 read_labels(directory, output.label_filename)
             except ConchError as error:

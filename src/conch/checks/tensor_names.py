@@ -10,6 +10,7 @@ from pathlib import Path
 from conch.checks.finding import Finding
 from conch.checks.imports import UNREADABLE
 from conch.checks.model import CheckedModel
+from conch.repository.reading import read_small
 
 
 def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:
@@ -33,7 +34,7 @@ def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:
 
 def _parsed(path: Path) -> ast.Module:
     try:
-        return ast.parse(path.read_bytes(), str(path))
+        return ast.parse(read_small(path), str(path))
     except UNREADABLE:
         return ast.Module([], [])  # said elsewhere
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from google.protobuf import text_format
 
@@ -100,6 +101,7 @@ class _Block:
     fields: dict[str, list[_Block]] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=1)
 def _outline(text: str) -> _Block:
     tokens = list(_tokens(text))
     root = _Block(1)

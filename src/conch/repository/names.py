@@ -10,6 +10,11 @@ def is_directory_name(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not any(mark in name for mark in "/\\\0")
 
 
+def is_utf8(name: str) -> bool:
+    """Whether the name of a file is text, and not bytes that only the system understands."""
+    return not any("\ud800" <= one <= "\udfff" for one in name)
+
+
 def check_model_name(name: str) -> None:
     """Refuse, with INVALID_ARG, a client's name that is blank or looks as if it led out of the repository."""
     if not name.strip():

@@ -17,8 +17,9 @@ from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
-from conch.repository.names import is_directory_name
+from conch.repository.names import is_directory_name, is_utf8
 from conch.repository.places import repository_problem
+from conch.repository.reading import read_small
 from conch.repository.versions import read_versions
 
 CONFIG_FILE = "config.pbtxt"
@@ -78,7 +79,11 @@ class ModelRepository:
 
     def names(self) -> list[str]:
         """Every model directory's name once, in order; also those that two repositories have."""
-        return sorted({name for root in self._roots for name in _directories(root)})
+        return sorted({name for root in self._roots for name in _directories(root) if is_utf8(name)})
+
+    def unnameable(self) -> list[Path]:
+        """The directories whose names are no UTF-8, under which no client could ask for a model; they are left out."""
+        return [root / name for root in self._roots for name in _directories(root) if not is_utf8(name)]
 
     def directory(self, name: str) -> Path:
         """The one directory of ``name``.
@@ -136,7 +141,7 @@ def config_path(directory: Path, config_name: str | None) -> Path | None:
 def read_config(path: Path) -> str:
     """The text of a configuration file; :class:`ConfigError` when it cannot be read as UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_small(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"failed to read text proto from {path}: not UTF-8 at byte {error.start}", path=str(path)
