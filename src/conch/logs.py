@@ -27,6 +27,12 @@ LOGGER: Final = logging.getLogger("conch")
 
 #: What may not reach a terminal from a model or a client: it could move the cursor, or worse.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: What JSON leaves as it is and a line of the log may not have: more control characters, ends of lines, halves of
+#: characters, which names of files may have and which a log file cannot.
+_UNQUOTED: Final = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+#: The most characters of a name or a path that verbose lines show.
+_SHOWN: Final = 256
 
 _WORKER_LEVEL: Final = {
     "VERBOSE": logging.DEBUG,
@@ -93,7 +99,7 @@ class _Handler(logging.StreamHandler[Any]):
         table: str | None = getattr(record, "table", None)
         text = record.getMessage()
         if table is not None:
-            return f"{head}{_quote(text) if text else ''}\n{table}\n"
+            return f"{head}{_quote(text) if text else ''}\n{_CONTROL.sub(_escaped, table)}\n"
         if record.exc_info:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
         first, several, rest = text.partition("\n")
@@ -110,7 +116,9 @@ def setup(settings: LogSettings) -> None:
     stream: TextIO = sys.stderr
     if settings.log_file:
         try:
-            stream = Path(settings.log_file).open("a", encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
+            stream = Path(settings.log_file).open(  # noqa: SIM115 (lives as long as the process)
+                "a", encoding="utf-8", errors="backslashreplace"
+            )
         except OSError as error:
             raise internal(f"failed to open log file '{settings.log_file}': {error.strerror}") from error
     _handler.setStream(stream)
@@ -155,6 +163,11 @@ def verbose(level: int, message: str, *arguments: object) -> None:
         LOGGER.debug(message, *arguments, stacklevel=2)
 
 
+def shortened(text: str) -> str:
+    """``text``, which a client chose, without what exceeds the length that a line has room for."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
+
+
 def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Log a table at INFO, raw after the heading, which may be empty."""
     LOGGER.info("%s", heading, stacklevel=2, extra={"table": format_table(columns, rows)})
@@ -191,7 +204,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _quote(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return _UNQUOTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _stamp(record: logging.LogRecord, form: str) -> str:

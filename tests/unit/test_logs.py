@@ -51,6 +51,26 @@ def test_message_is_quoted_and_escaped(output: io.StringIO) -> None:
     assert output.getvalue().endswith('] "hello \\"you\\"\\nline two é"\n')
 
 
+def test_message_of_a_client_cannot_command_a_terminal_or_begin_a_line(output: io.StringIO) -> None:
+    LOG.info("csi \x9b2J del \x7f next \x85 line \u2028 half \udcff é")
+    assert output.getvalue().endswith('] "csi \\u009b2J del \\u007f next \\u0085 line \\u2028 half \\udcff é"\n')
+
+
+def test_what_is_no_utf_8_reaches_a_log_file(tmp_path: Path) -> None:
+    logs.setup(LogSettings(log_file=str(tmp_path / "log")))
+    try:
+        logs.table("", ["Model \udcff"], [["red \x1b[31m"]])
+    finally:
+        logs.reset()
+    assert "| red \\x1b[31m |" in (text := (tmp_path / "log").read_text())
+    assert "Model \\udcff" in text
+
+
+def test_what_a_client_chose_is_shown_in_part_where_it_is_long() -> None:
+    assert logs.shortened("a" * 256) == "a" * 256
+    assert logs.shortened("a" * 257) == "a" * 256 + "… (257 characters)"
+
+
 def test_traceback_stays_on_the_line(output: io.StringIO) -> None:
     try:
         raise ValueError("bad")

@@ -194,7 +194,7 @@ class Model:
         logs.verbose(
             1,
             "request %s of '%s' version %d: %s, batch of %d, waited %.3f ms, computed for %.3f ms, %.3f ms in all",
-            request.id or f"<no id, {request.serial}>",
+            logs.shortened(request.id) or f"<no id, {request.serial}>",
             self.name,
             self.version,
             "OK" if response.error is None else response.error.status,

@@ -112,7 +112,8 @@ class GrpcService:
 def _recorded(call: Call) -> Call:
     """``call``, of which the log says what becomes of it where it is verbose."""
     if logs.current().log_verbose_level:
-        logs.verbose(1, "gRPC request: %s", call.head.path)
+        path = logs.shortened(call.head.path)
+        logs.verbose(1, "gRPC request: %s", path)
         if not call.finished:
-            call.record = AccessRecord("gRPC", call.head.path)
+            call.record = AccessRecord("gRPC", path)
     return call

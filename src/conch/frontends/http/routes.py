@@ -69,7 +69,7 @@ class Router:
     def handle(self, exchange: HttpExchange) -> None:
         """Answer an exchange; errors that handlers raise become its response."""
         if logs.current().log_verbose_level:
-            what = f"{exchange.method.decode()} {exchange.path.decode('latin-1')}"
+            what = f"{exchange.method.decode()} {logs.shortened(exchange.path.decode('latin-1'))}"
             logs.verbose(1, "HTTP request: %s", what)
             exchange.record = AccessRecord("HTTP", what, len(exchange.body))
         openai = self._openai_only or exchange.path.startswith(_OPENAI)
