@@ -154,9 +154,15 @@ class TextsResponder:
                 answers = [self._answers[number] for number in range(self._ended)]
                 self._exchange.respond(200, [JSON], encode_texts(self.requests, answers))
         except ConchError as error:
-            refuse(self._exchange, error)
-            for request in self.requests:
-                request.cancel()
+            self._give_up(error)
+        except Exception:
+            LOG.exception("the responses of '%s' could not be written", self.requests[0].model_name)
+            self._give_up(internal("the response could not be written"))
+
+    def _give_up(self, error: ConchError) -> None:
+        refuse(self._exchange, error)
+        for request in self.requests:
+            request.cancel()
 
 
 class GenerateStreamResponder(Responder):

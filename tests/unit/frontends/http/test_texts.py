@@ -1,0 +1,65 @@
+"""``generate`` for several texts: one exchange that ends once, whatever becomes of its requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from conch.errors import unavailable
+from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.http.responders import TextsResponder
+from conch.inference import InferRequest, InferResponse
+from conch.tensors import WireTensor
+
+
+class Client:
+    """The connection of an exchange, which keeps what is written."""
+
+    def __init__(self) -> None:
+        self.transport = self
+        self.written = b""
+        self.ended = 0
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.written += b"".join(parts)
+
+    def on_exchange_ended(self, exchange: HttpExchange) -> None:
+        self.ended += 1
+
+
+def asked(texts: int) -> tuple[Client, list[InferRequest]]:
+    client: Any = Client()
+    responder = TextsResponder(HttpExchange(client, b"POST", b"/v2/models/m/generate", {}, True))
+    responder.requests += [InferRequest("m", {}, responder.of(index), model_version=1) for index in range(texts)]
+    return client, responder.requests
+
+
+def answer(value: float) -> InferResponse:
+    return InferResponse([WireTensor("score", "FP32", (1,), np.array([value], np.float32).tobytes())])
+
+
+def test_answers_stand_in_the_order_of_the_texts() -> None:
+    client, (first, second) = asked(2)
+    second.respond(answer(2))
+    assert client.written == b""
+    first.respond(answer(1))
+    assert client.written.endswith(b'"score":[1.0,2.0]}') and client.ended == 1
+
+
+def test_one_that_fails_ends_the_exchange_and_the_others() -> None:
+    client, requests = asked(3)
+    requests[1].respond(InferResponse(error=unavailable("the queue is full")))
+    assert client.written.startswith(b"HTTP/1.1 503 ") and client.ended == 1
+    assert [request.cancelled for request in requests] == [True, False, True]
+    requests[0].respond(answer(1))
+    assert client.ended == 1
+
+
+def test_an_answer_that_cannot_be_written_does_not_leave_the_client_waiting() -> None:
+    client, (request,) = asked(1)
+    request.respond(InferResponse([WireTensor("score", "FP32", (1,), b"odd")]))
+    assert client.written.startswith(b"HTTP/1.1 500 ") and client.ended == 1
