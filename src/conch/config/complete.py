@@ -78,10 +78,11 @@ def complete(
     devices' ids, ``preference`` goes before that of the backend.  Raises INVALID_ARG when no backend can be told.
     """
     completed = copied(config)
-    # Clients may give back a configuration as they were shown it.
-    for parameter in [one for one in completed.parameters if one.startswith(RUNS_WITH)]:
-        del completed.parameters[parameter]
     complete_backend(completed, name, artefacts)
+    if completed.backend != "python":
+        # Clients may give back a configuration as they were shown it.
+        for parameter in [one for one in completed.parameters if one.startswith(RUNS_WITH)]:
+            del completed.parameters[parameter]
     normalise(completed)
     complete_instances(completed, gpus, preference or _PREFERENCES.get(completed.backend, ANY))
     return completed

@@ -268,3 +268,9 @@ def test_normalising_twice_changes_nothing() -> None:
     normalise(twice)
 
     assert once == twice
+
+
+@pytest.mark.parametrize(("file", "left"), [("model.py", ["conch.engine"]), ("model.onnx", [])])
+def test_what_a_model_runs_with_is_no_parameter_except_where_it_is_the_models_own(file: str, left: list[str]) -> None:
+    given = 'parameters { key: "conch.engine" value { string_value: "x" } }'
+    assert list(completed(given, file).parameters) == left
