@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shlex
 import shutil
 import sys
 from functools import lru_cache
@@ -119,9 +120,9 @@ def command(*extras: str) -> str:
     if checkout is None:
         version = _version("conch")
         return f'{pip()} install "conch[{names}]{f"=={version}" if version else ""}"'
-    here = checkout == Path.cwd()
+    here = checkout == _working_directory()
     constraints = checkout / "constraints.txt"
-    options = f"-c {'constraints.txt' if here else constraints} " if constraints.is_file() else ""
+    options = f"-c {'constraints.txt' if here else shlex.quote(str(constraints))} " if constraints.is_file() else ""
     return f'{pip()} install {options}{"-e " if editable else ""}"{"." if here else checkout}[{names}]"'
 
 
@@ -150,10 +151,18 @@ def pip() -> str:
         return "pip"
     named = own if own.exists() else Path(sys.executable)
     try:
-        named = named.relative_to(Path.cwd())
+        named = named.relative_to(_working_directory() or "")
     except ValueError:
         pass
-    return str(named) if own.exists() else f"{named} -m pip"
+    return shlex.quote(str(named)) + ("" if own.exists() else " -m pip")
+
+
+def _working_directory() -> Optional[Path]:
+    """The current directory; None where it has been removed."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
 
 
 def _package(module: str) -> Package:

@@ -219,3 +219,20 @@ def test_pip_of_another_environment_is_not_named(tmp_path: Path, monkeypatch: py
     assert extras.pip() == ".venv/bin/pip"
     (own / "pip").unlink()
     assert extras.pip() == ".venv/bin/python -m pip"
+
+
+def test_a_command_with_a_blank_in_its_path_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my env" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "pip").touch()
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    assert extras.pip() == f"'{folder / 'pip'}'"
+
+
+def test_a_current_directory_that_is_gone_stops_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert extras.pip() == f"{tmp_path / 'python'} -m pip"
+    assert "[openvino]" in extras.command("openvino")

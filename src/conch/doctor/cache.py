@@ -32,9 +32,9 @@ def cached_models(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def _location(environment: Mapping[str, str]) -> Path:
+    # Unlike Path's, this leaves "~" as it is where there is no home.
     if "HF_HUB_CACHE" in environment:
-        return Path(environment["HF_HUB_CACHE"]).expanduser()
+        return Path(os.path.expanduser(environment["HF_HUB_CACHE"]))
     if "HF_HOME" in environment:
-        return Path(environment["HF_HOME"]).expanduser() / "hub"
-    caches = Path(environment.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    return caches / "huggingface" / "hub"
+        return Path(os.path.expanduser(environment["HF_HOME"])) / "hub"
+    return Path(os.path.expanduser(environment.get("XDG_CACHE_HOME", "~/.cache"))) / "huggingface" / "hub"

@@ -146,3 +146,8 @@ def test_what_torch_is_built_for_is_read_without_importing_it(
     assert (found["torch"].version, found["torch"].detail) == ("2.13.0", build)
     assert found["openvino"].version == ""
     assert "openvino" in found["openvino"].install
+
+
+def test_a_cache_below_a_home_that_there_is_not_holds_nothing() -> None:
+    found = cache({"HF_HOME": "~no-such-user/models"})
+    assert (found.path, found.models, found.size) == ("~no-such-user/models/hub", 0, 0)
