@@ -36,6 +36,9 @@ GENERAL = {
     "NOT_FOUND until then; conch answers from the start, and says UNAVAILABLE (503), so that clients try again.",
     "what a model runs with": "The configuration of a model of conch's own has parameters that begin with 'conch.', "
     "the statistics have a member 'runs_with'; those of gRPC, which has no field for it, are as Triton's.",
+    "unknown parameters": "Requests to a backend of conch's own are refused for parameters that it does not know, "
+    "those to a backend that Triton has as well for misspelt ones; Triton ignores both.  Python models get all.",
+    "several texts": "The answer of generate has a value for each row of a model of conch's own; Triton flattens them.",
     "extensions": "conch names only the extensions that work, and itself.",
 }
 

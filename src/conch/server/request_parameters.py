@@ -8,16 +8,21 @@ formats call this for what a client sends; parameters that the server itself add
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from conch.backends.table import RequestParameters
 from conch.config.parameters import nearest
-from conch.errors import ConchError, invalid
+from conch.errors import invalid
 
 #: How alike two names are (``difflib``'s ratio) when an unknown one is refused for it, and when it is only suggested.
 _MISSPELT = 0.85
 _SUGGESTED = 0.6
-#: The member ``id`` of a body for ``generate`` is a parameter as well, as in Triton.
-_ID = "id"
+#: What clients of the protocol send to any server: the member ``id`` of a body for ``generate``, which is a parameter
+#: as well, as in Triton; what MLServer's clients say of their tensors; and what KServe's pass on from HTTP to gRPC.
+_PROTOCOL = frozenset({"id", "content_type", "headers", "binary_data_output"})
+#: How many names that have been judged are remembered for a model, and the longest that is compared with others.
+_REMEMBERED = 256
+_LONGEST = 64
 
 
 class CheckParameters:
@@ -25,27 +30,31 @@ class CheckParameters:
 
     def __init__(self, model: str, accepted: RequestParameters, inputs: Iterable[str]) -> None:
         self._model = model
-        self._names = accepted.names | {_ID}
+        self._names = accepted.names | _PROTOCOL
         self._others = accepted.others
         self._inputs = frozenset(inputs)
         self._known = accepted.names | self._inputs
+        # To compare a name with all that are known takes longer than all else that is done with a small request.
+        self._judged = lru_cache(_REMEMBERED)(self._problem)
 
     def __call__(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self._names:
-                problem = self._problem(name)
-                if problem is not None:
-                    raise problem
+                problem = self._judged(name) if len(name) <= _LONGEST else self._problem(name)
+                if problem:
+                    raise invalid(problem)
 
-    def _problem(self, name: str) -> ConchError | None:
+    def _problem(self, name: str) -> str:
+        """Why the name is refused; empty where it is accepted."""
         if name in self._inputs:
             if self._others:
-                return None
-            return invalid(f"'{name}' is an input of model '{self._model}', not a parameter: send it as a tensor")
-        suggestion = nearest(name, self._known, _MISSPELT if self._others else _SUGGESTED)
+                return ""
+            return f"'{name}' is an input of model '{self._model}', not a parameter: send it as a tensor"
+        likeness = _MISSPELT if self._others else _SUGGESTED
+        suggestion = nearest(name, self._known, likeness) if len(name) <= _LONGEST else ""
         if suggestion:
-            return invalid(f"parameter '{name}' is not known to model '{self._model}'; did you mean '{suggestion}'?")
+            return f"parameter '{name}' is not known to model '{self._model}'; did you mean '{suggestion}'?"
         if self._others:
-            return None
+            return ""
         known = ", ".join(sorted(self._known))
-        return invalid(f"parameter '{name}' is not known to model '{self._model}'; its requests have {known}")
+        return f"parameter '{name}' is not known to model '{self._model}'; its requests have {known}"

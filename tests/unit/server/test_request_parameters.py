@@ -83,3 +83,25 @@ def test_backends_that_triton_has_take_other_parameters_unless_they_look_misspel
 )
 def test_checkpoints_answer_each_text_of_several(backend: str, batch: int, more: str, by_row: bool) -> None:
     assert signature_of(backend, more, batch).by_row is by_row
+
+
+@pytest.mark.parametrize("name", ["id", "content_type", "headers", "binary_data_output"])
+def test_what_clients_of_the_protocol_send_to_any_server_is_accepted(name: str) -> None:
+    check = check_of("huggingface")
+    assert check is not None
+    check([name])
+
+
+def test_a_name_is_compared_with_those_that_are_known_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def nearest(name: str, known: object, likeness: float) -> str:
+        compared.append(name)
+        return ""
+
+    monkeypatch.setattr("conch.server.request_parameters.nearest", nearest)
+    check = check_of("onnxruntime")
+    assert check is not None
+    for _ in range(3):
+        check(["tag", "a" * 1_000_000])
+    assert compared == ["tag"]
