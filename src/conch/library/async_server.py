@@ -56,7 +56,7 @@ class AsyncServer(AsyncInferenceService):
 
         Raises what keeps it from starting; then everything is closed.  A server starts only once.
         """
-        if self._started:
+        if self._started or self._closing is not None:
             raise unavailable("a server starts only once: make another one")
         self._started = True
         try:
@@ -72,9 +72,12 @@ class AsyncServer(AsyncInferenceService):
             raise
         return self
 
-    async def close(self) -> None:
-        """Finish the requests that run, for at most ``exit_timeout_secs``, end the workers and close the ports."""
-        await self._close(self._plan.settings.exit_timeout_secs)
+    async def close(self, seconds: float | None = None) -> None:
+        """Finish the requests that run, end the workers and close the ports.
+
+        Requests may take ``seconds``, without it those of the option ``exit_timeout_secs``; then they fail.
+        """
+        await self._close(self._plan.settings.exit_timeout_secs if seconds is None else seconds)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -104,7 +107,7 @@ class AsyncServer(AsyncInferenceService):
         return {kind: _url(kind, host, port) for kind, (host, port) in addresses.items()}
 
     async def live(self) -> bool:
-        return self._application is not None and self._core.live and not self._core.exiting
+        return self._closing is None and self._application is not None and self._application.server.live
 
     async def ready(self, model: str = "", version: int | str = "") -> bool:
         if not await self.live():
@@ -137,11 +140,11 @@ class AsyncServer(AsyncInferenceService):
     def _signature(self, model: str, version: int) -> ModelSignature:
         return self._core.model(model, version).signature
 
-    async def _infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
-        return await inprocess.infer(self._core, request, timeout)
+    async def _infer(self, request: OutgoingRequest) -> InferResult:
+        return await inprocess.infer(self._core, request)
 
-    def _stream(self, request: OutgoingRequest, timeout: float | None) -> inprocess.LocalStream:
-        return inprocess.LocalStream(self._core, request, timeout)
+    def _stream(self, request: OutgoingRequest) -> inprocess.LocalStream:
+        return inprocess.LocalStream(self._core, request)
 
     @property
     def _core(self) -> InferenceServer:
