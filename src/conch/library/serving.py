@@ -37,6 +37,6 @@ def serve(
         raise unsupported("conch.serve runs an event loop of its own: use conch.AsyncServer on this one")
     with wanted.open() as (settings, name):
         try:
-            return app.serve(settings, announcer(name, settings) if name else None)
+            return app.serve(settings, announcer(name) if name else None)
         finally:
             logs.reset()
