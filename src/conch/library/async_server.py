@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from conch import logs
 from conch.app import Application
-from conch.errors import ConchError, unavailable
+from conch.errors import ConchError, unavailable, unsupported
 from conch.inference import ModelSignature
 from conch.library import inprocess
 from conch.library.async_service import AsyncInferenceService
@@ -59,6 +59,7 @@ class AsyncServer(AsyncInferenceService):
         if self._started or self._closing is not None:
             raise unavailable("a server starts only once: make another one")
         self._started = True
+        self._loop = asyncio.get_running_loop()
         try:
             settings, self._model_name = self._resources.enter_context(self._plan.open())
             if self._plan.logs:
@@ -153,7 +154,14 @@ class AsyncServer(AsyncInferenceService):
             raise unavailable("the server is closed")
         if self._application is None:
             raise unavailable("the server is not started: use it as a context manager, or call start()")
+        self._require_its_loop()
         return self._application.server
+
+    def _require_its_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:  # a call would wait for ever
+            raise unsupported(
+                "the server belongs to the event loop that started it: call it there, or use conch.Server"
+            )
 
     def _require_control(self) -> None:
         try:
@@ -165,6 +173,8 @@ class AsyncServer(AsyncInferenceService):
 
     async def _close(self, seconds: float) -> None:
         """Stop, once, however often it is called; being cancelled meanwhile does not keep it from its end."""
+        if self._started:
+            self._require_its_loop()
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._stop(seconds))
         cancelled = False

@@ -134,6 +134,17 @@ def test_server_that_was_closed_does_not_start(folder: Path) -> None:
     asyncio.run(start())
 
 
+def test_calls_of_another_event_loop_are_refused(folder: Path) -> None:
+    async def start() -> None:
+        async with conch.AsyncServer(model_repository=folder) as server:
+            for call in (lambda: server.infer("add_sub", ROWS), server.metadata, server.close):
+                with pytest.raises(ConchError, match="belongs to the event loop that started it"):
+                    await asyncio.to_thread(asyncio.run, call())
+            await server.infer("add_sub", ROWS)
+
+    asyncio.run(start())
+
+
 def test_after_garbage_collection(folder: Path) -> None:
     server = conch.Server(model_repository=folder).start()
     server.infer("add_sub", ROWS)
