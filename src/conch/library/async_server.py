@@ -20,6 +20,7 @@ from conch.library.async_service import AsyncInferenceService
 from conch.library.flags import plan
 from conch.library.requests import OutgoingRequest, version_number
 from conch.library.results import InferResult
+from conch.repository.errors import PollError
 from conch.server.core import InferenceServer
 
 
@@ -132,7 +133,11 @@ class AsyncServer(AsyncInferenceService):
         self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> None:
         self._require_control()
-        await self._core.load(model, json.dumps(dict(config)) if isinstance(config, Mapping) else config, files)
+        text = json.dumps(dict(config)) if isinstance(config, Mapping) else config
+        try:
+            await self._core.load(model, text, files)
+        except PollError as error:  # whose message is for clients, who must not learn of the server's files
+            raise ConchError(f"{error.message}: {error.log}", error.code) from None
 
     async def unload(self, model: str, dependents: bool = False) -> None:
         self._require_control()

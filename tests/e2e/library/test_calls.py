@@ -263,6 +263,15 @@ def test_models_are_loaded_and_unloaded(service: InferenceService, folder: Path)
     assert refusal(service.load, "nobody").code is not Code.UNKNOWN
 
 
+def test_server_in_the_process_says_why_a_model_is_not_loaded(server: Server) -> None:
+    for model, config, words in (
+        ("nope", None, "not found in any model repository"),
+        ("add_sub", "{", "Invalid config"),
+    ):
+        error = refusal(server.load, model, config)
+        assert (error.code, words in error.message) == (Code.INTERNAL, True), error.message
+
+
 def test_version_is_a_number(service: InferenceService) -> None:
     error = refusal(service.infer, "add_sub", ROWS, version="latest")
     assert (error.code, "version must be a number" in error.message) == (Code.INVALID_ARG, True)
