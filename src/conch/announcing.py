@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from conch.errors import ConchError
-from conch.settings import Settings
 
 if TYPE_CHECKING:
     from conch.inference import TensorSpec
@@ -27,18 +26,22 @@ _SAMPLES: Final[Mapping[str, Any]] = {
 }
 
 
-def announcer(name: str, settings: Settings) -> Callable[[InferenceServer], None]:
-    """Logs how to ask the model ``name``, once it is loaded."""
+def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, int]]], None]:
+    """Logs how to ask the model ``name`` of a server that listens at ``addresses``, once it is loaded."""
 
-    def announce(server: InferenceServer) -> None:
-        if not settings.allow_http:
+    def announce(server: InferenceServer, addresses: Mapping[str, tuple[str, int]]) -> None:
+        if "http" not in addresses:
             return
         try:
             inputs = server.model(name).signature.inputs.values()
         except ConchError:
             return  # it is to be loaded later
-        host = "localhost" if settings.http_address in ("0.0.0.0", "::", "127.0.0.1") else settings.http_address
-        command = example(f"http://{host}:{settings.http_port}/v2/models/{name}", inputs)
+        host, port = addresses["http"]
+        if host in ("0.0.0.0", "::", "127.0.0.1", "::1"):
+            host = "localhost"
+        elif ":" in host:
+            host = f"[{host}]"
+        command = example(f"http://{host}:{port}/v2/models/{name}", inputs)
         # As it is, so that it can be copied: log lines are quoted.
         LOG.info("Ask it:", extra={"table": command})
 

@@ -12,7 +12,7 @@ import logging
 import platform
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from conch import __version__, logs
@@ -28,11 +28,14 @@ from conch.telemetry.metrics import MetricsConfig, Registry
 
 LOG = logging.getLogger("conch")
 
+#: Called with the server, and where its front ends listen.
+OnReady = Callable[[InferenceServer, Mapping[str, tuple[str, int]]], None]
+
 #: How long the last responses may take to be sent after everything has stopped (s).
 FLUSH_SECONDS = 2.0
 
 
-def run(settings: Settings, on_ready: Callable[[InferenceServer], None] | None = None) -> int:
+def run(settings: Settings, on_ready: OnReady | None = None) -> int:
     """Serve as ``serve`` does, and print why the server could not start; returns the exit status."""
     try:
         return serve(settings, on_ready)
@@ -41,7 +44,7 @@ def run(settings: Settings, on_ready: Callable[[InferenceServer], None] | None =
         return 1
 
 
-def serve(settings: Settings, on_ready: Callable[[InferenceServer], None] | None = None) -> int:
+def serve(settings: Settings, on_ready: OnReady | None = None) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit status.  Call in the main thread.
 
     ``on_ready`` is called when all models that are to be loaded at start have been.  Raises ConchError when the server
@@ -61,7 +64,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return new_event_loop
 
 
-async def _serve(settings: Settings, on_ready: Callable[[InferenceServer], None] | None = None) -> int:
+async def _serve(settings: Settings, on_ready: OnReady | None = None) -> int:
     logs.setup(settings.log_settings)
     LOG.info("conch %s (serves as Triton %s) under Python %s", __version__, SERVER_VERSION, platform.python_version())
     application = Application(settings)
@@ -73,7 +76,7 @@ async def _serve(settings: Settings, on_ready: Callable[[InferenceServer], None]
         if loading.done():
             failed = loading.result()
             if on_ready is not None and not failed:
-                on_ready(application.server)
+                on_ready(application.server, application.addresses)
             await stop.wait()
         else:
             loading.cancel()

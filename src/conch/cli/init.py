@@ -5,6 +5,7 @@ The templates are model repositories, in which ``NAME`` in a path and ``${name}`
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Final, NamedTuple
 import click
 
 from conch.errors import Code, ConchError, invalid
+from conch.repository.single import checkpoint_source
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 #: Names that are files' and tests', on every system.
@@ -79,17 +81,21 @@ def init_command(name: str, template: str, model_repository: Path, checkpoint: s
 def write(name: str, template: str, repository: Path, checkpoint: str = "") -> list[Path]:
     """Write the template's models into ``repository``; returns the files.
 
-    Raises INVALID_ARG for a name that is none, ALREADY_EXISTS when one of the models' directories is there.
+    Raises INVALID_ARG for a name that is none and where nothing can be written, ALREADY_EXISTS when one of the models'
+    directories is there.
     """
     if not _NAME.fullmatch(name):
-        raise invalid(f"'{name}' is no name for a model: use letters, digits, '_', '-' and '.'")
+        raise invalid(f"'{name}' is no name for a model: begin with a letter or digit, go on with '_', '-' and '.' too")
     contents = dict(_rendered(name, template, checkpoint))
     for directory in sorted({path.parts[0] for path in contents}):
         if (repository / directory).exists():
             raise ConchError(f"{repository / directory} is there already: choose another name", Code.ALREADY_EXISTS)
-    for path, text in contents.items():
-        (repository / path).parent.mkdir(parents=True, exist_ok=True)
-        (repository / path).write_text(text, encoding="utf-8")
+    try:
+        for path, text in contents.items():
+            (repository / path).parent.mkdir(parents=True, exist_ok=True)
+            (repository / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise invalid(f"{error.filename or repository} cannot be written: {error.strerror}") from None
     return [repository / path for path in contents]
 
 
@@ -108,7 +114,8 @@ def next_commands(name: str, template: ModelTemplate, repository: Path) -> list[
 
 def _rendered(name: str, template: str, checkpoint: str) -> Iterator[tuple[Path, str]]:
     """The files of a template, by their paths in the repository."""
-    values = {"name": name, "model": _json_text(checkpoint or TEMPLATES[template].checkpoint)}
+    served = checkpoint_source(checkpoint) if checkpoint else TEMPLATES[template].checkpoint
+    values = {"name": name, "model": json.dumps(served, ensure_ascii=False)[1:-1]}
     root = _TEMPLATES / template
     for source in sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         directory, *inside = source.relative_to(root).parts
@@ -116,9 +123,3 @@ def _rendered(name: str, template: str, checkpoint: str) -> Iterator[tuple[Path,
         inside[-1] = inside[-1].replace("NAME", re.sub(r"\W", "_", name))
         path = Path(directory.replace("NAME", name), *inside)
         yield path, Template(source.read_text(encoding="utf-8")).safe_substitute(values)
-
-
-def _json_text(checkpoint: str) -> str:
-    """A checkpoint as the inside of a JSON string; a folder by its absolute path, as servers run anywhere."""
-    text = str(Path(checkpoint).resolve()) if Path(checkpoint).is_dir() else checkpoint
-    return text.replace("\\", "\\\\").replace('"', '\\"')

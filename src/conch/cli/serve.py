@@ -68,7 +68,7 @@ def _serve_one(model: str, of_model: dict[str, Any], texts: Mapping[str, Sequenc
     with repository_of(model, name, of_model) as (repository, served):
         from conch.app import run
 
-        return run(settings_for(settings, repository, served), announcer(served, settings))
+        return run(settings_for(settings, repository, served), announcer(served))
 
 
 class ServeCommand(click.Command):

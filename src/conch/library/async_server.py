@@ -13,13 +13,14 @@ from typing import Any, Self
 
 from conch import logs
 from conch.app import Application
-from conch.errors import ConchError, unavailable
+from conch.errors import ConchError, unavailable, unsupported
 from conch.inference import ModelSignature
 from conch.library import inprocess
 from conch.library.async_service import AsyncInferenceService
 from conch.library.flags import plan
 from conch.library.requests import OutgoingRequest, version_number
 from conch.library.results import InferResult
+from conch.repository.errors import PollError
 from conch.server.core import InferenceServer
 
 
@@ -56,9 +57,10 @@ class AsyncServer(AsyncInferenceService):
 
         Raises what keeps it from starting; then everything is closed.  A server starts only once.
         """
-        if self._started:
+        if self._started or self._closing is not None:
             raise unavailable("a server starts only once: make another one")
         self._started = True
+        self._loop = asyncio.get_running_loop()
         try:
             settings, self._model_name = self._resources.enter_context(self._plan.open())
             if self._plan.logs:
@@ -72,9 +74,12 @@ class AsyncServer(AsyncInferenceService):
             raise
         return self
 
-    async def close(self) -> None:
-        """Finish the requests that run, for at most ``exit_timeout_secs``, end the workers and close the ports."""
-        await self._close(self._plan.settings.exit_timeout_secs)
+    async def close(self, seconds: float | None = None) -> None:
+        """Finish the requests that run, end the workers and close the ports.
+
+        Requests may take ``seconds``, without it those of the option ``exit_timeout_secs``; then they fail.
+        """
+        await self._close(self._plan.settings.exit_timeout_secs if seconds is None else seconds)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -104,7 +109,7 @@ class AsyncServer(AsyncInferenceService):
         return {kind: _url(kind, host, port) for kind, (host, port) in addresses.items()}
 
     async def live(self) -> bool:
-        return self._application is not None and self._core.live and not self._core.exiting
+        return self._closing is None and self._application is not None and self._application.server.live
 
     async def ready(self, model: str = "", version: int | str = "") -> bool:
         if not await self.live():
@@ -128,7 +133,11 @@ class AsyncServer(AsyncInferenceService):
         self, model: str, config: str | Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> None:
         self._require_control()
-        await self._core.load(model, json.dumps(dict(config)) if isinstance(config, Mapping) else config, files)
+        text = json.dumps(dict(config)) if isinstance(config, Mapping) else config
+        try:
+            await self._core.load(model, text, files)
+        except PollError as error:  # whose message is for clients, who must not learn of the server's files
+            raise ConchError(f"{error.message}: {error.log}", error.code) from None
 
     async def unload(self, model: str, dependents: bool = False) -> None:
         self._require_control()
@@ -137,11 +146,11 @@ class AsyncServer(AsyncInferenceService):
     def _signature(self, model: str, version: int) -> ModelSignature:
         return self._core.model(model, version).signature
 
-    async def _infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
-        return await inprocess.infer(self._core, request, timeout)
+    async def _infer(self, request: OutgoingRequest) -> InferResult:
+        return await inprocess.infer(self._core, request)
 
-    def _stream(self, request: OutgoingRequest, timeout: float | None) -> inprocess.LocalStream:
-        return inprocess.LocalStream(self._core, request, timeout)
+    def _stream(self, request: OutgoingRequest) -> inprocess.LocalStream:
+        return inprocess.LocalStream(self._core, request)
 
     @property
     def _core(self) -> InferenceServer:
@@ -150,7 +159,14 @@ class AsyncServer(AsyncInferenceService):
             raise unavailable("the server is closed")
         if self._application is None:
             raise unavailable("the server is not started: use it as a context manager, or call start()")
+        self._require_its_loop()
         return self._application.server
+
+    def _require_its_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:  # a call would wait for ever
+            raise unsupported(
+                "the server belongs to the event loop that started it: call it there, or use conch.Server"
+            )
 
     def _require_control(self) -> None:
         try:
@@ -162,6 +178,8 @@ class AsyncServer(AsyncInferenceService):
 
     async def _close(self, seconds: float) -> None:
         """Stop, once, however often it is called; being cancelled meanwhile does not keep it from its end."""
+        if self._started:
+            self._require_its_loop()
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._stop(seconds))
         cancelled = False

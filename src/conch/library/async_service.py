@@ -24,7 +24,10 @@ from conch.library.results import InferResult
 
 
 class AsyncResultStream(AsyncIterator[InferResult]):
-    """The responses to one request, in their order.  Closing it before its end cancels the request."""
+    """The responses to one request, in their order, for one task at a time.
+
+    Closing it before its end cancels the request.
+    """
 
     @abstractmethod
     async def __anext__(self) -> InferResult: ...
@@ -69,9 +72,9 @@ class AsyncInferenceService(ABC):
         request = infer_request(
             signature, number, inputs,
             outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end,
+            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, timeout=timeout,
         )  # fmt: skip
-        return await self._infer(request, timeout)
+        return await self._infer(request)
 
     def infer_stream(
         self,
@@ -93,9 +96,9 @@ class AsyncInferenceService(ABC):
         request = infer_request(
             self._signature(model, number), number, inputs,
             outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end,
+            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, timeout=timeout,
         )  # fmt: skip
-        return self._stream(request, timeout)
+        return self._stream(request)
 
     async def generate(
         self,
@@ -110,10 +113,12 @@ class AsyncInferenceService(ABC):
         """Ask a model as ``POST …/generate`` does: with a text, or inputs by name, and sampling parameters."""
         number = version_number(version)
         signature = self._signature(model, number)
-        request = generate_request(signature, number, inputs, parameters, request_id=request_id, stream=False)
+        request = generate_request(
+            signature, number, inputs, parameters, request_id=request_id, timeout=timeout, stream=False
+        )
         if not signature.decoupled:
-            return await self._infer(request, timeout)
-        async with self._stream(request, timeout) as stream:
+            return await self._infer(request)
+        async with self._stream(request) as stream:
             results = [result async for result in stream]
         if len(results) != 1:
             raise request.several_responses()
@@ -132,8 +137,10 @@ class AsyncInferenceService(ABC):
         """Ask a model as ``generate`` does, and get its responses as they come, for ``async for``."""
         number = version_number(version)
         signature = self._signature(model, number)
-        request = generate_request(signature, number, inputs, parameters, request_id=request_id, stream=True)
-        return self._stream(request, timeout)
+        request = generate_request(
+            signature, number, inputs, parameters, request_id=request_id, timeout=timeout, stream=True
+        )
+        return self._stream(request)
 
     @abstractmethod
     async def live(self) -> bool:
@@ -178,9 +185,9 @@ class AsyncInferenceService(ABC):
         """What the model takes.  Raises NOT_FOUND or UNAVAILABLE."""
 
     @abstractmethod
-    async def _infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+    async def _infer(self, request: OutgoingRequest) -> InferResult:
         """The only response to a request."""
 
     @abstractmethod
-    def _stream(self, request: OutgoingRequest, timeout: float | None) -> AsyncResultStream:
+    def _stream(self, request: OutgoingRequest) -> AsyncResultStream:
         """The responses to a request that is sent now."""

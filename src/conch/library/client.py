@@ -90,23 +90,23 @@ class Client(InferenceService):
         self._signatures[model, version] = signature, monotonic()
         return signature
 
-    def _infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+    def _infer(self, request: OutgoingRequest) -> InferResult:
         try:
-            return self._transport.infer(request, timeout)
+            return self._transport.infer(request)
         except ConchError:
             self._signatures.pop((request.model, request.version), None)  # it may be another model by now
             raise
 
-    def _stream(self, request: OutgoingRequest, timeout: float | None) -> ResultStream:
-        return self._transport.stream(request, timeout)
+    def _stream(self, request: OutgoingRequest) -> ResultStream:
+        return self._transport.stream(request)
 
 
 def _transport(url: str) -> Transport:
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "grpc", url
-    parts = urlsplit(f"//{rest}")
     try:
+        parts = urlsplit(f"//{rest}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None

@@ -5,9 +5,11 @@ Used by ``HttpTransport``.  Requests that the server would read in another shape
 
 from __future__ import annotations
 
+import contextlib
 import json
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from math import prod
+from socket import SHUT_RDWR
 from time import monotonic
 from typing import Any, Final
 
@@ -72,7 +74,6 @@ class EventStream(ResultStream):
         request: OutgoingRequest,
         connection: HTTPConnection,
         response: HTTPResponse,
-        timeout: float | None,
         deadline: float | None,
         code: Code | None,
     ) -> None:
@@ -80,7 +81,6 @@ class EventStream(ResultStream):
         self._connection = connection
         self._socket = connection.sock
         self._response = response
-        self._timeout = timeout
         self._deadline = deadline
         self._code = code
         self._closed = False
@@ -91,8 +91,8 @@ class EventStream(ResultStream):
                 line = self._read_line()
             except TimeoutError:
                 self.close()
-                raise self._request.not_in_time(self._timeout or 0) from None
-            except (OSError, HTTPException, ValueError) as error:
+                raise self._request.not_in_time() from None
+            except (OSError, HTTPException, ValueError, AttributeError) as error:  # the last two: closed meanwhile
                 if self._closed:
                     break
                 self.close()
@@ -111,9 +111,16 @@ class EventStream(ResultStream):
 
     def close(self) -> None:
         """Hang up, at which the server cancels the request if it still runs."""
-        self._closed = True
-        self._response.close()
-        self._connection.close()
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(SHUT_RDWR)  # wakes the thread that reads; closing would wait for it
+            self._response.close()
+            self._connection.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
 
     def _read_line(self) -> bytes:
         if self._deadline is not None:

@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Final
 
+from conch.config.parameters import nearest
 from conch.errors import invalid
 from conch.options import parse
 from conch.repository.single import MODEL_OPTIONS, repository_of, settings_for
@@ -87,8 +87,8 @@ def plan(
 
 
 def _unknown(name: str) -> str:
-    near = get_close_matches(name, (*_BY_NAME, *MODEL_OPTIONS, "ports"), 1)
-    hint = f"did you mean '{near[0]}'?" if near else "conch serve --help-all lists them, with dashes for underscores"
+    near = nearest(name, (*_BY_NAME, *MODEL_OPTIONS, "ports"), 0.6)
+    hint = f"did you mean '{near}'?" if near else "conch serve --help-all lists them, with dashes for underscores"
     return f"a server has no option '{name}': {hint}"
 
 

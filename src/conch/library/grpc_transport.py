@@ -89,21 +89,22 @@ class GrpcTransport:
         request.parameters["unload_dependents"].bool_param = dependents
         self._call("RepositoryModelUnload", request)
 
-    def infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+    def infer(self, request: OutgoingRequest) -> InferResult:
+        message = _message(request)
         try:
-            return _result(self._stub.ModelInfer(_message(request), timeout=timeout))
+            return _result(self._stub.ModelInfer(message, timeout=request.timeout))
         except grpc.RpcError as error:
-            raise _error(error, request, timeout) from None
+            raise _error(error, request) from None
         except ValueError:
             raise _closed() from None
 
-    def stream(self, request: OutgoingRequest, timeout: float | None) -> ResultStream:
+    def stream(self, request: OutgoingRequest) -> ResultStream:
         message = _message(request)
         try:
-            call = self._stub.ModelStreamInfer(iter([message]), timeout=timeout, metadata=_ERRORS_WITH_CODES)
+            call = self._stub.ModelStreamInfer(iter([message]), timeout=request.timeout, metadata=_ERRORS_WITH_CODES)
         except ValueError:
             raise _closed() from None
-        return _GrpcStream(call, request, timeout)
+        return _GrpcStream(call, request)
 
     def close(self) -> None:
         self._channel.close()
@@ -120,10 +121,9 @@ class GrpcTransport:
 class _GrpcStream(ResultStream):
     """The responses of a call that has one request."""
 
-    def __init__(self, call: Any, request: OutgoingRequest, timeout: float | None) -> None:
+    def __init__(self, call: Any, request: OutgoingRequest) -> None:
         self._call = call
         self._request = request
-        self._timeout = timeout
         self._closed = False
 
     def __next__(self) -> InferResult:
@@ -133,7 +133,7 @@ class _GrpcStream(ResultStream):
             except grpc.RpcError as error:
                 if self._closed:
                     break
-                raise _error(error, self._request, self._timeout) from None
+                raise _error(error, self._request) from None
             if message.error_message:
                 self.close()
                 raise ConchError(message.error_message, Code.UNKNOWN)  # the protocol has no code for it
@@ -192,10 +192,10 @@ def _result(message: service_pb2.ModelInferResponse) -> InferResult:
     )
 
 
-def _error(error: Any, request: OutgoingRequest | None = None, timeout: float | None = None) -> ConchError:
+def _error(error: Any, request: OutgoingRequest | None = None) -> ConchError:
     status = error.code()
-    if status is grpc.StatusCode.DEADLINE_EXCEEDED and request is not None and timeout is not None:
-        return request.not_in_time(timeout)
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED and request is not None:
+        return request.not_in_time()
     return ConchError(error.details() or status.name, _CODES.get(status, Code.UNKNOWN))
 
 

@@ -81,38 +81,30 @@ class HttpTransport:
         body = json.dumps({"parameters": {"unload_dependents": dependents}}).encode()
         self._call("POST", f"/v2/repository/models/{quote(model, safe='')}/unload", body)
 
-    def infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+    def infer(self, request: OutgoingRequest) -> InferResult:
         header = json.dumps(_document(request)).encode()
         body = b"".join((header, *(tensor.data for tensor in request.inputs.values())))
+        path = f"{_path(request.model, request.version)}/infer"
         try:
-            connection, response = self._send(
-                "POST", f"{_path(request.model, request.version)}/infer", body, {_LENGTH: str(len(header))}, timeout
-            )
-            content = response.read()
+            response, content = self._exchange("POST", path, body, {_LENGTH: str(len(header))}, _deadline(request))
         except TimeoutError:
-            raise request.not_in_time(timeout or 0) from None
-        except (OSError, HTTPException) as error:
-            raise self._unreachable(error) from None
+            raise request.not_in_time() from None
         length = int(response.headers.get(_LENGTH, len(content)))
-        self._give_back(connection, response)
-        if response.status != 200:
-            raise failure(response.status, content)
         return _result(request, json.loads(content[:length]), memoryview(content)[length:])
 
-    def stream(self, request: OutgoingRequest, timeout: float | None) -> ResultStream:
+    def stream(self, request: OutgoingRequest) -> ResultStream:
         if not request.signature.decoupled:
-            return SingleResult(self.infer(request, timeout))
+            return SingleResult(self.infer(request))
         body = json.dumps(generate_body(request)).encode()
-        deadline = None if timeout is None else monotonic() + timeout
+        path = f"{_path(request.model, request.version)}/generate_stream"
+        deadline = _deadline(request)
         try:
-            connection, response = self._send(
-                "POST", f"{_path(request.model, request.version)}/generate_stream", body, {}, timeout
-            )
+            connection, response = self._send("POST", path, body, {}, deadline)
         except TimeoutError:
-            raise request.not_in_time(timeout or 0) from None
+            raise request.not_in_time() from None
         except (OSError, HTTPException) as error:
             raise self._unreachable(error) from None
-        return EventStream(request, connection, response, timeout, deadline, _CODES.get(response.status))
+        return EventStream(request, connection, response, deadline, _CODES.get(response.status))
 
     def close(self) -> None:
         with self._lock:
@@ -135,26 +127,43 @@ class HttpTransport:
 
     def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
         try:
-            connection, response = self._send(method, path, body, {}, None)
-            content = response.read()
+            return self._exchange(method, path, body, {}, None)[1]
+        except TimeoutError as error:  # of the operating system
+            raise self._unreachable(error) from None
+
+    def _exchange(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: float | None
+    ) -> tuple[HTTPResponse, bytes]:
+        """A successful response and its body.  Raises TimeoutError at the deadline, otherwise ConchError."""
+        try:
+            connection, response = self._send(method, path, body, headers, deadline)
+            try:
+                content = response.read()
+            except BaseException:
+                connection.close()
+                raise
+        except TimeoutError:
+            raise
         except (OSError, HTTPException) as error:
             raise self._unreachable(error) from None
         self._give_back(connection, response)
         if response.status != 200:
             raise failure(response.status, content)
-        return content
+        return response, content
 
     def _send(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout: float | None
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: float | None
     ) -> tuple[HTTPConnection, HTTPResponse]:
         """Send a request; the response's body is still to be read.  Raises OSError or HTTPException."""
         while True:
             connection, used = self._connection()
-            connection.timeout = timeout
-            if connection.sock is not None:
-                connection.sock.settimeout(timeout)
             try:
+                connection.timeout = _left(deadline)
+                if connection.sock is None:
+                    connection.connect()
+                connection.sock.settimeout(_left(deadline))
                 connection.request(method, self._prefix + path, body, dict(headers))
+                connection.sock.settimeout(_left(deadline))
                 return connection, connection.getresponse()
             except TimeoutError:
                 connection.close()
@@ -187,6 +196,20 @@ class HttpTransport:
 
     def _unreachable(self, error: BaseException) -> ConchError:
         return unavailable(f"{self._host}:{self._port} does not answer: {error or type(error).__name__}")
+
+
+def _deadline(request: OutgoingRequest) -> float | None:
+    return None if request.timeout is None else monotonic() + request.timeout
+
+
+def _left(deadline: float | None) -> float | None:
+    """The seconds until ``deadline``.  Raises TimeoutError when there are none."""
+    if deadline is None:
+        return None
+    left = deadline - monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
 
 
 def failure(status: int, content: bytes) -> ConchError:

@@ -22,10 +22,10 @@ from conch.server.core import InferenceServer
 UNREAD_LIMIT: Final = 512 << 20
 
 
-async def infer(server: InferenceServer, outgoing: OutgoingRequest, timeout: float | None) -> InferResult:
+async def infer(server: InferenceServer, outgoing: OutgoingRequest) -> InferResult:
     """The only response to a request.  Giving the call up, by cancelling it or for lack of time, cancels the request.
 
-    Raises UNAVAILABLE after ``timeout`` seconds.
+    Raises UNAVAILABLE after the request's ``timeout``.
     """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     responses: list[InferResponse] = []
@@ -38,11 +38,11 @@ async def infer(server: InferenceServer, outgoing: OutgoingRequest, timeout: flo
 
     request = _submit(server, outgoing, on_response)
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(outgoing.timeout):
             await ended
     except TimeoutError:
         request.cancel()
-        raise outgoing.not_in_time(timeout or 0) from None
+        raise outgoing.not_in_time() from None
     except asyncio.CancelledError:
         request.cancel()
         raise
@@ -54,11 +54,10 @@ async def infer(server: InferenceServer, outgoing: OutgoingRequest, timeout: flo
 class LocalStream(AsyncResultStream):
     """The responses to a request of this process; it is sent when the stream is made, on the event loop."""
 
-    def __init__(self, server: InferenceServer, outgoing: OutgoingRequest, timeout: float | None) -> None:
+    def __init__(self, server: InferenceServer, outgoing: OutgoingRequest) -> None:
         self._loop = asyncio.get_running_loop()
         self._outgoing = outgoing
-        self._timeout = timeout
-        self._deadline = None if timeout is None else self._loop.time() + timeout
+        self._deadline = None if outgoing.timeout is None else self._loop.time() + outgoing.timeout
         # The request refers to the inbox alone, so that a stream that nobody keeps is noticed.
         self._inbox = _Inbox()
         self._request = _submit(server, outgoing, self._inbox.put)
@@ -78,7 +77,7 @@ class LocalStream(AsyncResultStream):
         except TimeoutError:
             self._request.cancel()
             self._inbox.end()
-            raise self._outgoing.not_in_time(self._timeout or 0) from None
+            raise self._outgoing.not_in_time() from None
         if response is None:
             return None
         try:
@@ -109,7 +108,7 @@ class _Inbox:
         self._responses: deque[InferResponse] = deque()
         self._bytes = 0
         self._ended = False
-        self._wake: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
 
     def put(self, response: InferResponse) -> None:
         """Keep a response; called by the request, on the event loop."""
@@ -124,15 +123,15 @@ class _Inbox:
             reason = f"more than {UNREAD_LIMIT >> 20} MiB of responses were not read"
             self._responses.append(InferResponse(error=unavailable(reason)))
             self.request.cancel()
-        self._notify()
+        self._news.set()
 
     async def take(self) -> InferResponse | None:
-        """The next response, when it comes; None when there is none left."""
+        """The next response, when it comes; None when there is none left.  Several tasks may wait."""
         while not self._responses:
             if self._ended:
                 return None
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
+            self._news.clear()
+            await self._news.wait()
         response = self._responses.popleft()
         self._bytes -= _size(response)
         return response
@@ -141,11 +140,7 @@ class _Inbox:
         """Forget everything."""
         self._ended = True
         self._responses.clear()
-        self._notify()
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        self._news.set()
 
 
 def _submit(

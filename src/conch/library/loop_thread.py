@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -65,7 +65,7 @@ class LoopThread:
         except BaseException:
             if not future.done():
                 self._loop.call_soon_threadsafe(self._cancel, future)
-                future.exception()  # it ends as soon as it has tidied up
+                wait([future])  # it ends as soon as it has tidied up
             raise
 
     def close(self) -> None:

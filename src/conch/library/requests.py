@@ -25,7 +25,10 @@ _STREAM: Final = "stream"
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRequest:
-    """An inference request to the model of ``signature``; ``version`` is what the caller asked for, -1 for any."""
+    """An inference request to the model of ``signature``; ``version`` is what the caller asked for, -1 for any.
+
+    ``timeout`` bounds the time until its last response (s).
+    """
 
     signature: ModelSignature
     version: int
@@ -36,14 +39,27 @@ class OutgoingRequest:
     priority: int = 0
     sequence_id: int | str = 0
     flags: int = 0
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise INVALID_ARG for what some protocol could not carry, so that all refuse it."""
+        if self.timeout is not None and not self.timeout > 0:
+            raise invalid(f"timeout is in seconds and more than 0, or None for no limit; got {self.timeout!r}")
+        if not 0 <= self.priority < 2**64:
+            raise invalid(f"priority is from 0 (the model's default) to 2**64 - 1; got {self.priority}")
+        if not isinstance(self.sequence_id, str) and not 0 <= self.sequence_id < 2**64:
+            raise invalid(f"sequence_id is a text, or from 0 (no sequence) to 2**64 - 1; got {self.sequence_id}")
+        _check_text("request_id", self.id)
+        if isinstance(self.sequence_id, str):
+            _check_text("sequence_id", self.sequence_id)
 
     @property
     def model(self) -> str:
         return self.signature.name
 
-    def not_in_time(self, seconds: float) -> ConchError:
-        """The error for an answer that has not come within ``seconds``."""
-        return unavailable(f"no answer from model '{self.model}' within {seconds:g} s")
+    def not_in_time(self) -> ConchError:
+        """The error for an answer that has not come within ``timeout``."""
+        return unavailable(f"no answer from model '{self.model}' within {self.timeout or 0:g} s")
 
     def several_responses(self) -> ConchError:
         """The error for a call that takes exactly one response."""
@@ -74,6 +90,7 @@ def infer_request(
     sequence_id: int | str,
     sequence_start: bool,
     sequence_end: bool,
+    timeout: float | None,
 ) -> OutgoingRequest:
     """The request of ``infer`` and ``infer_stream``.  Raises INVALID_ARG for what the model does not take."""
     if not isinstance(inputs, Mapping):
@@ -90,6 +107,7 @@ def infer_request(
         priority,
         sequence_id,
         (SEQUENCE_START if sequence_start else 0) | (SEQUENCE_END if sequence_end else 0),
+        timeout,
     )
 
 
@@ -100,6 +118,7 @@ def generate_request(
     parameters: Mapping[str, Any],
     *,
     request_id: str,
+    timeout: float | None,
     stream: bool,
 ) -> OutgoingRequest:
     """The request of ``generate`` and ``generate_stream``: names of inputs are inputs, all others parameters.
@@ -116,7 +135,12 @@ def generate_request(
     tensors = {name: value for name, value in given.items() if name in signature.inputs}
     others = {name: value for name, value in given.items() if name not in signature.inputs}
     return OutgoingRequest(
-        signature, version, encode_inputs(signature, tensors), parameters=_checked(others), id=request_id
+        signature,
+        version,
+        encode_inputs(signature, tensors),
+        parameters=_checked(others),
+        id=request_id,
+        timeout=timeout,
     )
 
 
@@ -148,4 +172,15 @@ def _checked(parameters: Mapping[str, Any]) -> dict[str, ParameterValue]:
             raise invalid(f"'{name}' cannot be a parameter of a request: the protocols use the name for another thing")
         if not isinstance(value, bool | int | float | str):
             raise invalid(f"parameter '{name}' must be a bool, a number or a text; got {value!r:.80}")
+        if isinstance(value, str):
+            _check_text(f"parameter '{name}'", value)
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise invalid(f"parameter '{name}' is out of the range of INT64: {value}")
     return dict(parameters)
+
+
+def _check_text(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid(f"{what} cannot be written in UTF-8: {error.reason}; got {text!r:.80}") from None

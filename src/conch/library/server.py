@@ -65,12 +65,15 @@ class Server(InferenceService):
         self._finalizer = weakref.finalize(self, _close_unclosed, self._server, thread, repr(self))
         return self
 
-    def close(self) -> None:
-        """Finish the requests that run, for at most ``exit_timeout_secs``, end the workers and close the ports."""
+    def close(self, seconds: float | None = None) -> None:
+        """Finish the requests that run, end the workers and close the ports.
+
+        Requests may take ``seconds``, without it those of the option ``exit_timeout_secs``; then they fail.
+        """
         if self._finalizer is not None and self._finalizer.detach() is not None:
             thread = self._thread_that_runs
             if not thread.is_of_another_process:  # a fork leaves its parent's server alone
-                _close(self._server, thread)
+                _close(self._server, thread, seconds)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -119,11 +122,11 @@ class Server(InferenceService):
     def _signature(self, model: str, version: int) -> ModelSignature:
         return self._run(_signature(self._server, model, version))
 
-    def _infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
-        return self._run(self._server._infer(request, timeout))
+    def _infer(self, request: OutgoingRequest) -> InferResult:
+        return self._run(self._server._infer(request))
 
-    def _stream(self, request: OutgoingRequest, timeout: float | None) -> ResultStream:
-        return _BlockingStream(self._thread_that_runs, self._run(_stream(self._server, request, timeout)))
+    def _stream(self, request: OutgoingRequest) -> ResultStream:
+        return _BlockingStream(self._thread_that_runs, self._run(_stream(self._server, request)))
 
     @property
     def _open(self) -> bool:
@@ -169,8 +172,8 @@ async def _signature(server: AsyncServer, model: str, version: int) -> ModelSign
     return server._signature(model, version)
 
 
-async def _stream(server: AsyncServer, request: OutgoingRequest, timeout: float | None) -> LocalStream:
-    return server._stream(request, timeout)
+async def _stream(server: AsyncServer, request: OutgoingRequest) -> LocalStream:
+    return server._stream(request)
 
 
 def _close_unclosed(server: AsyncServer, thread: LoopThread, name: str) -> None:
@@ -179,13 +182,13 @@ def _close_unclosed(server: AsyncServer, thread: LoopThread, name: str) -> None:
         return
     warnings.warn(f"unclosed server {name}", ResourceWarning, stacklevel=2)
     if thread.is_current:
-        threading.Thread(target=_close, args=(server, thread), name="conch-closing").start()
+        threading.Thread(target=_close, args=(server, thread, 0), name="conch-closing").start()
     else:
-        _close(server, thread)
+        _close(server, thread, 0)  # nobody is left to wait for answers
 
 
-def _close(server: AsyncServer, thread: LoopThread) -> None:
+def _close(server: AsyncServer, thread: LoopThread, seconds: float | None = None) -> None:
     try:
-        thread.run(server.close())
+        thread.run(server.close(seconds))
     finally:
         thread.close()

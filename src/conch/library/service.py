@@ -24,7 +24,10 @@ from conch.library.results import InferResult
 
 
 class ResultStream(Iterator[InferResult]):
-    """The responses to one request, in their order.  Closing it before its end cancels the request."""
+    """The responses to one request, in their order, for one thread at a time.
+
+    Closing it before its end cancels the request; any thread may close it.
+    """
 
     @abstractmethod
     def __next__(self) -> InferResult: ...
@@ -72,9 +75,9 @@ class InferenceService(ABC):
         request = infer_request(
             signature, number, inputs,
             outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end,
+            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, timeout=timeout,
         )  # fmt: skip
-        return self._infer(request, timeout)
+        return self._infer(request)
 
     def infer_stream(
         self,
@@ -99,9 +102,9 @@ class InferenceService(ABC):
         request = infer_request(
             self._signature(model, number), number, inputs,
             outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end,
+            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, timeout=timeout,
         )  # fmt: skip
-        return self._stream(request, timeout)
+        return self._stream(request)
 
     def generate(
         self,
@@ -121,10 +124,12 @@ class InferenceService(ABC):
         """
         number = version_number(version)
         signature = self._signature(model, number)
-        request = generate_request(signature, number, inputs, parameters, request_id=request_id, stream=False)
+        request = generate_request(
+            signature, number, inputs, parameters, request_id=request_id, timeout=timeout, stream=False
+        )
         if not signature.decoupled:
-            return self._infer(request, timeout)
-        with self._stream(request, timeout) as stream:
+            return self._infer(request)
+        with self._stream(request) as stream:
             results = list(stream)
         if len(results) != 1:
             raise request.several_responses()
@@ -146,8 +151,10 @@ class InferenceService(ABC):
         """
         number = version_number(version)
         signature = self._signature(model, number)
-        request = generate_request(signature, number, inputs, parameters, request_id=request_id, stream=True)
-        return self._stream(request, timeout)
+        request = generate_request(
+            signature, number, inputs, parameters, request_id=request_id, timeout=timeout, stream=True
+        )
+        return self._stream(request)
 
     @abstractmethod
     def live(self) -> bool:
@@ -196,9 +203,9 @@ class InferenceService(ABC):
         """What the model takes.  Raises NOT_FOUND or UNAVAILABLE."""
 
     @abstractmethod
-    def _infer(self, request: OutgoingRequest, timeout: float | None) -> InferResult:
+    def _infer(self, request: OutgoingRequest) -> InferResult:
         """The only response to a request."""
 
     @abstractmethod
-    def _stream(self, request: OutgoingRequest, timeout: float | None) -> ResultStream:
+    def _stream(self, request: OutgoingRequest) -> ResultStream:
         """The responses to a request that is sent now."""

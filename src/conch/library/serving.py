@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from conch import app
+from conch import app, logs
 from conch.announcing import announcer
 from conch.errors import unsupported
 from conch.library.flags import plan
@@ -36,4 +36,7 @@ def serve(
     else:
         raise unsupported("conch.serve runs an event loop of its own: use conch.AsyncServer on this one")
     with wanted.open() as (settings, name):
-        return app.serve(settings, announcer(name, settings) if name else None)
+        try:
+            return app.serve(settings, announcer(name) if name else None)
+        finally:
+            logs.reset()

@@ -7,12 +7,12 @@ out the batch dimension of a single row, and dimensions at its end that are 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conch.config.parameters import nearest
 from conch.errors import invalid
 from conch.inference import ModelSignature, TensorSpec
 from conch.tensors import WireTensor, format_shape, pack_bytes, split_bytes
@@ -82,8 +82,8 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -
 
 
 def _no_input(signature: ModelSignature, name: str) -> str:
-    near = get_close_matches(name, signature.inputs, 1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    near = nearest(name, signature.inputs, 0.6)
+    hint = f"; did you mean '{near}'?" if near else ""
     return f"model '{signature.name}' has no input '{name}', but {', '.join(signature.inputs) or 'none'}{hint}"
 
 

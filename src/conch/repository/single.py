@@ -49,12 +49,20 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
         if path.is_file() and path.suffix != ".gguf":
             _link(path.resolve(), version, values)
         else:
-            if path.is_file():
-                source = str(path.resolve())
-            else:
-                source = str(_checkpoint(path.resolve())) if path.is_dir() else _hub_id(model)
+            source = checkpoint_source(model)
             (version / "model.json").write_text(json.dumps({"model": source, **values}) + "\n", encoding="utf-8")
         yield repository, given
+
+
+def checkpoint_source(model: str) -> str:
+    """What ``model.json`` says of a checkpoint: an absolute path, or an id on the Hub.
+
+    Raises INVALID_ARG for a path where there is none.
+    """
+    path = Path(model).expanduser()
+    if path.is_file():
+        return str(path.resolve())
+    return str(_checkpoint(path.resolve())) if path.is_dir() else _hub_id(model)
 
 
 def model_name(path: Path) -> str:

@@ -1,21 +1,23 @@
 """What the code of a model does to its interpreter, undone whenever it does not run.
 
 Every model is a module ``1.model`` and may import files beside it by bare names; in a server it has a process of its
-own.  Here its modules, its path and the runtime of ``triton_python_backend_utils`` are there while it is called, so
+own.  Here its modules, its path and its working directory are there while it is called or has requests under way, so
 that one test can load several models, and nothing of them is left for the next.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import ClassVar, Final
 
-from conch.backends.python import runtime
+from conch.backends.python import pb_utils, runtime
 from conch.backends.python.runtime import Runtime
 
 #: What ``conch.backends.python.model.prepare`` puts there.
@@ -23,44 +25,109 @@ _INTERFACE: Final = ("triton_python_backend_utils", "c_python_backend_utils")
 
 
 class ModelImports:
-    """The modules of the model in ``directory``; not for two threads at a time.
+    """The modules of the model in ``directory``.
 
     Its directories go before all others: a namespace package such as ``1`` is looked for along the whole path, to which
-    pytest adds the directory of every test.
+    pytest adds the directory of every test.  At any time the modules of one model at most are there: those of the one
+    that was entered last.  What its runtime serves, such as its logger, works until :meth:`forget` also in threads
+    that outlive its requests, unless another model has been entered since.
     """
+
+    _entered: ClassVar[list[ModelImports]] = []
+    #: All models that are not closed; that which was entered last is the last.
+    _loaded: ClassVar[list[ModelImports]] = []
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, directory: Path, version_directory: Path) -> None:
         self._directory = directory
         self._modules: dict[str, ModuleType] = {}
         self._path = [str(version_directory), str(directory)]
+        self._working_directory: str | None = None
         self._runtime: Runtime | None = None
         importlib.invalidate_caches()
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """While this is entered, the model's modules are those that it imported before and imports now."""
-        outer_runtime = runtime.install(self._runtime)
-        outer_path = list(sys.path)
-        covered = {name: sys.modules[name] for name in (*_INTERFACE, *self._modules) if name in sys.modules}
-        outer_names = sys.modules.keys() - self._modules.keys()
-        outer_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # as in a worker
-        sys.path[:] = [*self._path, *outer_path]
-        sys.modules.update(self._modules)
+        self.enter()
         try:
             yield
         finally:
-            self._path += [path for path in sys.path if path not in outer_path and path not in self._path]
-            self._modules = {
-                name: module for name, module in sys.modules.items() if name not in outer_names and self._has(module)
-            }
-            for name in (*_INTERFACE, *self._modules):
-                sys.modules.pop(name, None)
-            sys.modules.update(covered)
-            sys.path[:] = outer_path
-            sys.dont_write_bytecode = outer_bytecode
-            self._runtime = runtime.install(outer_runtime)
+            self.leave()
+
+    def enter(self) -> None:
+        """Have the model's modules there, in any thread; as often as :meth:`leave`."""
+        with self._lock:
+            if self._entered:
+                self._entered[-1]._take_away()
+            self._entered.append(self)
+            if self in self._loaded:
+                self._loaded.remove(self)
+            self._loaded.append(self)
+            self._put()
+
+    def leave(self) -> None:
+        """Have them there no more, unless the model was entered more often; then those that were there before are."""
+        with self._lock:
+            if self not in self._entered:
+                return
+            top = self._entered[-1]
+            top._take_away()
+            at = len(self._entered) - 1 - self._entered[::-1].index(self)
+            del self._entered[at]
+            if self._entered:
+                self._entered[-1]._put()
+
+    def forget(self) -> None:
+        """Leave for good, however often it was entered: the model is closed."""
+        with self._lock:
+            while self in self._entered:
+                self.leave()
+            if self in self._loaded:
+                self._loaded.remove(self)
+            installed = runtime.install(self._loaded[-1]._runtime if self._loaded else None)
+            if installed is not self._runtime:
+                runtime.install(installed)
+
+    def _put(self) -> None:
+        runtime.install(self._runtime)
+        self._outer_path = list(sys.path)
+        self._covered = {name: sys.modules[name] for name in (*_INTERFACE, *self._modules) if name in sys.modules}
+        self._outer_names = sys.modules.keys() - self._modules.keys()
+        self._outer_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # as in a worker
+        sys.path[:] = [*self._path, *self._outer_path]
+        sys.modules.update({**dict.fromkeys(_INTERFACE, pb_utils), **self._modules})
+        self._outer_directory = _change_directory(self._working_directory)
+
+    def _take_away(self) -> None:
+        inner = _change_directory(self._outer_directory)
+        self._working_directory = None if inner == self._outer_directory else inner
+        self._path += [path for path in sys.path if path not in self._outer_path and path not in self._path]
+        self._modules = {
+            name: module
+            for name, module in list(sys.modules.items())
+            if name not in self._outer_names and self._has(module)
+        }
+        for name in (*_INTERFACE, *self._modules):
+            sys.modules.pop(name, None)
+        sys.modules.update(self._covered)
+        sys.path[:] = self._outer_path
+        sys.dont_write_bytecode = self._outer_bytecode
+        self._runtime = runtime.install(None)
+        runtime.install(self._runtime)  # for threads that go on
 
     def _has(self, module: ModuleType) -> bool:
         file = getattr(module, "__file__", None)
         places = [file] if file else list(getattr(module, "__path__", ()))
         return any(Path(place).is_relative_to(self._directory) for place in places)
+
+
+def _change_directory(to: str | None) -> str | None:
+    """Change the working directory, unless ``to`` is None; returns the one before, None if it is gone."""
+    try:
+        before = os.getcwd()
+    except FileNotFoundError:
+        before = None
+    if to is not None and to != before:
+        os.chdir(to)
+    return before

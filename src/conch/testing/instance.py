@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any, Final
 
@@ -49,6 +50,10 @@ class LocalInstance:
         self._bls = BlsHandler(fakes, files.name, self._answer, start=_run)
         self._imports = ModelImports(files.directory, files.version_directory(version))
         self._executor = _Waiting()
+        #: Requests for which the model's modules are kept after ``execute``, by serial number.
+        self._under_way: set[int] = set()
+        #: Held while a batch is made and run, as only one runs at a time in a worker.
+        self.lock = threading.RLock()
         try:
             with self._imports.active():
                 self.backend: Any = self._open({**init_frame(files, version, config), "log": _LOG_ALL})
@@ -60,7 +65,10 @@ class LocalInstance:
             with self._imports.active():
                 placement = next(placements_of(effective))
                 self.backend.start(instance_fields(placement), render.to_json(effective))
-        except ConchError as error:
+        except BaseException as error:
+            self._imports.forget()
+            if not isinstance(error, ConchError):
+                raise
             self._failures.append(error)
         self.raise_failure()
         #: Accepts requests as a server's does.
@@ -81,7 +89,20 @@ class LocalInstance:
         self._batch = requests
         with self._imports.active():
             self.backend.execute({"op": "execute", "batch": self._batches, "requests": described}, payload)
+            for request in requests:
+                if not request.finished:
+                    self._under_way.add(request.serial)
+                    self._imports.enter()
         self.raise_failure()
+
+    def end(self, request: InferRequest) -> None:
+        """Note that nobody waits for responses to the request any more; cancels it where it has not ended."""
+        if not request.finished:
+            self.cancel(request)
+        self._running.pop(request.serial, None)
+        if request.serial in self._under_way:
+            self._under_way.remove(request.serial)
+            self._imports.leave()
 
     def give_up(self) -> None:
         """Forget the requests that have been accepted and not run."""
@@ -92,10 +113,13 @@ class LocalInstance:
 
     def close(self) -> None:
         """Finalise the model, and end the threads that its backend has started."""
-        with self._imports.active():
-            self.backend.stop()
-            if hasattr(self.backend, "close"):
-                self.backend.close()
+        try:
+            with self._imports.active():
+                self.backend.stop()
+                if hasattr(self.backend, "close"):
+                    self.backend.close()
+        finally:
+            self._imports.forget()
         self.raise_failure()
 
     def raise_failure(self) -> None:
@@ -121,8 +145,9 @@ class LocalInstance:
             case "done":
                 self._done(header, unpacker)
             case "response":
-                request = self._running[header["serial"]]
-                request.respond(response_of(header, unpacker, header["final"]))
+                request = self._running.get(header["serial"])
+                if request is not None:
+                    request.respond(response_of(header, unpacker, header["final"]))
             case "log":
                 level = _LEVELS.get(header["level"], logging.INFO)
                 record = self._log.makeRecord(

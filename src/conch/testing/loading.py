@@ -53,6 +53,8 @@ def _configured(files: ModelFiles, parameters: Mapping[str, str]) -> ModelConfig
     """The configuration before the model has completed it."""
     written = copied(files.config)
     for name, value in parameters.items():
+        if not isinstance(value, str):
+            raise invalid(f"parameter '{name}' of a model is a text, as in its config.pbtxt; got {value!r:.80}")
         written.parameters[name].string_value = value
     check_directory_name(written, files.name)
     config = complete(written, files.name, files.artefacts, gpus=visible_gpus())

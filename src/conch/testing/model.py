@@ -139,13 +139,14 @@ class ModelUnderTest:
         """The responses to each of several requests in one call of ``execute``, which has returned."""
         if self._closed:
             raise internal(f"model '{self.signature.name}' has been closed")
-        asked = [self._asked(_request(request, {})) for request in requests]
-        rows = sum(request.batch_size for request, _ in asked)
-        limit = self.signature.max_batch_size
-        if len(asked) > 1 and 0 < limit < rows:
-            self._instance.give_up()
-            raise invalid(f"these {len(asked)} requests have {rows} rows, and max_batch_size is {limit}")
-        self._instance.execute()
+        with self._instance.lock:
+            asked = [self._asked(_request(request, {})) for request in requests]
+            rows = sum(request.batch_size for request, _ in asked)
+            limit = self.signature.max_batch_size
+            if len(asked) > 1 and 0 < limit < rows:
+                self._instance.give_up()
+                raise invalid(f"these {len(asked)} requests have {rows} rows, and max_batch_size is {limit}")
+            self._instance.execute()
         return [self._replies(request, responses) for request, responses in asked]
 
     def close(self) -> None:
@@ -200,8 +201,7 @@ class ModelUnderTest:
                 if response.final:
                     return
         finally:
-            if not request.finished:
-                self._instance.cancel(request)
+            self._instance.end(request)
 
     def _reply(self, request: InferRequest, response: InferResponse) -> ModelReply:
         if response.error is not None:

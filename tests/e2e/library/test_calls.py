@@ -139,9 +139,51 @@ def test_stream_that_nobody_keeps_cancels_its_request(service: InferenceService,
     eventually(lambda: running(server, "repeat") == 0, "the end of the request")
 
 
+def test_closing_a_stream_wakes_the_thread_that_waits_for_it(service: InferenceService) -> None:
+    stream = service.infer_stream("repeat", {"IN": [1, 2], "DELAY": [0, 2000]})
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(next, stream, "closed")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+        stream.close()
+        assert waiting.result() == "closed"
+
+
+def test_threads_that_share_a_stream_in_the_process_all_come_to_its_end(server: Server) -> None:
+    stream = server.infer_stream("repeat", {"IN": list(range(20)), "DELAY": [5] * 20})
+    with ThreadPoolExecutor(3) as pool:
+        parts = list(pool.map(lambda _: [int(one["IDX"][0]) for one in stream], range(3), timeout=30))
+    assert sorted(index for part in parts for index in part) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"timeout": 0}, "timeout is in seconds and more than 0"),
+        ({"timeout": float("nan")}, "timeout is in seconds"),
+        ({"priority": -1}, "priority is from 0"),
+        ({"priority": 2**64}, "priority is from 0"),
+        ({"sequence_id": -1}, "sequence_id is a text, or from 0"),
+        ({"sequence_id": "\ud800"}, "sequence_id cannot be written in UTF-8"),
+        ({"request_id": "\ud800"}, "request_id cannot be written in UTF-8"),
+        ({"parameters": {"a": 2**63}}, "parameter 'a' is out of the range of INT64"),
+        ({"parameters": {"a": "\ud800"}}, "parameter 'a' cannot be written in UTF-8"),
+    ],
+)
+def test_what_a_protocol_could_not_carry_is_refused_by_all(
+    service: InferenceService, options: dict[str, Any], words: str
+) -> None:
+    for call in (service.infer, service.infer_stream):
+        error = refusal(call, "add_sub", ROWS, **options)
+        assert (error.code, words in error.message) == (Code.INVALID_ARG, True), error.message
+
+
 def running(server: Server, model: str) -> int:
     """The requests that the model has under way."""
-    return server._server._core.model(model).in_flight
+    application = server._server._application
+    assert application is not None
+    return application.server.model(model).in_flight
 
 
 def test_answer_that_does_not_come_in_time_is_given_up(
@@ -221,6 +263,15 @@ def test_models_are_loaded_and_unloaded(service: InferenceService, folder: Path)
     assert refusal(service.load, "nobody").code is not Code.UNKNOWN
 
 
+def test_server_in_the_process_says_why_a_model_is_not_loaded(server: Server) -> None:
+    for model, config, words in (
+        ("nope", None, "not found in any model repository"),
+        ("add_sub", "{", "Invalid config"),
+    ):
+        error = refusal(server.load, model, config)
+        assert (error.code, words in error.message) == (Code.INTERNAL, True), error.message
+
+
 def test_version_is_a_number(service: InferenceService) -> None:
     error = refusal(service.infer, "add_sub", ROWS, version="latest")
     assert (error.code, "version must be a number" in error.message) == (Code.INVALID_ARG, True)
@@ -233,5 +284,5 @@ def test_client_of_a_server_that_is_not_there() -> None:
             assert not client.ready("add_sub")
             assert refusal(client.infer, "add_sub", ROWS).code is Code.UNAVAILABLE
         assert refusal(client.metadata).code is Code.UNAVAILABLE
-    for url in ("ftp://a", "grpc://a/b", "http://", "a:b"):
+    for url in ("ftp://a", "grpc://a/b", "http://", "a:b", "http://[::1"):
         assert refusal(conch.Client, url).code is Code.INVALID_ARG

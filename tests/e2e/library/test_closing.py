@@ -100,6 +100,51 @@ def test_after_several_servers_at_the_same_time(folder: Path) -> None:
         other.infer("add_sub", ROWS)
 
 
+def test_call_that_is_interrupted_raises_the_interruption(folder: Path, tmp_path: Path) -> None:
+    build(folder, "gate")
+    code = (
+        "import os, pathlib, signal, sys, threading, conch\n"
+        "from tests.events import Events\n"
+        "events = Events(pathlib.Path(sys.argv[2]))\n"
+        "def interrupt():\n"
+        "    events.wait('asked.started')\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "with conch.Server(model_repository=sys.argv[1]) as server:\n"
+        "    threading.Thread(target=interrupt).start()\n"
+        "    try:\n"
+        "        server.infer('gate', {'EVENTS': sys.argv[2], 'NAME': 'asked'})\n"
+        "    except KeyboardInterrupt:\n"
+        "        events.wait('asked.cancelled')\n"
+        "        print('interrupted')\n"
+    )
+    command = [sys.executable, "-c", code, str(folder), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.stderr) == ("interrupted\n", "")
+
+
+def test_server_that_was_closed_does_not_start(folder: Path) -> None:
+    async def start() -> None:
+        server = conch.AsyncServer(model_repository=folder)
+        await server.close()
+        assert not await server.live()
+        assert not await server.ready()
+        with pytest.raises(ConchError, match="starts only once"):
+            await server.start()
+
+    asyncio.run(start())
+
+
+def test_calls_of_another_event_loop_are_refused(folder: Path) -> None:
+    async def start() -> None:
+        async with conch.AsyncServer(model_repository=folder) as server:
+            for call in (lambda: server.infer("add_sub", ROWS), server.metadata, server.close):
+                with pytest.raises(ConchError, match="belongs to the event loop that started it"):
+                    await asyncio.to_thread(asyncio.run, call())
+            await server.infer("add_sub", ROWS)
+
+    asyncio.run(start())
+
+
 def test_after_garbage_collection(folder: Path) -> None:
     server = conch.Server(model_repository=folder).start()
     server.infer("add_sub", ROWS)
@@ -195,6 +240,8 @@ def test_after_an_async_server(folder: Path, tmp_path: Path) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             await asyncio.to_thread(events.wait, "given-up.cancelled")
+        assert not await server.live()
+        assert not await server.ready("add_sub")
 
     asyncio.run(ask())
 
@@ -211,17 +258,19 @@ def test_after_garbage_collection_on_a_loop(folder: Path) -> None:
     asyncio.run(forget())
 
 
-def test_at_the_end_of_the_process(folder: Path) -> None:
+def test_at_the_end_of_the_process(folder: Path, tmp_path: Path) -> None:
+    build(folder, "gate")
     code = (
         "import os, sys, conch, psutil\n"
-        f"server = conch.Server(model_repository={str(folder)!r}).start()\n"
+        f"server = conch.Server(model_repository={str(folder)!r}, exit_timeout_secs=3600).start()\n"
+        f"stream = server.infer_stream('gate', {{'EVENTS': {str(tmp_path)!r}, 'NAME': 'kept'}})\n"
         "print(*(child.pid for child in psutil.Process().children()), flush=True)\n"
     )
     result = subprocess.run(
         [sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     pids = [int(pid) for pid in result.stdout.split()]
-    assert len(pids) == 1
+    assert len(pids) == 2
     eventually(lambda: not any(map(psutil.pid_exists, pids)), "the end of the workers")
     assert "ResourceWarning: unclosed server" in result.stderr
 

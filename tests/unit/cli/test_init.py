@@ -14,6 +14,9 @@ from conch.cli import init, main
     [
         (["../outside"], "'../outside' is no name for a model"),
         ([".hidden"], "'.hidden' is no name for a model"),
+        (["größe"], "'größe' is no name for a model"),
+        (["m", "--template", "classifier", "--model", "./nothing"], "'./nothing' does not exist"),
+        (["m", "--model-repository", "/dev/null"], "/dev/null/m/1 cannot be written: Not a directory"),
         (["m", "--model", "gpt2"], "--model is for the templates embedding and classifier, not for 'python'"),
     ],
 )
@@ -54,5 +57,6 @@ def test_names_stand_where_they_belong(tmp_path: Path) -> None:
 def test_a_folder_is_written_with_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'odd "name"').mkdir()
+    (tmp_path / 'odd "name"' / "config.json").touch()
     init.write("m", "embedding", tmp_path / "models", 'odd "name"')
     assert f'{tmp_path}/odd \\"name\\"' in (tmp_path / "models" / "m" / "1" / "model.json").read_text()

@@ -27,14 +27,14 @@ class Started:
     name: str
     files: dict[str, Path]
     model_json: dict[str, Any] | None
-    on_ready: Callable[[Any], None] | None
+    on_ready: Callable[..., None] | None
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     servers: list[Started] = []
 
-    def run(settings: Settings, on_ready: Callable[[Any], None] | None = None) -> int:
+    def run(settings: Settings, on_ready: Callable[..., None] | None = None) -> int:
         (model,) = Path(settings.model_repository[0]).iterdir()
         files = {path.name: path.resolve() for path in (model / "1").iterdir()}
         document = json.loads(files["model.json"].read_text()) if "model.json" in files else None
@@ -286,15 +286,25 @@ def test_model_that_takes_something_else_tells_its_tensors(inputs: list[TensorSp
     assert example("http://localhost:8000/v2/models/m", inputs) == "curl http://localhost:8000/v2/models/m"
 
 
-def test_example_is_logged_when_the_model_is_ready(started: list[Started], caplog: pytest.LogCaptureFixture) -> None:
-    main(["serve", "org/name", "--http-port=9000"])
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        (("0.0.0.0", 9000), "http://localhost:9000"),
+        (("192.0.2.1", 4242), "http://192.0.2.1:4242"),
+        (("2001:db8::1", 4242), "http://[2001:db8::1]:4242"),
+    ],
+)
+def test_example_is_logged_with_the_address_where_the_server_listens(
+    address: tuple[str, int], url: str, started: list[Started], caplog: pytest.LogCaptureFixture
+) -> None:
+    main(["serve", "org/name", "--http-port=0"])
     signature = SimpleNamespace(inputs={"text_input": spec("text_input")})
     server = SimpleNamespace(model=lambda name: SimpleNamespace(signature=signature))
     announce = started[0].on_ready
     assert announce is not None
 
     with caplog.at_level("INFO", logger="conch"):
-        announce(server)
+        announce(server, {"http": address})
 
     (record,) = caplog.records
-    assert record.__dict__["table"].startswith("curl http://localhost:9000/v2/models/name/generate -d")
+    assert record.__dict__["table"].startswith(f"curl {url}/v2/models/name/generate -d")

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +424,73 @@ def test_models_do_not_see_each_others_modules() -> None:
         assert said[0] == said[2] != said[1]
     assert {name for name in set(sys.modules) - names if "helper" in name or name in ("1", "1.model")} == set()
     assert sys.path == path
+
+
+LATE = """
+import threading
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request.get_response_sender(),)).start()
+    def answer(self, sender):
+        gate.wait(10)
+        from helper import SAID
+        import c_python_backend_utils
+        pb_utils.Logger.log_warn("careful")
+        said = pb_utils.Tensor("name", np.array([[SAID]], np.object_))
+        call = pb_utils.InferenceRequest(model_name="other", requested_output_names=["greeting"], inputs=[said])
+        answer = pb_utils.get_output_tensor_by_name(call.exec(), "greeting")
+        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("greeting", answer.as_numpy())]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        ended.wait(10)
+        pb_utils.Logger.log_warn("after the end")
+        logged.set()
+gate, ended, logged = threading.Event(), threading.Event(), threading.Event()
+"""
+
+
+def test_threads_that_outlive_execute_have_the_model_s_surroundings(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = write(LATE, "model_transaction_policy { decoupled: true }")
+    (directory / "1" / "helper.py").write_text("SAID = b'from a helper'")
+    names, path = set(sys.modules), list(sys.path)
+    with conch.testing.load(directory, models={"other": lambda name: {"greeting": name}}) as model:
+        events = model.python_model.execute.__globals__
+        with conch.testing.load(write(GREETER, name="another")) as another:
+            stream = model.stream(name="x")
+            assert another(name="Ada").texts("greeting") == ["Hello, Ada"]
+            events["gate"].set()
+            assert [reply.texts("greeting") for reply in stream] == [["from a helper"]]
+        events["ended"].set()
+        assert events["logged"].wait(10)
+    assert [record.getMessage() for record in caplog.records] == ["careful", "after the end"]
+    assert {name for name in set(sys.modules) - names if "helper" in name or "backend_utils" in name} == set()
+    assert sys.path == path
+
+
+def test_working_directory_of_a_model_is_its_own(write: Write, tmp_path: Path) -> None:
+    source = GREETER.replace("self.args,", "import os; os.chdir(os.path.dirname(__file__)); self.args,")
+    source = source.replace("responses = []", "import os; responses = []; assert os.path.exists('model.py')")
+    before = Path.cwd()
+    with conch.testing.load(write(source)) as model:
+        assert Path.cwd() == before
+        model(name="Ada")
+        assert Path.cwd() == before
+
+
+def test_calls_of_several_threads_come_one_after_the_other(write: Write) -> None:
+    source = GREETER.replace("responses = []", "responses = []; import time; time.sleep(0.02)")
+    path = list(sys.path)
+    with conch.testing.load(write(source)) as model, ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda number: model(name=str(number)).texts("greeting"), range(8)))
+    assert replies == [[f"Hello, {number}"] for number in range(8)]
+    assert sys.path == path
+
+
+def test_parameter_that_is_no_text_is_refused(write: Write) -> None:
+    with pytest.raises(ConchError, match="parameter 'limit' of a model is a text"):
+        conch.testing.load(write(GREETER), parameters={"limit": 3})  # type: ignore[dict-item]
 
 
 def test_what_a_model_logs_is_logged_by_the_test(write: Write, caplog: pytest.LogCaptureFixture) -> None:

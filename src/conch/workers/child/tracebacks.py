@@ -16,8 +16,9 @@ _CALLERS = ("conch.", "importlib.", "threading", "asyncio.", "concurrent.")
 
 def log_frame(error: BaseException, heading: str = "") -> Dict[str, Any]:
     """The ``log`` frame for an exception: ``heading``, then the traceback from the model's first frame on."""
-    # What could not be read has run nothing: Python shows the line.
-    trace = None if isinstance(error, SyntaxError) else of_model(error.__traceback__)
+    trace = _frames_of_model(error.__traceback__)
+    if trace is None and not isinstance(error, SyntaxError):  # of a file that cannot be read, Python shows the line
+        trace = error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
     file, line = _place(error, trace)
     message = f"{heading}\n{text}" if heading else text
@@ -26,14 +27,17 @@ def log_frame(error: BaseException, heading: str = "") -> Dict[str, Any]:
 
 def of_model(trace: Optional[TracebackType]) -> Optional[TracebackType]:
     """The traceback without its first frames, which called the model; all of it when there are no others."""
-    rest = trace
-    while rest is not None and rest.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
-        rest = rest.tb_next
-    return rest or trace
+    return _frames_of_model(trace) or trace
+
+
+def _frames_of_model(trace: Optional[TracebackType]) -> Optional[TracebackType]:
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_CALLERS):
+        trace = trace.tb_next
+    return trace
 
 
 def _place(error: BaseException, trace: Optional[TracebackType]) -> Any:
-    if isinstance(error, SyntaxError) and error.filename:
+    if isinstance(error, SyntaxError) and error.filename and os.path.isfile(error.filename):
         return os.path.basename(error.filename), error.lineno or 0
     if trace is None:
         return os.path.basename(__file__), 0
