@@ -26,6 +26,7 @@ def page(rows: Sequence[Row]) -> str:
     sections = [
         "# Day zero: every architecture of transformers\n",
         f"Made with transformers {version('transformers')} and PyTorch {version('torch').partition('+')[0]} by\n\n"
+        "<!-- not run: takes a quarter of an hour; tests/e2e/test_benchmarks.py starts it -->\n"
         "    python -m benchmarks.day_zero --write docs/day_zero.md\n",
         "For each architecture a tiny checkpoint with random weights is written and served from its bare folder, as a "
         "user\nwould get it on a CPU: six requests one after the other, and all six in one batch. **Exact** means that "
