@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Any, Final, TextIO
 
 from conch.errors import internal
@@ -25,6 +27,8 @@ from conch.errors import internal
 FORMATS: Final = ("default", "ISO8601")
 LOGGER: Final = logging.getLogger("conch")
 
+#: The narrowest that the widest column of a table becomes on a terminal (characters).
+_NARROWEST: Final = 20
 #: What may not reach a terminal from a model or a client: it could move the cursor, or worse.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: What JSON leaves as it is and a line of the log may not have: more control characters, ends of lines, halves of
@@ -169,14 +173,25 @@ def shortened(text: str) -> str:
 
 
 def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Log a table at INFO, raw after the heading, which may be empty."""
-    LOGGER.info("%s", heading, stacklevel=2, extra={"table": format_table(columns, rows)})
+    """Log a table at INFO, raw after the heading, which may be empty; on a terminal, as wide as that."""
+    width = get_terminal_size().columns if _handler.stream.isatty() else 0
+    LOGGER.info("%s", heading, stacklevel=2, extra={"table": format_table(columns, rows, width)})
 
 
-def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """The table with rules and left-aligned cells, which may have several lines; every row has a cell a column."""
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int = 0) -> str:
+    """The table with rules and left-aligned cells, which may have several lines; every row has a cell a column.
+
+    The widest column is wrapped where the table would be wider than ``width`` characters; 0 is any width.
+    """
     cells = [[str(cell).splitlines() or [""] for cell in row] for row in (columns, *rows)]
-    widths = [max(len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]
+    widths = _widths(cells)
+    excess = sum(width_of_column + 3 for width_of_column in widths) + 1 - width
+    if width and excess > 0:
+        widest = widths.index(max(widths))
+        room = max(widths[widest] - excess, _NARROWEST)
+        for row in cells:
+            row[widest] = [part for line in row[widest] for part in wrap(line, room) or [""]]
+        widths = _widths(cells)
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     head, *body = (
         "| " + " | ".join(map(str.ljust, line, widths)) + " |"
@@ -184,6 +199,10 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
         for line in zip_longest(*row, fillvalue="")
     )
     return "\n".join([rule, head, rule, *body, rule])
+
+
+def _widths(rows: Sequence[Sequence[Sequence[str]]]) -> list[int]:
+    return [max(len(line) for cell in column for line in cell) for column in zip(*rows, strict=True)]
 
 
 def emit_from_worker(level: str, file: str, line: int, message: str, instance: str, pid: int) -> None:

@@ -113,6 +113,20 @@ def test_table_is_raw_after_its_heading(output: io.StringIO) -> None:
     )
 
 
+def test_table_on_a_terminal_is_as_wide_as_that(output: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    logs.table(
+        "", ["Option", "Value"], [["server_extensions", "classification model_repository statistics"], ["a", ""]]
+    )
+    assert output.getvalue().splitlines()[4:8] == [
+        "| server_extensions | classification   |",
+        "|                   | model_repository |",
+        "|                   | statistics       |",
+        "| a                 |                  |",
+    ]
+
+
 def test_empty_table_has_its_rules(output: io.StringIO) -> None:
     logs.table("agents", ["Path"], [])
     assert output.getvalue().endswith('] "agents"\n+------+\n| Path |\n+------+\n+------+\n\n')
