@@ -42,7 +42,8 @@ def unknown_option(
     for name, other in others.items():
         if flag in _flags(other):
             return f"{message}; it is one of '{name}': conch {name} {flag} …"
-    nearest = _nearest(flag, _flags(command))
+    flags = _flags(command)
+    nearest = _longer(flag, flags) or _nearest(flag, flags)
     return f"{message}; " + (f"did you mean '{nearest}'?" if nearest else "--help shows those that there are")
 
 
@@ -69,6 +70,12 @@ def _flags(command: click.Command) -> list[str]:
         for flag in one.opts
         if flag[:2] == "--"
     ]
+
+
+def _longer(flag: str, known: Collection[str]) -> str:
+    """The one of the flags that ``flag`` is the beginning of; empty where it begins none or several."""
+    found = [one for one in known if one.startswith(flag)] if flag.strip("-") else []
+    return found[0] if len(found) == 1 else ""
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

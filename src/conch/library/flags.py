@@ -61,6 +61,9 @@ def plan(
     """
     if model is not None and model_repository is not None:
         raise invalid(f"give either the model '{os.fspath(model)}' or model_repository, not both")
+    for name in flags:
+        if name not in _BY_NAME and name not in MODEL_OPTIONS:
+            raise invalid(_unknown(name))
     if model is None and model_repository is None:
         raise invalid("give a model or model_repository=, the directory of the models")
     given = {name: value for name, value in flags.items() if value is not None}
@@ -71,9 +74,7 @@ def plan(
         given["model_repository"] = model_repository
     texts: dict[str, tuple[str, ...]] = {}
     for name, value in given.items():
-        option = _BY_NAME.get(name)
-        if option is None:
-            raise invalid(_unknown(name))
+        option = _BY_NAME[name]
         texts[option.flag] = _texts(option, value)
     for switch, port in () if ports else _PORTS:
         if switch not in given and port not in given:

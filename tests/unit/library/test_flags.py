@@ -71,6 +71,11 @@ def test_a_model_or_a_repository_is_given() -> None:
         conch.Server()
 
 
+def test_misspelt_repository_is_named_before_it_is_missed() -> None:
+    with pytest.raises(ConchError, match="no option 'model_repositry': did you mean 'model_repository'"):
+        conch.Server(model_repositry="models")
+
+
 def test_one_model_is_served_under_its_name_from_a_repository_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     wanted = plan(tmp_path, None, {"name": "mine", "engine": "torch"}, ports=False)
