@@ -98,7 +98,8 @@ class _Handler(logging.StreamHandler[Any]):
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        place = f"{record.process} {record.filename}:{record.lineno}]"
+        line = f":{record.lineno}" if record.lineno else ""  # 0: the message is of the whole file
+        place = f"{record.process} {record.filename}{line}]"
         head = f"{_stamp(record, self.settings.log_format)} {place} "
         table: str | None = getattr(record, "table", None)
         text = record.getMessage()

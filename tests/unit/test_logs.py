@@ -137,6 +137,11 @@ def test_line_of_a_worker_keeps_the_models_place(output: io.StringIO) -> None:
     assert re.fullmatch(r'W.* 4711 m_0_0/model\.py:12\] "100% odd"\n', output.getvalue())
 
 
+def test_line_of_a_worker_that_is_of_a_whole_file_has_no_line_number(output: io.StringIO) -> None:
+    logs.emit_from_worker("WARNING", "model.py", 0, "text", "m_0_0", 4711)
+    assert re.fullmatch(r'W.* 4711 m_0_0/model\.py\] "text"\n', output.getvalue())
+
+
 def test_verbose_line_of_a_worker_needs_the_level(output: io.StringIO) -> None:
     logs.emit_from_worker("VERBOSE", "model.py", 1, "quiet", "m_0_0", 4711)
     logs.current().update(log_verbose_level=1)

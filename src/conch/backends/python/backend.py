@@ -104,11 +104,15 @@ class PythonBackend:
         begin = monotonic_ns()
         unpacker = ArrayUnpacker(payload, self._channel)
         decoupled = self._decoupled
+        batches = self._runtime.outputs.batches and not decoupled  # a decoupled model may answer row by row
+        rows: Optional[int] = None
         replies: List[ResponseChannel] = []
         requests: List[InferenceRequest] = []
         try:
             for fields in header["requests"]:
-                reply = ResponseChannel(self._runtime, fields["serial"], set(fields["outputs"]), decoupled)
+                if batches:
+                    rows = fields["inputs"][0][2][0] if fields["inputs"] else None
+                reply = ResponseChannel(self._runtime, fields["serial"], set(fields["outputs"]), decoupled, rows)
                 replies.append(reply)
                 requests.append(InferenceRequest.received(fields, unpacker.tensors(fields["inputs"]), reply))
         except ConchError as error:

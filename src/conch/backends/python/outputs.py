@@ -1,16 +1,17 @@
-"""Warns of outputs that a model gives and its configuration does not declare, and of declared ones that do not come.
+"""Warns of outputs that are not what the model's configuration declares.
 
-On the wire both are as in Triton: the one is left out, the other missing, and nobody is told.  Runs in the worker of a
+They are not declared, or do not come, or have another datatype, or other rows than the request.  On the wire all are as
+in Triton: the first is left out, the others are as the model gave them, and nobody is told.  Runs in the worker of a
 Python model, in whatever thread the model uses.
 """
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Callable, FrozenSet, Mapping, Sequence, Set
+from typing import AbstractSet, Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple
 
 from conch.backends.python.tensor import Tensor
 
-#: How many outputs are warned of: a model may make up names.
+#: How many warnings there are: a model may make up names.
 _MOST = 16
 
 
@@ -20,38 +21,77 @@ class OutputWatch:
     def __init__(self, name: str, warn: Callable[[str], None]) -> None:
         self._name = name
         self._warn = warn
-        self._declared: FrozenSet[str] = frozenset()
-        self._told: Set[str] = set()
+        #: Whether tensors begin with a dimension for the rows of a batch.
+        self.batches = False
+        #: Datatypes as the protocol names them, by the names of the outputs.
+        self._declared: Dict[str, str] = {}
+        self._told: Set[Tuple[str, str]] = set()
 
     def declare(self, config: Mapping[str, Any]) -> None:
         """Take the outputs from the model's effective configuration."""
-        self._declared = frozenset(output["name"] for output in config.get("output", ()))
+        self.batches = config.get("max_batch_size", 0) > 0
+        self._declared = {output["name"]: _datatype(output["data_type"]) for output in config.get("output", ())}
 
-    def look(self, tensors: Sequence[Tensor], wanted: AbstractSet[str], whole: bool) -> None:
-        """Look at a response to a request for the outputs ``wanted``; ``whole``: no other response follows."""
+    def look(self, tensors: Sequence[Tensor], wanted: AbstractSet[str], whole: bool, rows: Optional[int]) -> None:
+        """Look at a response to a request of ``rows`` for the outputs ``wanted``.
+
+        ``whole``: no other response follows.  ``rows`` None: the response may have any number.
+        """
+        declared = self._declared
         for tensor in tensors:
-            if tensor._name not in wanted:
+            name = tensor._name
+            if name not in wanted or tensor._datatype != declared.get(name):
                 break
+            if rows is not None:
+                shape = tensor._shape
+                if not shape or shape[0] != rows:
+                    break
         else:
             if len(tensors) == len(wanted):
                 return  # as nearly always
-        names = [tensor._name for tensor in tensors]
-        for name in names:
-            if name not in self._declared and self._is_news(name):
+        self._explain(tensors, wanted, whole, rows)
+
+    def _explain(self, tensors: Sequence[Tensor], wanted: AbstractSet[str], whole: bool, rows: Optional[int]) -> None:
+        """Warn of what is wrong with a response, if anything is and it has not been told."""
+        for tensor in tensors:
+            name = tensor._name
+            if name in wanted:
+                self._explain_tensor(tensor, rows)
+            elif name not in self._declared and self._is_news(name, "undeclared"):
                 declared = ", ".join("'%s'" % one for one in sorted(self._declared))
                 self._warn(
                     "model '%s' gave the output '%s', which its configuration does not declare (it declares %s); "
                     "clients do not get it" % (self._name, name, declared)
                 )
-        for name in sorted(wanted - set(names)) if whole else ():
-            if self._is_news(name):
+        given = {tensor._name for tensor in tensors}
+        for name in sorted(wanted - given) if whole else ():
+            if self._is_news(name, "missing"):
                 self._warn(
                     "model '%s' did not give the output '%s', which its configuration declares and a request wanted; "
                     "its response came without it" % (self._name, name)
                 )
 
-    def _is_news(self, name: str) -> bool:
-        if name in self._told or len(self._told) >= _MOST:
+    def _explain_tensor(self, tensor: Tensor, rows: Optional[int]) -> None:
+        name = tensor._name
+        datatype = self._declared.get(name, tensor._datatype)
+        if tensor._datatype != datatype and self._is_news(name, "datatype"):
+            self._warn(
+                "model '%s' gave the output '%s' as %s, but its configuration declares it as %s; clients get %s"
+                % (self._name, name, tensor._datatype, datatype, tensor._datatype)
+            )
+        if rows is not None and list(tensor._shape[:1]) != [rows] and self._is_news(name, "rows"):
+            self._warn(
+                "model '%s' gave the output '%s' in the shape %s to a request whose batch size is %d, which the first "
+                "dimension must be; clients get it as it is" % (self._name, name, list(tensor._shape), rows)
+            )
+
+    def _is_news(self, name: str, fault: str) -> bool:
+        if (name, fault) in self._told or len(self._told) >= _MOST:
             return False
-        self._told.add(name)
+        self._told.add((name, fault))
         return True
+
+
+def _datatype(declared: str) -> str:
+    """The protocol's name of a datatype of the configuration: ``TYPE_STRING`` is ``BYTES``."""
+    return "BYTES" if declared == "TYPE_STRING" else declared[len("TYPE_") :]

@@ -75,13 +75,28 @@ class Runtime:
 class ResponseChannel:
     """Sends the responses of one request, and knows whether it has been cancelled or has had its last one."""
 
-    __slots__ = ("__weakref__", "cancelled", "closed", "decoupled", "held", "outputs", "runtime", "sent", "serial")
+    __slots__ = (
+        "__weakref__",
+        "cancelled",
+        "closed",
+        "decoupled",
+        "held",
+        "outputs",
+        "rows",
+        "runtime",
+        "sent",
+        "serial",
+    )
 
-    def __init__(self, runtime: Runtime, serial: int, outputs: Set[str], decoupled: bool) -> None:
+    def __init__(
+        self, runtime: Runtime, serial: int, outputs: Set[str], decoupled: bool, rows: Optional[int] = None
+    ) -> None:
         self.runtime = runtime
         self.serial = serial
         self.outputs = outputs
         self.decoupled = decoupled
+        #: How many rows each output must have; None for any number.
+        self.rows = rows
         self.cancelled = False
         self.sent = False
         self.closed = True
@@ -138,7 +153,7 @@ class ResponseChannel:
     def encode(self, response: InferenceResponse, packer: Packer, copy: bool = False) -> Dict[str, Any]:
         """The part of a frame that describes a response, with the outputs that the request wants."""
         if not response.has_error():
-            self.runtime.outputs.look(response._tensors, self.outputs, not self.decoupled)
+            self.runtime.outputs.look(response._tensors, self.outputs, not self.decoupled, self.rows)
         return response.encode(self.outputs, packer, copy)
 
     def fail(self, code: str, message: str) -> None:

@@ -20,10 +20,17 @@ def look() -> Look:
     """Look at responses with these outputs; returns what has been warned of so far."""
     warnings: list[str] = []
     watch = OutputWatch("m", warnings.append)
-    watch.declare({"output": [{"name": "A"}, {"name": "B"}]})
+    watch.declare({"output": [{"name": "A", "data_type": "TYPE_FP32"}, {"name": "B", "data_type": "TYPE_FP32"}]})
 
-    def look(*names: str, wanted: Any = ("A", "B"), whole: bool = True) -> list[str]:
-        watch.look([Tensor(name, np.zeros(1, np.float32)) for name in names], set(wanted), whole)
+    def look(
+        *names: str,
+        wanted: Any = ("A", "B"),
+        whole: bool = True,
+        rows: int | None = None,
+        shape: tuple[int, ...] = (1, 2),
+        dtype: Any = np.float32,
+    ) -> list[str]:
+        watch.look([Tensor(name, np.zeros(shape, dtype)) for name in names], set(wanted), whole, rows)
         return warnings
 
     return look
@@ -43,6 +50,28 @@ def test_output_that_does_not_come_is_told_once(look: Look) -> None:
         "model 'm' did not give the output 'B', which its configuration declares and a request wanted; "
         "its response came without it"
     ]
+
+
+def test_datatype_that_is_not_the_declared_one_is_told_once_for_each_output(look: Look) -> None:
+    look("A", "B", dtype=np.float64)
+    told = "model 'm' gave the output '{}' as FP64, but its configuration declares it as FP32; clients get FP64"
+    assert look("A", "B", dtype=np.float64) == [told.format("A"), told.format("B")]
+
+
+@pytest.mark.parametrize("shape", [(3, 2), ()])
+def test_rows_that_are_not_those_of_the_request_are_told_once_for_each_output(
+    look: Look, shape: tuple[int, ...]
+) -> None:
+    look("A", wanted=("A",), rows=1, shape=shape)
+    assert look("A", wanted=("A",), rows=1, shape=shape) == [
+        f"model 'm' gave the output 'A' in the shape {list(shape)} to a request whose batch size is 1, which the first "
+        "dimension must be; clients get it as it is"
+    ]
+
+
+def test_outputs_with_the_rows_of_the_request_are_not_told(look: Look) -> None:
+    look("A", "B", rows=1)
+    assert look("A", "B", shape=(3, 2)) == []
 
 
 def test_outputs_that_are_as_they_should_be_are_not_told(look: Look) -> None:
@@ -72,3 +101,26 @@ def test_worker_has_the_warning_logged_once_for_all_instances(launch: LaunchWork
     assert [("EXTRA" in one["message"], "'OUT'" in one["message"], one["once"]) for one in warnings] == [
         (True, True, True), (False, True, True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("most", "decoupled", "warned"), [(8, False, True), (0, False, False), (8, True, False)])
+def test_rows_count_where_the_model_batches_and_answers_once(
+    launch: LaunchWorker, most: int, decoupled: bool, warned: bool
+) -> None:
+    source = """
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                tensor = pb_utils.Tensor("OUT", np.zeros((3, 1), np.float32))
+                sender = request.get_response_sender()
+                sender.send(pb_utils.InferenceResponse([tensor]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    """
+    worker = launch(
+        source,
+        max_batch_size=most,
+        output=[{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}],
+        model_transaction_policy={"decoupled": decoupled},
+    )
+    worker.submit("x")
+    assert {worker.read()["op"], worker.read()["op"]} == {"response", "done"}
+    assert any("batch size is 1" in one["message"] for one in worker.logged) is warned
