@@ -12,7 +12,7 @@ import logging
 import platform
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 
 from conch import __version__, logs
@@ -21,6 +21,8 @@ from conch.errors import ConchError, internal, invalid
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.routes import Router
 from conch.frontends.http.server import HttpListener, MetricsPage
+from conch.frontends.listening import PortTakenError
+from conch.frontends.ports import holder
 from conch.repository.scan import ModelRepository
 from conch.server.core import EXTENSIONS, InferenceServer
 from conch.settings import SERVER_VERSION, Settings, by_scope
@@ -145,33 +147,38 @@ class Application:
         self._services: list[str] = []
 
     async def listen(self) -> None:
-        """Bind the ports.  Raises INTERNAL when one is taken.
+        """Bind the ports.  Raises INTERNAL that names all that are taken, by whom, and their flags.
 
         They answer at once, but nothing except questions after the server's health can be asked yet: tritonserver's
         lines about its services, by which scripts tell that it is ready, come from :meth:`load_models`.
         """
         settings = self._settings
+        taken: list[str] = []
         if self._grpc is not None:
-            address = self.addresses["grpc"] = await self._grpc.start(settings.grpc_address, settings.grpc_port)
-            self._note("GRPCInferenceService", address)
+            starting = self._grpc.start(settings.grpc_address, settings.grpc_port)
+            taken += await self._bind("grpc", "GRPCInferenceService", starting)
         if self._http is not None:
-            address = self.addresses["http"] = await self._http.start(
-                settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port
-            )
-            self._note("HTTPService", address)
+            starting = self._http.start(settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port)
+            taken += await self._bind("http", "HTTPService", starting)
         if self._openai is not None:
-            address = self.addresses["openai"] = await self._openai.start(settings.http_address, settings.openai_port)
-            self._note("OpenAI API", address)
+            starting = self._openai.start(settings.http_address, settings.openai_port)
+            taken += await self._bind("openai", "OpenAI API", starting)
         if self._metrics is not None:
-            address = self.addresses["metrics"] = await self._metrics.start(
-                settings.metrics_address, settings.metrics_port
-            )
-            self._note("Metrics Service", address)
+            starting = self._metrics.start(settings.metrics_address, settings.metrics_port)
+            taken += await self._bind("metrics", "Metrics Service", starting)
+        if taken:
+            raise internal("; ".join(taken))
         if self._services:
             LOG.info("Listening, and not ready before the models are loaded: %s", ", ".join(self._services))
 
-    def _note(self, service: str, address: tuple[str, int]) -> None:
-        self._services.append("{} at {}:{}".format(service, *address))
+    async def _bind(self, kind: str, service: str, starting: Coroutine[None, None, tuple[str, int]]) -> list[str]:
+        """Note where a front end listens that is ``starting``; returns what is wrong where its port is taken."""
+        try:
+            host, port = self.addresses[kind] = await starting
+        except PortTakenError as error:
+            return [f"{error.message}by {holder(error.port)}: choose another port with --{kind}-port"]
+        self._services.append(f"{service} at {host}:{port}")
+        return []
 
     async def load_models(self) -> dict[str, ConchError]:
         """Load the models that the settings ask for; returns the errors of those that failed, by name.

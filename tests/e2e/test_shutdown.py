@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -124,9 +125,17 @@ def test_server_can_be_stopped_while_a_model_loads(serve: Serve, events: Events)
 
 def test_port_in_use_ends_the_server(serve: Serve, tmp_path: Path) -> None:
     first = serve("identity_fp32")
-    port = first.http.split(":")[1]
-    second = ConchServer(tmp_path / "models", f"--http-port={port}", log=tmp_path / "second.log", wait=False)
+    ports = {"grpc": first.grpc.split(":")[1], "http": first.http.split(":")[1]}
+    flags = [f"--{kind}-port={port}" for kind, port in ports.items()]
+    second = ConchServer(tmp_path / "models", *flags, log=tmp_path / "second.log", wait=False)
     with second:
         assert second.process is not None
         assert second.process.wait(30) == 1
-    assert "already in use" in (tmp_path / "second.log").read_text()
+    log = (tmp_path / "second.log").read_text()
+    assert first.process is not None
+    told = [
+        rf"Socket '.*:{port}' already in use by .* \(pid {first.process.pid}\): choose another port with --{kind}-port"
+        for kind, port in ports.items()
+    ]
+    assert re.search(f"error: creating server: Internal - {told[0]}; {told[1]}\n", log), log
+    assert "All models are stopped" not in log

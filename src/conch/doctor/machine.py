@@ -6,7 +6,6 @@ import os
 import platform
 import resource
 import shutil
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ import psutil
 from conch.backends.native.cgroups import limits
 from conch.backends.native.threads import usable_cores
 from conch.doctor.facts import LimitsFact, MemoryFact, PortFact, ProcessorFact
+from conch.frontends.ports import holder, is_free
 
 #: What engines use, and the processor's flags that mean it (any of them).
 FEATURES: Final[Mapping[str, frozenset[str]]] = {
@@ -94,27 +94,5 @@ def process_limits() -> LimitsFact:
 def ports(services: Mapping[str, int], address: str) -> tuple[PortFact, ...]:
     """Whether each service's port is free, and else who listens there, as far as that may be known."""
     return tuple(
-        PortFact(service, port, "" if _is_free(address, port) else _listener(port))
-        for service, port in services.items()
+        PortFact(service, port, "" if is_free(address, port) else holder(port)) for service, port in services.items()
     )
-
-
-def _is_free(address: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return False
-    return True
-
-
-def _listener(port: int) -> str:
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                process = psutil.Process(connection.pid)
-                return f"{' '.join(process.cmdline()[:4]) or process.name()} (pid {connection.pid})"
-    except (psutil.Error, OSError):
-        pass
-    return "a program of another user"

@@ -8,9 +8,17 @@ from collections.abc import Callable
 from ssl import SSLContext
 from typing import Final
 
-from conch.errors import internal
+from conch.errors import ConchError, internal
 
 _BACKLOG: Final = 1024
+
+
+class PortTakenError(ConchError):
+    """INTERNAL: something else listens on ``port``; the message is Triton's, a space at its end."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(f"Socket '{host}:{port}' already in use ")
+        self.port = port
 
 
 async def listen(
@@ -23,13 +31,15 @@ async def listen(
 ) -> tuple[asyncio.Server, tuple[str, int]]:
     """Listen on ``host:port`` (port 0: a free one); returns the server and its address.
 
-    ``factory`` makes the protocol of each connection.  Raises INTERNAL with Triton's text when the port is taken.
+    ``factory`` makes the protocol of each connection.  Raises PortTakenError, and INTERNAL where it cannot
+    listen for another reason.
     """
     loop = asyncio.get_running_loop()
     try:
         server = await loop.create_server(factory, host, port, ssl=ssl, backlog=_BACKLOG, reuse_port=reuse_port or None)
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        raise internal(f"Socket '{host}:{port}' already in use " if taken else f"{host}:{port}: {error}") from error
+        if error.errno == errno.EADDRINUSE:
+            raise PortTakenError(host, port) from error
+        raise internal(f"{host}:{port}: {error}") from error
     address: tuple[str, int] = server.sockets[0].getsockname()[:2]
     return server, address

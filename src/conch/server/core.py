@@ -218,7 +218,9 @@ class InferenceServer:
         models = self._table.loaded()
         for model in models:
             model.stopping = True
-        LOG.info("Waiting for in-flight requests to complete.")
+        used = bool(models) or self._table.starting is not None  # else its ports were taken
+        if used:
+            LOG.info("Waiting for in-flight requests to complete.")
         in_time = True
         # Members after their ensembles: a finished ensemble sends no more steps.
         while busy := [model for model in models if model.in_flight]:
@@ -232,7 +234,8 @@ class InferenceServer:
                 in_time = False
                 break
             await asyncio.wait([loop.create_task(model.finish(min(left, 1.0))) for model in busy])
-        LOG.info("All models are stopped, unloading models")
+        if used:
+            LOG.info("All models are stopped, unloading models")
         seconds = STOP_SECONDS if in_time else 0.0
         await asyncio.gather(*(model.stop(seconds) for model in models))
         ended = await self._rollout.finish(max(deadline - loop.time(), 0.0))

@@ -37,7 +37,7 @@ class GrpcFrontend:
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen on ``host:port`` (port 0: a free one); returns the address.
 
-        Raises INTERNAL with Triton's text when the port is taken, INVALID_ARG for unusable TLS files.
+        Raises PortTakenError, and INVALID_ARG for unusable TLS files.
         """
         loop = asyncio.get_running_loop()
         service = GrpcService(self._server, loop)

@@ -26,7 +26,7 @@ class HttpListener:
         self._sweep: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> tuple[str, int]:
-        """Listen; returns the address.  Raises INTERNAL with Triton's text when the port is taken."""
+        """Listen; returns the address.  Raises PortTakenError."""
         self._server, address = await listen(
             lambda: HttpConnection(self._application, self._connections), host, port, reuse_port=reuse_port
         )
