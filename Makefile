@@ -1,4 +1,5 @@
 # make demo | make demo ONCE=1    serve two real models and ask them something
+#                                 on other ports: make demo ARGS="--http-port=8010"
 # make test-fast                  unit tests that need no model library
 # make test-lowest                the same with the lowest versions that pyproject.toml declares
 # make test                       all tests
@@ -19,7 +20,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRA
 .PHONY: demo test test-fast test-lowest announce check bench docs wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
-	@$(BIN)/conch demo $(if $(ONCE),--once)
+	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
 
 test: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 	$(BIN)/pytest $(ARGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import os
 import queue
 import re
 import signal
@@ -136,11 +137,24 @@ class TestCommand:
         assert error.startswith("conch serve ended with status 1")
         assert error.count("\n") == 1
 
-    def test_a_taken_port_is_refused(self, toys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    @pytest.mark.parametrize(("nesting", "start"), [("", "conch demo "), ("1", 'make demo ARGS="')])
+    def test_a_taken_port_is_refused_with_its_program_and_the_command_for_another(
+        self,
+        nesting: str,
+        start: str,
+        toys: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.delenv("MAKELEVEL", raising=False)
+        if nesting:
+            monkeypatch.setenv("MAKELEVEL", nesting)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             assert main([*toys, f"--http-port={port}"]) == 1
-        assert capsys.readouterr().err == f"port {port} is taken; choose another one with --http-port\n"
+        error = capsys.readouterr().err
+        assert error.startswith(f"port {port} is taken by ")
+        assert f"(pid {os.getpid()}); choose others: {start}--http-port=" in error
 
     def test_missing_packages_are_named_with_the_commands(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

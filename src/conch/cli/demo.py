@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NoReturn
@@ -21,6 +21,7 @@ from conch.demo.build import build, require_packages
 from conch.demo.client import DemoClient
 from conch.demo.questions import ask_embedders, ask_generator
 from conch.errors import internal, unavailable
+from conch.frontends.ports import holder, is_free
 
 HOST: Final = "127.0.0.1"
 #: How long the models may take to load, and the server to stop (s).
@@ -50,8 +51,7 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
     """Serve a sentence encoder and a chat model, and ask them something."""
     console = terminal.console()
     require_packages()
-    for port, flag in (http_port, "--http-port"), (grpc_port, "--grpc-port"), (metrics_port, "--metrics-port"):
-        require_free(port, flag)
+    require_free({"--http-port": http_port, "--grpc-port": grpc_port, "--metrics-port": metrics_port})
     repository = build(directory)
     _say(console, f"wrote {len(SERVED)} models to {repository}, from packages that are installed")
     command = [
@@ -71,14 +71,25 @@ def demo_command(once: bool, directory: Path, http_port: int, grpc_port: int, me
             keep_serving(server, console)
 
 
-def require_free(port: int, flag: str) -> None:
-    """Raise UNAVAILABLE when something listens on the port: the demo would talk to that instead."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            raise unavailable(f"port {port} is taken; choose another one with {flag}") from None
+def require_free(ports: Mapping[str, int]) -> None:
+    """Raise UNAVAILABLE when something listens on one of the ports, which are given by their flags.
+
+    The demo would talk to that instead.  The message has the command that uses ports which are free.
+    """
+    taken = {flag: port for flag, port in ports.items() if not is_free(HOST, port)}
+    if not taken:
+        return
+    holders = ", ".join(f"port {port} is taken by {holder(port)}" for port in taken.values())
+    chosen = set(ports.values())
+    others = []
+    for flag, port in taken.items():
+        free = next((one for one in range(port + 10, 65536) if one not in chosen and is_free(HOST, one)), 0)
+        chosen.add(free)
+        others.append(f"{flag}={free or 'N'}")
+    flags = " ".join(others)
+    # make tells its commands how deep it is nested, by this name.
+    command = f'make demo ARGS="{flags}"' if "MAKELEVEL" in os.environ else f"conch demo {flags}"
+    raise unavailable(f"{holders}; choose others: {command}")
 
 
 @contextmanager
