@@ -9,12 +9,14 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Final, NamedTuple
 
 import click
 
+from conch import extras
 from conch.errors import Code, ConchError, invalid
 from conch.repository.single import checkpoint_source
 
@@ -100,12 +102,13 @@ def write(name: str, template: str, repository: Path, checkpoint: str = "") -> l
 
 
 def next_commands(name: str, template: ModelTemplate, repository: Path) -> list[str]:
-    """The command lines that check, test, serve and ask the model."""
+    """The command lines that check, test, serve and ask the model, and install pytest where it is missing."""
     where = shlex.quote(str(repository))
     url = f"localhost:8000/v2/models/{name}/generate"
     ask = f"curl -N {url}_stream" if template.streams else f"curl {url}"
     return [
         f"conch check {where}",
+        *([extras.command_for("pytest")] if find_spec("pytest") is None else ()),
         f"pytest {shlex.quote(str(repository / name))}",
         f"conch serve --model-repository={where}",
         f"{ask} -d '{template.body}'",

@@ -41,6 +41,16 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [path.name for path in tmp_path.iterdir()] == ["m_count"]
 
 
+@pytest.mark.parametrize(("spec", "installed"), [(None, False), (object(), True)])
+def test_pytest_is_to_be_installed_where_it_is_missing(
+    spec: object, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init, "find_spec", lambda name: spec)
+    commands = init.next_commands("m", init.TEMPLATES["python"], tmp_path)
+    test = commands.index(f"pytest {tmp_path}/m")
+    assert commands[test - 1].endswith(" install pytest") is not installed
+
+
 def test_names_stand_where_they_belong(tmp_path: Path) -> None:
     written = init.write("my.model-1", "bls", tmp_path)
     assert sorted(str(path.relative_to(tmp_path)) for path in written) == [
