@@ -35,12 +35,16 @@ OnReady = Callable[[InferenceServer, Mapping[str, tuple[str, int]]], None]
 FLUSH_SECONDS = 2.0
 
 
-def run(settings: Settings, on_ready: OnReady | None = None) -> int:
-    """Serve as ``serve`` does, and print why the server could not start; returns the exit status."""
+def run(settings: Settings, on_ready: OnReady | None = None, hub_hint: str = "") -> int:
+    """Serve as ``serve`` does, and print why the server could not start; returns the exit status.
+
+    ``hub_hint`` is added to a failure that tells of the Hub: the name of the model may have been meant for a folder.
+    """
     try:
         return serve(settings, on_ready)
     except ConchError as error:
-        print(f"error: creating server: {error.code.value} - {error.message}", file=sys.stderr)
+        hint = f"; {hub_hint}" if hub_hint and "Hub" in error.message else ""
+        print(f"error: creating server: {error.code.value} - {error.message}{hint}", file=sys.stderr)
         return 1
 
 
@@ -106,6 +110,11 @@ def _signalled(number: int, stop: asyncio.Event) -> None:
     if not stop.is_set():
         LOG.info("Signal (%d) received.", number)
         stop.set()
+
+
+def _reason(error: ConchError) -> str:
+    """What a failed load says in the midst of a sentence, without the end of the line that clients get with it."""
+    return error.message.rstrip().removesuffix(";").rstrip()
 
 
 class Application:
@@ -181,7 +190,7 @@ class Application:
         failed = await self.server.load_startup_models()
         self._log_tables()
         if failed and self._settings.exit_on_error:
-            reasons = "; ".join(f"'{name}': {error.message}" for name, error in failed.items())
+            reasons = "; ".join(f"'{name}': {_reason(error)}" for name, error in failed.items())
             raise internal(f"failed to load all models ({reasons})")
         for service in self._services:
             LOG.info("Started %s", service)

@@ -63,12 +63,12 @@ def _serve_one(model: str, of_model: dict[str, Any], texts: Mapping[str, Sequenc
     name = of_model.pop("name", "")
 
     from conch.announcing import announcer
-    from conch.repository.single import repository_of, settings_for
+    from conch.repository.single import hub_hint, repository_of, settings_for
 
     with repository_of(model, name, of_model) as (repository, served):
         from conch.app import run
 
-        return run(settings_for(settings, repository, served), announcer(served))
+        return run(settings_for(settings, repository, served), announcer(served), hub_hint(model))
 
 
 class ServeCommand(click.Command):

@@ -15,7 +15,7 @@ import pytest
 from conch.announcing import example
 from conch.cli import main
 from conch.inference import TensorSpec
-from conch.repository.single import model_name
+from conch.repository.single import hub_hint, model_name
 from conch.settings import Settings
 
 
@@ -28,17 +28,18 @@ class Started:
     files: dict[str, Path]
     model_json: dict[str, Any] | None
     on_ready: Callable[..., None] | None
+    hub_hint: str
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     servers: list[Started] = []
 
-    def run(settings: Settings, on_ready: Callable[..., None] | None = None) -> int:
+    def run(settings: Settings, on_ready: Callable[..., None] | None = None, hub_hint: str = "") -> int:
         (model,) = Path(settings.model_repository[0]).iterdir()
         files = {path.name: path.resolve() for path in (model / "1").iterdir()}
         document = json.loads(files["model.json"].read_text()) if "model.json" in files else None
-        servers.append(Started(settings, model.name, files, document, on_ready))
+        servers.append(Started(settings, model.name, files, document, on_ready, hub_hint))
         return 0
 
     app = ModuleType("conch.app")
@@ -67,6 +68,32 @@ def test_hub_id_is_served_under_its_last_part(started: list[Started]) -> None:
     assert started[0].model_json == {"model": "org/all-MiniLM-L6-v2"}
 
 
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("Models", "there is no folder 'Models' here; did you mean 'models'?"),
+        ("other/greter", "there is no folder 'other/greter' here; did you mean 'other/greeter'?"),
+        ("org/name", "there is no folder 'org/name' here either"),
+        ("models", ""),
+    ],
+)
+def test_name_that_is_no_folder_has_a_hint_for_when_the_hub_does_not_have_it(
+    model: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "other" / "greeter").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert hub_hint(model) == hint
+
+
+def test_server_is_started_with_the_hint(
+    started: list[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["serve", "org/name"])
+    assert started[0].hub_hint == "there is no folder 'org/name' here either"
+
+
 def test_repository_is_gone_when_the_server_has_ended(started: list[Started]) -> None:
     main(["serve", "org/name"])
 
@@ -76,7 +103,7 @@ def test_repository_is_gone_when_the_server_has_ended(started: list[Started]) ->
 def test_repository_is_gone_when_the_server_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     repositories: list[Path] = []
 
-    def run(settings: Settings, on_ready: object) -> int:
+    def run(settings: Settings, *others: object) -> int:
         repositories.append(Path(settings.model_repository[0]))
         raise RuntimeError("no server today")
 
