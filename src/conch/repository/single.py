@@ -18,7 +18,7 @@ from typing import Any, Final
 from conch.config.parameters import nearest
 from conch.errors import invalid, unsupported
 from conch.repository.names import is_directory_name
-from conch.repository.places import is_model_directory
+from conch.repository.places import is_model_directory, is_version_directory
 from conch.settings import Settings
 
 #: What may be said of the one model: the names, which are those in ``model.json``, and their help.
@@ -145,7 +145,7 @@ def _checkpoint(folder: Path) -> Path:
         raise invalid(
             f"'{folder}' holds no checkpoint, as config.json is missing; to serve the graph alone, give {graph}"
         )
-    if folder.name.isdigit() and any((folder / name).is_file() for name in ("model.py", "model.json")):
+    if is_version_directory(folder):
         raise invalid(f"'{folder}' is a version of a model: serve it with --model-repository={folder.parent.parent}")
     raise invalid(f"'{folder}' holds no checkpoint: config.json is missing")
 
