@@ -21,6 +21,7 @@ from conch.errors import ConchError, internal, invalid
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.routes import Router
 from conch.frontends.http.server import HttpListener, MetricsPage
+from conch.repository.errors import NotFoundError, PollError
 from conch.repository.scan import ModelRepository
 from conch.server.core import EXTENSIONS, InferenceServer
 from conch.settings import SERVER_VERSION, Settings, by_scope
@@ -112,9 +113,15 @@ def _signalled(number: int, stop: asyncio.Event) -> None:
         stop.set()
 
 
-def _reason(error: ConchError) -> str:
-    """What a failed load says in the midst of a sentence, without the end of the line that clients get with it."""
-    return error.message.rstrip().removesuffix(";").rstrip()
+def _reason(error: ConchError, repository: ModelRepository) -> str:
+    """What a failed load says in the midst of a sentence, without the end of the line that clients get with it.
+
+    Of a model that could not be read it says more than clients are told, who must not learn of the server's files.
+    """
+    if isinstance(error, NotFoundError):
+        return repository.no_such_model(error.name)
+    message = error.log if isinstance(error, PollError) else error.message
+    return message.rstrip().removesuffix(";").rstrip()
 
 
 class Application:
@@ -141,9 +148,7 @@ class Application:
         paths = [Path(path) for path in settings.model_repository]
         repository = ModelRepository(paths, settings.model_config_name or None)
         if settings.debug and settings.debug not in repository.names():
-            raise invalid(
-                f"--debug names '{settings.debug}', but there is no such model in {', '.join(map(str, paths))}"
-            )
+            raise invalid(f"--debug names a model that is missing: {repository.no_such_model(settings.debug)}")
         self.server = server = InferenceServer(settings, repository, registry)
         self._http: HttpListener | None = HttpListener(Router(server)) if settings.allow_http else None
         self._openai: HttpListener | None = None
@@ -190,7 +195,7 @@ class Application:
         failed = await self.server.load_startup_models()
         self._log_tables()
         if failed and self._settings.exit_on_error:
-            reasons = "; ".join(f"'{name}': {_reason(error)}" for name, error in failed.items())
+            reasons = "; ".join(f"'{name}': {_reason(error, self.server.repository)}" for name, error in failed.items())
             raise internal(f"failed to load all models ({reasons})")
         for service in self._services:
             LOG.info("Started %s", service)

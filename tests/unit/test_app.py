@@ -50,3 +50,14 @@ def test_hint_about_the_hub_is_given_where_the_hub_is_the_reason(
     write(tmp_path / "models", "m", f'backend: "{backend}"', {"1/model.py": ""})
     line = refusal(settings_of(tmp_path / "models"), capsys, hub_hint="there is no folder 'm' here either")
     assert line.endswith("; there is no folder 'm' here either") == hinted
+
+
+def test_model_that_there_is_not_is_answered_with_the_one_that_was_meant(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refusal(settings_of(repository, ("gretter",)), capsys)
+    assert f"there is no model 'gretter' in {repository}; did you mean 'greeter'?" in line
+    line = refusal(settings_of(repository, ("other",)), capsys)
+    assert f"there is no model 'other' in {repository}; its models are greeter)" in line
+    line = refusal(replace(settings_of(repository), debug="gretter"), capsys)
+    assert line.endswith(f"there is no model 'gretter' in {repository}; did you mean 'greeter'?")
