@@ -89,7 +89,9 @@ async def _serve(settings: Settings, on_ready: OnReady | None = None) -> int:
     except BaseException:
         await application.stop(0)
         raise
-    return 0 if await application.stop(application.exit_seconds) else 1
+    in_time = await application.stop(application.exit_seconds)
+    LOG.info("The server has stopped.")
+    return 0 if in_time else 1
 
 
 def _warn_of_missing_features(settings: Settings) -> None:
@@ -135,7 +137,7 @@ class Application:
     def __init__(self, settings: Settings) -> None:
         _warn_of_missing_features(settings)
         if not settings.model_repository:
-            raise invalid("--model-repository must be specified")
+            raise invalid("--model-repository must be specified, or one MODEL: conch serve MODEL")
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.addresses: dict[str, tuple[str, int]] = {}

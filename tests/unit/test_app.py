@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,3 +63,14 @@ def test_model_that_there_is_not_is_answered_with_the_one_that_was_meant(
     assert f"there is no model 'other' in {repository}; its models are greeter)" in line
     line = refusal(replace(settings_of(repository), debug="gretter"), capsys)
     assert line.endswith(f"there is no model 'gretter' in {repository}; did you mean 'greeter'?")
+
+
+def test_server_with_nothing_to_serve_names_both_ways_to_say_it(capsys: pytest.CaptureFixture[str]) -> None:
+    line = refusal(Settings(), capsys)
+    assert line.endswith("--model-repository must be specified, or one MODEL: conch serve MODEL")
+
+
+def test_last_line_of_the_log_is_that_the_server_has_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="conch"):
+        assert app.run(settings_of(tmp_path), lambda *_: os.kill(os.getpid(), signal.SIGINT)) == 0
+    assert caplog.messages[-1] == "The server has stopped."
