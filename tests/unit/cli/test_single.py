@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conch.announcing import example
+from conch.announcing import announcer, example
 from conch.cli import main
 from conch.inference import TensorSpec
 from conch.repository.single import hub_hint, model_name
@@ -326,7 +327,8 @@ def test_example_is_logged_with_the_address_where_the_server_listens(
 ) -> None:
     main(["serve", "org/name", "--http-port=0"])
     signature = SimpleNamespace(inputs={"text_input": spec("text_input")})
-    server = SimpleNamespace(model=lambda name: SimpleNamespace(signature=signature))
+    model = SimpleNamespace(signature=signature, statistics=SimpleNamespace(runs_with={}))
+    server = SimpleNamespace(model=lambda name: model)
     announce = started[0].on_ready
     assert announce is not None
 
@@ -335,3 +337,25 @@ def test_example_is_logged_with_the_address_where_the_server_listens(
 
     (record,) = caplog.records
     assert record.__dict__["table"].startswith(f"curl {url}/v2/models/name/generate -d")
+
+
+@pytest.mark.parametrize(
+    ("template", "path"), [("yes", "/v1/chat/completions"), ("none", "/v2/models/chatty/generate")]
+)
+def test_model_with_a_chat_template_is_asked_in_a_conversation(
+    template: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    specs = {name: spec(name, optional=True) for name in ("messages", "text_input", "max_tokens")}
+    told = SimpleNamespace(runs_with={"engine": "swan", "chat_template": template})
+    model = SimpleNamespace(signature=SimpleNamespace(inputs=specs), statistics=told)
+    server: Any = SimpleNamespace(model=lambda name: model)
+
+    with caplog.at_level("INFO", logger="conch"):
+        announcer("chatty")(server, {"http": ("127.0.0.1", 8000)})
+
+    (record,) = caplog.records
+    command = shlex.split(record.__dict__["table"])
+    assert command[1] == f"http://localhost:8000{path}"
+    if template == "yes":
+        body = json.loads(command[-1])
+        assert body["model"] == "chatty" and body["messages"][0]["role"] == "user"
