@@ -12,12 +12,12 @@ import logging
 import platform
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from conch import __version__, logs
 from conch.backends.table import BACKENDS
-from conch.errors import ConchError, internal, invalid
+from conch.errors import Code, ConchError, invalid
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.routes import Router
 from conch.frontends.http.server import HttpListener, MetricsPage
@@ -32,20 +32,29 @@ LOG = logging.getLogger("conch")
 #: Called with the server, and where its front ends listen.
 OnReady = Callable[[InferenceServer, Mapping[str, tuple[str, int]]], None]
 
+#: The lines that help somebody further whose server could not start because of an error.
+Explain = Callable[[ConchError], Sequence[str]]
+
 #: How long the last responses may take to be sent after everything has stopped (s).
 FLUSH_SECONDS = 2.0
 
 
-def run(settings: Settings, on_ready: OnReady | None = None, hub_hint: str = "") -> int:
-    """Serve as ``serve`` does, and print why the server could not start; returns the exit status.
+class LoadFailed(ConchError):
+    """The models ``names`` could not be loaded, without which the server must not go on; INTERNAL as in Triton."""
 
-    ``hub_hint`` is added to a failure that tells of the Hub: the name of the model may have been meant for a folder.
-    """
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        told = "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())
+        super().__init__(f"failed to load all models ({told})", Code.INTERNAL)
+        self.names = tuple(reasons)
+
+
+def run(settings: Settings, on_ready: OnReady | None = None, explain: Explain | None = None) -> int:
+    """Serve as ``serve`` does, and print why the server could not start; returns the exit status."""
     try:
         return serve(settings, on_ready)
     except ConchError as error:
-        hint = f"; {hub_hint}" if hub_hint and "Hub" in error.message else ""
-        print(f"error: creating server: {error.code.value} - {error.message}{hint}", file=sys.stderr)
+        lines = explain(error) if explain is not None else ()
+        print(f"error: creating server: {error.code.value} - {error.message}", *lines, sep="\n", file=sys.stderr)
         return 1
 
 
@@ -197,8 +206,7 @@ class Application:
         failed = await self.server.load_startup_models()
         self._log_tables()
         if failed and self._settings.exit_on_error:
-            reasons = "; ".join(f"'{name}': {_reason(error, self.server.repository)}" for name, error in failed.items())
-            raise internal(f"failed to load all models ({reasons})")
+            raise LoadFailed({name: _reason(error, self.server.repository) for name, error in failed.items()})
         for service in self._services:
             LOG.info("Started %s", service)
         return failed

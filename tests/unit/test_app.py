@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conch import app, logs
+from conch.cli import main
 from conch.settings import Settings
 from tests.models import write
 
@@ -20,9 +21,9 @@ def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "setup", lambda settings: None)
 
 
-def refusal(settings: Settings, capsys: pytest.CaptureFixture[str], hub_hint: str = "") -> str:
+def refusal(settings: Settings, capsys: pytest.CaptureFixture[str]) -> str:
     """The last line of a server that does not start."""
-    assert app.run(settings, hub_hint=hub_hint) == 1
+    assert app.run(settings) == 1
     return capsys.readouterr().err.splitlines()[-1]
 
 
@@ -45,13 +46,30 @@ def test_failed_model_s_reason_is_one_whole_sentence(repository: Path, capsys: p
     assert line.endswith(")") and not line.endswith(";)")
 
 
-@pytest.mark.parametrize(("backend", "hinted"), [("of the Hub", True), ("absent", False)])
-def test_hint_about_the_hub_is_given_where_the_hub_is_the_reason(
-    backend: str, hinted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("config", "files", "said"),
+    [
+        ('backend: "pytorch"', {"1/model.pt": ""}, "greeter/config.pbtxt:1: error: "),
+        ('backend: "python"', {"1/modle.py": "class TritonPythonModel:\n    pass"}, "(fix: rename it model.py)"),
+        ('backend: "python"', {"1/model.py": "class Model:\n    pass"}, "there is no class TritonPythonModel"),
+    ],
+)
+def test_command_ends_on_what_conch_check_says_of_the_model(
+    config: str,
+    files: dict[str, str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    write(tmp_path / "models", "m", f'backend: "{backend}"', {"1/model.py": ""})
-    line = refusal(settings_of(tmp_path / "models"), capsys, hub_hint="there is no folder 'm' here either")
-    assert line.endswith("; there is no folder 'm' here either") == hinted
+    write(tmp_path / "models", "greeter", config, files)
+    monkeypatch.chdir(tmp_path)
+    flags = [f"--allow-{one}=false" for one in ("http", "grpc", "metrics")]
+    assert main(["serve", "--model-repository=models", *flags]) == 1
+    error, *lines = capfd.readouterr().err.splitlines()
+    assert error.startswith("error: creating server: Internal - failed to load all models ('greeter': load failed")
+    (line,) = [one for one in lines if one.startswith("conch check: models/greeter/")]
+    assert said in line
 
 
 def test_model_that_there_is_not_is_answered_with_the_one_that_was_meant(

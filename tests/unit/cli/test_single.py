@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +15,7 @@ import pytest
 
 from conch.announcing import announcer, example
 from conch.cli import main
+from conch.errors import ConchError
 from conch.inference import TensorSpec
 from conch.repository.single import hub_hint, model_name
 from conch.settings import Settings
@@ -29,18 +30,22 @@ class Started:
     files: dict[str, Path]
     model_json: dict[str, Any] | None
     on_ready: Callable[..., None] | None
-    hub_hint: str
+    explain: Callable[[ConchError], Sequence[str]] | None
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     servers: list[Started] = []
 
-    def run(settings: Settings, on_ready: Callable[..., None] | None = None, hub_hint: str = "") -> int:
+    def run(
+        settings: Settings,
+        on_ready: Callable[..., None] | None = None,
+        explain: Callable[[ConchError], Sequence[str]] | None = None,
+    ) -> int:
         (model,) = Path(settings.model_repository[0]).iterdir()
         files = {path.name: path.resolve() for path in (model / "1").iterdir()}
         document = json.loads(files["model.json"].read_text()) if "model.json" in files else None
-        servers.append(Started(settings, model.name, files, document, on_ready, hub_hint))
+        servers.append(Started(settings, model.name, files, document, on_ready, explain))
         return 0
 
     app = ModuleType("conch.app")
@@ -87,12 +92,15 @@ def test_name_that_is_no_folder_has_a_hint_for_when_the_hub_does_not_have_it(
     assert hub_hint(model) == hint
 
 
-def test_server_is_started_with_the_hint(
+def test_hint_is_given_where_the_hub_is_the_reason(
     started: list[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     main(["serve", "org/name"])
-    assert started[0].hub_hint == "there is no folder 'org/name' here either"
+    explain = started[0].explain
+    assert explain is not None
+    assert explain(ConchError("the Hub cannot be reached")) == ["there is no folder 'org/name' here either"]
+    assert explain(ConchError("port 8000 is taken")) == []
 
 
 def test_repository_is_gone_when_the_server_has_ended(started: list[Started]) -> None:
