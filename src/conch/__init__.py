@@ -1,4 +1,4 @@
-"""conch serves Hugging Face models the Triton way.
+"""conch is a model server that does what NVIDIA Triton does, and serves Hugging Face models as they are.
 
 As a library it exports the names below, each imported when it is first used: ``import conch`` alone costs nothing.
 Workers import this package under Python 3.8, where only ``__version__`` is of use.

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from conch.config.complete import CHAT_TEMPLATE
 from conch.errors import ConchError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, i
         if "http" not in addresses:
             return
         try:
-            inputs = server.model(name).signature.inputs.values()
+            model = server.model(name)
         except ConchError:
             return  # it is to be loaded later
         host, port = addresses["http"]
@@ -41,11 +42,22 @@ def announcer(name: str) -> Callable[[InferenceServer, Mapping[str, tuple[str, i
             host = "localhost"
         elif ":" in host:
             host = f"[{host}]"
-        command = example(f"http://{host}:{port}/v2/models/{name}", inputs)
+        root = f"http://{host}:{port}"
+        if model.statistics.runs_with.get(CHAT_TEMPLATE) == "yes":
+            command = chat_example(root, name)
+        else:
+            command = example(f"{root}/v2/models/{name}", model.signature.inputs.values())
         # As it is, so that it can be copied: log lines are quoted.
         LOG.info("Ask it:", extra={"table": command})
 
     return announce
+
+
+def chat_example(root: str, name: str) -> str:
+    """A curl command that asks the model ``name`` of the server at ``root`` in a conversation."""
+    question = {"role": "user", "content": _SAMPLES["text_input"]}
+    body = json.dumps({"model": name, "messages": [question], "max_tokens": _SAMPLES["max_tokens"]})
+    return f"curl {root}/v1/chat/completions -d '{body}'"
 
 
 def example(url: str, inputs: Iterable[TensorSpec]) -> str:

@@ -12,17 +12,18 @@ import logging
 import platform
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
 from conch import __version__, logs
 from conch.backends.table import BACKENDS
-from conch.errors import ConchError, internal, invalid
+from conch.errors import Code, ConchError, invalid
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.routes import Router
 from conch.frontends.http.server import HttpListener, MetricsPage
 from conch.frontends.listening import PortTakenError
 from conch.frontends.ports import holder
+from conch.repository.errors import NotFoundError, PollError
 from conch.repository.scan import ModelRepository
 from conch.server.core import EXTENSIONS, InferenceServer
 from conch.settings import SERVER_VERSION, Settings, by_scope
@@ -33,16 +34,29 @@ LOG = logging.getLogger("conch")
 #: Called with the server, and where its front ends listen.
 OnReady = Callable[[InferenceServer, Mapping[str, tuple[str, int]]], None]
 
+#: The lines that help somebody further whose server could not start because of an error.
+Explain = Callable[[ConchError], Sequence[str]]
+
 #: How long the last responses may take to be sent after everything has stopped (s).
 FLUSH_SECONDS = 2.0
 
 
-def run(settings: Settings, on_ready: OnReady | None = None) -> int:
+class LoadFailed(ConchError):
+    """The models ``names`` could not be loaded, without which the server must not go on; INTERNAL as in Triton."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        told = "; ".join(f"'{name}': {reason}" for name, reason in reasons.items())
+        super().__init__(f"failed to load all models ({told})", Code.INTERNAL)
+        self.names = tuple(reasons)
+
+
+def run(settings: Settings, on_ready: OnReady | None = None, explain: Explain | None = None) -> int:
     """Serve as ``serve`` does, and print why the server could not start; returns the exit status."""
     try:
         return serve(settings, on_ready)
     except ConchError as error:
-        print(f"error: creating server: {error.code.value} - {error.message}", file=sys.stderr)
+        lines = explain(error) if explain is not None else ()
+        print(f"error: creating server: {error.code.value} - {error.message}", *lines, sep="\n", file=sys.stderr)
         return 1
 
 
@@ -86,7 +100,9 @@ async def _serve(settings: Settings, on_ready: OnReady | None = None) -> int:
     except BaseException:
         await application.stop(0)
         raise
-    return 0 if await application.stop(application.exit_seconds) else 1
+    in_time = await application.stop(application.exit_seconds)
+    LOG.info("The server has stopped.")
+    return 0 if in_time else 1
 
 
 def _warn_of_missing_features(settings: Settings) -> None:
@@ -110,6 +126,17 @@ def _signalled(number: int, stop: asyncio.Event) -> None:
         stop.set()
 
 
+def _reason(error: ConchError, repository: ModelRepository) -> str:
+    """What a failed load says in the midst of a sentence, without the end of the line that clients get with it.
+
+    Of a model that could not be read it says more than clients are told, who must not learn of the server's files.
+    """
+    if isinstance(error, NotFoundError):
+        return repository.no_such_model(error.name)
+    message = error.log if isinstance(error, PollError) else error.message
+    return message.rstrip().removesuffix(";").rstrip()
+
+
 class Application:
     """The front ends that ``settings`` ask for, each on a port of its own, and the server behind them.
 
@@ -121,7 +148,7 @@ class Application:
     def __init__(self, settings: Settings) -> None:
         _warn_of_missing_features(settings)
         if not settings.model_repository:
-            raise invalid("--model-repository must be specified")
+            raise invalid("--model-repository must be specified, or one MODEL: conch serve MODEL")
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.addresses: dict[str, tuple[str, int]] = {}
@@ -134,9 +161,7 @@ class Application:
         paths = [Path(path) for path in settings.model_repository]
         repository = ModelRepository(paths, settings.model_config_name or None)
         if settings.debug and settings.debug not in repository.names():
-            raise invalid(
-                f"--debug names '{settings.debug}', but there is no such model in {', '.join(map(str, paths))}"
-            )
+            raise invalid(f"--debug names a model that is missing: {repository.no_such_model(settings.debug)}")
         self.server = server = InferenceServer(settings, repository, registry)
         self._http: HttpListener | None = HttpListener(Router(server)) if settings.allow_http else None
         self._openai: HttpListener | None = None
@@ -188,8 +213,7 @@ class Application:
         failed = await self.server.load_startup_models()
         self._log_tables()
         if failed and self._settings.exit_on_error:
-            reasons = "; ".join(f"'{name}': {error.message}" for name, error in failed.items())
-            raise internal(f"failed to load all models ({reasons})")
+            raise LoadFailed({name: _reason(error, self.server.repository) for name, error in failed.items()})
         for service in self._services:
             LOG.info("Started %s", service)
         return failed

@@ -211,7 +211,7 @@ def test_debugging_a_model_that_there_is_not_is_refused(repository: Path) -> Non
     command = ConchServer(repository, "--debug=stoping").command
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
-    assert f"--debug names 'stoping', but there is no such model in {repository}" in ended.stderr
+    assert f"there is no model 'stoping' in {repository}; did you mean 'stopping'?" in ended.stderr
 
 
 def test_breakpoint_is_passed_over_without_debug(repository: Path, tmp_path: Path) -> None:

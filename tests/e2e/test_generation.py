@@ -222,6 +222,7 @@ def test_a_stop_string_cuts_text_where_it_begins(server: ConchServer) -> None:
 
 
 def test_conversations_go_through_the_chat_template(server: ConchServer) -> None:
+    assert statistics(server)["runs_with"]["chat_template"] == "yes"
     messages = json.dumps([{"role": "user", "content": "Where is the station?"}])
     told = generate(server, messages=messages, max_tokens=5).json()["text_output"]
     text = "<user>Where is the station?\n<assistant>"

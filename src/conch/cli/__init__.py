@@ -67,7 +67,7 @@ class _Lazy(click.Group):
 @click.group(cls=_Lazy)
 @click.version_option(__version__, message="conch %(version)s")
 def conch() -> None:
-    """Serve Hugging Face models the Triton way."""
+    """A model server that does what NVIDIA Triton does, and serves Hugging Face models as they are."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

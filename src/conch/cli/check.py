@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from conch.cli import completion
+
+if TYPE_CHECKING:
+    from conch.checks.finding import Finding
 
 
 @click.command("check")
@@ -33,11 +38,15 @@ def check_command(directories: tuple[Path, ...], config_name: str | None) -> int
     from conch.checks.repository import check
 
     findings = check(directories, config_name)
-    here = f"{Path.cwd()}/"
-    relative = not any(directory.is_absolute() for directory in directories)
     for finding in findings:
-        # Paths as they were given: relative ones begin where the command is run.
-        click.echo(str(finding).replace(here, "") if relative else str(finding))
+        click.echo(shown(finding, directories))
     errors = sum(finding.severity == "error" for finding in findings)
     click.echo(f"{errors} error(s), {len(findings) - errors} warning(s)", err=True)
     return 1 if errors else 0
+
+
+def shown(finding: Finding, directories: Iterable[Path]) -> str:
+    """The line for a finding, with paths as ``directories`` were given: relative ones begin where conch is run."""
+    if any(directory.is_absolute() for directory in directories):
+        return str(finding)
+    return str(finding).replace(f"{Path.cwd()}/", "")

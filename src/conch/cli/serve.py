@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
 import click
 
+from conch.cli.check import shown
 from conch.cli.completion import checkpoints, engines, of_option, tasks
-from conch.errors import invalid
+from conch.errors import ConchError, invalid
 from conch.options import parse
 from conch.repository.single import MODEL_OPTIONS
-from conch.settings import OPTIONS, RENAMED, Option
+from conch.settings import OPTIONS, RENAMED, Option, Settings
 
 #: tritonserver takes this one without a value, and all others with one.
 _BARE: Final = "disable-auto-complete-config"
@@ -52,7 +55,23 @@ def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **give
 
     from conch.app import run
 
-    return run(settings)
+    return run(settings, explain=partial(_faults, settings))
+
+
+def _faults(settings: Settings, error: ConchError) -> list[str]:
+    """What ``conch check`` says of the models that could not be loaded, which is more than Triton's errors say."""
+    from conch.app import LoadFailed
+    from conch.checks.repository import check
+
+    if not isinstance(error, LoadFailed):
+        return []
+    roots = [Path(path) for path in settings.model_repository]
+    directories = [root.resolve() / name for root in roots for name in error.names]
+    return [
+        f"conch check: {shown(finding, roots)}"
+        for finding in check(roots, settings.model_config_name or None)
+        if finding.severity == "error" and not {finding.path, *finding.path.parents}.isdisjoint(directories)
+    ]
 
 
 def _serve_one(model: str, of_model: dict[str, Any], texts: Mapping[str, Sequence[str]]) -> int:
@@ -68,7 +87,15 @@ def _serve_one(model: str, of_model: dict[str, Any], texts: Mapping[str, Sequenc
     with repository_of(model, name, of_model) as (repository, served):
         from conch.app import run
 
-        return run(settings_for(settings, repository, served), announcer(served))
+        return run(settings_for(settings, repository, served), announcer(served), partial(_not_on_the_hub, model))
+
+
+def _not_on_the_hub(model: str, error: ConchError) -> list[str]:
+    """That ``model`` is no folder either, where it was looked for on the Hub."""
+    from conch.repository.single import hub_hint
+
+    hint = hub_hint(model) if "Hub" in error.message else ""
+    return [hint] if hint else []
 
 
 class ServeCommand(click.Command):

@@ -18,6 +18,9 @@ DEFAULT_SEQUENCE_IDLE_MICROSECONDS: Final = 1_000_000
 #: How the names of parameters begin with which the server shows what a model runs with.
 RUNS_WITH: Final = "conch."
 
+#: Among what a text model runs with: ``yes`` where it takes conversations, else ``none``.
+CHAT_TEMPLATE: Final = "chat_template"
+
 
 @dataclass(frozen=True)
 class InstancePreference:

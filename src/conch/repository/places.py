@@ -14,6 +14,9 @@ from conch.config.problem import Problem
 #: Files that are, or that hold, a model by themselves.
 _WEIGHTS: Final = (".safetensors", ".gguf", ".onnx", ".xml")
 
+#: The files by which a version directory is told from a checkpoint's folder.
+_VERSION_FILES: Final = ("model.py", "model.json")
+
 
 def is_model_directory(path: Path) -> bool:
     """Whether ``path`` looks like a model of a repository: it has a configuration or a version directory."""
@@ -21,6 +24,14 @@ def is_model_directory(path: Path) -> bool:
         return (path / "config.pbtxt").is_file() or any(one.name.isdigit() for one in path.iterdir() if one.is_dir())
     except OSError:
         return False
+
+
+def is_version_directory(path: Path) -> bool:
+    """Whether ``path`` looks like a version of a model: a number with the files of one, or beside a configuration."""
+    path = path.resolve()
+    if not path.name.isdigit():
+        return False
+    return any((path / name).is_file() for name in _VERSION_FILES) or (path.parent / "config.pbtxt").is_file()
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -34,10 +45,10 @@ def is_checkpoint(path: Path) -> bool:
 def repository_problem(path: Path) -> Problem | None:
     """Why ``path`` cannot be a model repository, with what to give in its place; None where it can."""
     if not path.exists():
-        return Problem(f"repository path is not a valid directory: {path}", hint=_nearest(path))
+        return Problem(f"repository path is not a valid directory: {path} does not exist", hint=_nearest(path))
     if not path.is_dir():
         hint = f"serve it with 'conch serve {path}'" if path.suffix in _WEIGHTS else "give a model repository"
-        return Problem(f"repository path is not a valid directory: {path}", hint=hint)
+        return Problem(f"repository path is not a valid directory: {path} is a file", hint=hint)
     try:
         directories = [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
     except OSError as error:
@@ -45,7 +56,9 @@ def repository_problem(path: Path) -> Problem | None:
     if any(is_model_directory(one) for one in directories):
         return None
     if is_model_directory(path):
-        return Problem(f"{path} is a model, not a repository of models", hint=f"give {path.parent}")
+        return Problem(f"{path} is a model, not a repository of models", hint=f"give {_above(path, 1)}")
+    if is_version_directory(path):
+        return Problem(f"{path} is a version of a model, not a repository of models", hint=f"give {_above(path, 2)}")
     if is_checkpoint(path):
         return Problem(
             f"{path} is a checkpoint, not a repository of models", hint=f"serve it with 'conch serve {path}'"
@@ -54,6 +67,12 @@ def repository_problem(path: Path) -> Problem | None:
     if inner is not None:
         return Problem(f"{path} is not a repository of models, but {inner.name} in it is", hint=f"give {inner}")
     return None
+
+
+def _above(path: Path, levels: int) -> Path:
+    """The directory so many levels above ``path``, as it was given where it names that directory."""
+    named = len(path.parts) >= levels and ".." not in path.parts
+    return (path if named else path.resolve()).parents[levels - 1]
 
 
 def _holds_models(path: Path) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conch.config import pbtxt
+from conch.config.parameters import nearest
 from conch.config.problem import ConfigError
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
@@ -23,6 +24,9 @@ from conch.repository.reading import read_small
 from conch.repository.versions import read_versions
 
 CONFIG_FILE = "config.pbtxt"
+
+#: How many models a message lists.
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,14 @@ class ModelRepository:
         if len(found) > 1:
             raise NotUniqueError(name)
         return found[0]
+
+    def no_such_model(self, name: str) -> str:
+        """The words that say where there is no ``name``, and which model was probably meant or which there are."""
+        names = self.names()
+        near = nearest(name, names, 0.6)
+        others = f"; its models are {', '.join(names[:_NAMED])}{' …' if len(names) > _NAMED else ''}" if names else ""
+        hint = f"; did you mean '{near}'?" if near else others
+        return f"there is no model '{name}' in {', '.join(map(str, self.paths))}{hint}"
 
     def describe(self, name: str) -> ModelFiles:
         """What the directory of ``name`` holds.  Raises as :meth:`directory` does, and :class:`PollError` for a

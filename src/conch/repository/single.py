@@ -15,9 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from conch.config.parameters import nearest
 from conch.errors import invalid, unsupported
 from conch.repository.names import is_directory_name
-from conch.repository.places import is_model_directory
+from conch.repository.places import is_model_directory, is_version_directory
 from conch.settings import Settings
 
 #: What may be said of the one model: the names, which are those in ``model.json``, and their help.
@@ -63,6 +64,22 @@ def checkpoint_source(model: str) -> str:
     if path.is_file():
         return str(path.resolve())
     return str(_checkpoint(path.resolve())) if path.is_dir() else _hub_id(model)
+
+
+def hub_hint(model: str) -> str:
+    """What to say where the Hub does not have ``model``: there is no such folder here either, or one of another name.
+
+    Empty for a path that exists, which is not looked for on the Hub.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return ""
+    there = f"there is no folder '{model}' here"
+    try:
+        near = nearest(path.name, [one.name for one in path.parent.iterdir() if one.is_dir()], 0.7)
+    except OSError:
+        near = ""
+    return f"{there}; did you mean '{path.parent / near}'?" if near else f"{there} either"
 
 
 def model_name(path: Path) -> str:
@@ -128,7 +145,7 @@ def _checkpoint(folder: Path) -> Path:
         raise invalid(
             f"'{folder}' holds no checkpoint, as config.json is missing; to serve the graph alone, give {graph}"
         )
-    if folder.name.isdigit() and any((folder / name).is_file() for name in ("model.py", "model.json")):
+    if is_version_directory(folder):
         raise invalid(f"'{folder}' is a version of a model: serve it with --model-repository={folder.parent.parent}")
     raise invalid(f"'{folder}' holds no checkpoint: config.json is missing")
 

@@ -227,7 +227,13 @@ def test_model_in_two_repositories_is_found(repository: Path, tmp_path_factory: 
 def test_directory_that_is_no_repository_is_found(repository: Path) -> None:
     nope = repository / "nope"
     assert check([nope]) == [
-        Finding(nope, 0, "error", f"repository path is not a valid directory: {nope}", "give a model repository")
+        Finding(
+            nope,
+            0,
+            "error",
+            f"repository path is not a valid directory: {nope} does not exist",
+            "give a model repository",
+        )
     ]
     (finding,) = check([repository / "good"])
     assert finding.fix == f"give {repository}"

@@ -19,7 +19,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """What a fake server was started with."""
     settings: list[Settings] = []
 
-    def run(given: Settings) -> int:
+    def run(given: Settings, explain: object) -> int:
         settings.append(given)
         return 0
 
@@ -241,7 +241,7 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_status_of_the_server_is_the_status_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     app = ModuleType("conch.app")
-    app.run = lambda settings: 1  # type: ignore[attr-defined]
+    app.run = lambda settings, explain: 1  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "conch.app", app)
     assert main(["serve", "--model-repository=/r"]) == 1
 

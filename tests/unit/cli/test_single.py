@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from conch.announcing import example
+from conch.announcing import announcer, example
 from conch.cli import main
+from conch.errors import ConchError
 from conch.inference import TensorSpec
-from conch.repository.single import model_name
+from conch.repository.single import hub_hint, model_name
 from conch.settings import Settings
 
 
@@ -28,17 +30,22 @@ class Started:
     files: dict[str, Path]
     model_json: dict[str, Any] | None
     on_ready: Callable[..., None] | None
+    explain: Callable[[ConchError], Sequence[str]] | None
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     servers: list[Started] = []
 
-    def run(settings: Settings, on_ready: Callable[..., None] | None = None) -> int:
+    def run(
+        settings: Settings,
+        on_ready: Callable[..., None] | None = None,
+        explain: Callable[[ConchError], Sequence[str]] | None = None,
+    ) -> int:
         (model,) = Path(settings.model_repository[0]).iterdir()
         files = {path.name: path.resolve() for path in (model / "1").iterdir()}
         document = json.loads(files["model.json"].read_text()) if "model.json" in files else None
-        servers.append(Started(settings, model.name, files, document, on_ready))
+        servers.append(Started(settings, model.name, files, document, on_ready, explain))
         return 0
 
     app = ModuleType("conch.app")
@@ -67,6 +74,35 @@ def test_hub_id_is_served_under_its_last_part(started: list[Started]) -> None:
     assert started[0].model_json == {"model": "org/all-MiniLM-L6-v2"}
 
 
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("Models", "there is no folder 'Models' here; did you mean 'models'?"),
+        ("other/greter", "there is no folder 'other/greter' here; did you mean 'other/greeter'?"),
+        ("org/name", "there is no folder 'org/name' here either"),
+        ("models", ""),
+    ],
+)
+def test_name_that_is_no_folder_has_a_hint_for_when_the_hub_does_not_have_it(
+    model: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "other" / "greeter").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert hub_hint(model) == hint
+
+
+def test_hint_is_given_where_the_hub_is_the_reason(
+    started: list[Started], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["serve", "org/name"])
+    explain = started[0].explain
+    assert explain is not None
+    assert explain(ConchError("the Hub cannot be reached")) == ["there is no folder 'org/name' here either"]
+    assert explain(ConchError("port 8000 is taken")) == []
+
+
 def test_repository_is_gone_when_the_server_has_ended(started: list[Started]) -> None:
     main(["serve", "org/name"])
 
@@ -76,7 +112,7 @@ def test_repository_is_gone_when_the_server_has_ended(started: list[Started]) ->
 def test_repository_is_gone_when_the_server_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     repositories: list[Path] = []
 
-    def run(settings: Settings, on_ready: object) -> int:
+    def run(settings: Settings, *others: object) -> int:
         repositories.append(Path(settings.model_repository[0]))
         raise RuntimeError("no server today")
 
@@ -299,7 +335,8 @@ def test_example_is_logged_with_the_address_where_the_server_listens(
 ) -> None:
     main(["serve", "org/name", "--http-port=0"])
     signature = SimpleNamespace(inputs={"text_input": spec("text_input")})
-    server = SimpleNamespace(model=lambda name: SimpleNamespace(signature=signature))
+    model = SimpleNamespace(signature=signature, statistics=SimpleNamespace(runs_with={}))
+    server = SimpleNamespace(model=lambda name: model)
     announce = started[0].on_ready
     assert announce is not None
 
@@ -308,3 +345,25 @@ def test_example_is_logged_with_the_address_where_the_server_listens(
 
     (record,) = caplog.records
     assert record.__dict__["table"].startswith(f"curl {url}/v2/models/name/generate -d")
+
+
+@pytest.mark.parametrize(
+    ("template", "path"), [("yes", "/v1/chat/completions"), ("none", "/v2/models/chatty/generate")]
+)
+def test_model_with_a_chat_template_is_asked_in_a_conversation(
+    template: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    specs = {name: spec(name, optional=True) for name in ("messages", "text_input", "max_tokens")}
+    told = SimpleNamespace(runs_with={"engine": "swan", "chat_template": template})
+    model = SimpleNamespace(signature=SimpleNamespace(inputs=specs), statistics=told)
+    server: Any = SimpleNamespace(model=lambda name: model)
+
+    with caplog.at_level("INFO", logger="conch"):
+        announcer("chatty")(server, {"http": ("127.0.0.1", 8000)})
+
+    (record,) = caplog.records
+    command = shlex.split(record.__dict__["table"])
+    assert command[1] == f"http://localhost:8000{path}"
+    if template == "yes":
+        body = json.loads(command[-1])
+        assert body["model"] == "chatty" and body["messages"][0]["role"] == "user"

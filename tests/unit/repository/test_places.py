@@ -35,6 +35,35 @@ def test_a_model_is_no_repository(tmp_path: Path) -> None:
     assert problem is not None and problem.hint == f"give {tmp_path}"
 
 
+@pytest.mark.parametrize("file", ["m/1/model.py", "m/1/model.json", "m/config.pbtxt"])
+def test_a_version_of_a_model_is_no_repository(file: str, tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    put(tmp_path / file)
+    problem = repository_problem(tmp_path / "m" / "1")
+    assert problem is not None and problem.hint == f"give {tmp_path}"
+
+
+def test_what_to_give_is_named_from_within_a_model_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "m" / "1" / "model.py")
+    hints = []
+    for directory, given in (
+        (tmp_path, "m/1"),
+        (tmp_path / "m", "."),
+        (tmp_path / "m", "1"),
+        (tmp_path / "m" / "1", "."),
+    ):
+        monkeypatch.chdir(directory)
+        problem = repository_problem(Path(given))
+        assert problem is not None
+        hints.append(problem.hint)
+    assert hints == ["give .", *[f"give {tmp_path}"] * 3]
+
+
+def test_a_repository_may_have_a_number_for_a_name(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    assert repository_problem(tmp_path / "1") is None
+
+
 def test_a_misspelt_directory_is_answered_with_the_one_beside_it(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     problem = repository_problem(tmp_path / "model")

@@ -16,6 +16,7 @@ from conch.backends.generation.options import ServingOptions
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
+from conch.config.complete import CHAT_TEMPLATE
 from conch.workers.child.channel import Channel, Header
 
 
@@ -47,6 +48,7 @@ class TextBackend(GenerationBackend):
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
         tokenizer.template.require_library(checkpoint.extra)
         engine = self.open_engine(checkpoint, instance, tokenizer, self.arguments)
+        self.runs_with[CHAT_TEMPLATE] = "yes" if tokenizer.template else "none"
         contract = TextInterface(
             tokenizer,
             self.defaults(checkpoint.json("generation_config.json") or {}, settings),
