@@ -31,8 +31,8 @@ def page(rows: Sequence[Row]) -> str:
         "For each architecture, a tiny checkpoint with random weights is written and served from its folder on a CPU, "
         "with no\nconfiguration. It gets six requests, first one after the other and then all in one batch. **Exact** "
         "means that all of them\nare answered as transformers answers each one alone: the same greedy tokens, or "
-        "scores within 2e-4. A **refused** model\ndoes not become ready, and the error says why; if the checkpoint is not at "
-        "fault, conch's answers would have differed\nfrom those of transformers.\n",
+        "scores within 2e-4. A **refused** model\ndoes not become ready, and the error says why; if the checkpoint "
+        "is not at fault, conch's answers would have differed\nfrom those of transformers.\n",
         markdown([
             ["task", "architectures compared", "exact", "share", "refused", "other"],
             *(_summary(task, [row for row in compared if row.architecture.task == task]) for task in tasks),
