@@ -28,11 +28,11 @@ def page(rows: Sequence[Row]) -> str:
         f"Made with transformers {version('transformers')} and PyTorch {version('torch').partition('+')[0]} by\n\n"
         "<!-- not run: takes a quarter of an hour; tests/e2e/test_benchmarks.py starts it -->\n"
         "    python -m benchmarks.day_zero --write docs/day_zero.md\n",
-        "For each architecture a tiny checkpoint with random weights is written and served from its bare folder, as a "
-        "user\nwould get it on a CPU: six requests one after the other, and all six in one batch. **Exact** means that "
-        "all of them are\nanswered as transformers answers each alone: the same greedy tokens, or scores within 2e-4. "
-        "A **refused** model does not\nbecome ready, and the error says why; where it is no error in the checkpoint, "
-        "conch's answer would not have been that of\ntransformers.\n",
+        "For each architecture, a tiny checkpoint with random weights is written and served from its folder on a CPU, "
+        "with no\nconfiguration. It gets six requests, first one after the other and then all in one batch. **Exact** "
+        "means that all of them\nare answered as transformers answers each one alone: the same greedy tokens, or "
+        "scores within 2e-4. A **refused** model\ndoes not become ready, and the error says why; if the checkpoint "
+        "is not at fault, conch's answers would have differed\nfrom those of transformers.\n",
         markdown([
             ["task", "architectures compared", "exact", "share", "refused", "other"],
             *(_summary(task, [row for row in compared if row.architecture.task == task]) for task in tasks),
@@ -47,7 +47,7 @@ def page(rows: Sequence[Row]) -> str:
         head = ["task", "architecture", "", "reason"]
         sections += [
             "## Not compared\n",
-            "No tiny checkpoint of these can be made, or transformers itself does not answer with it.\n",
+            "For these, no tiny checkpoint can be made, or transformers itself fails to answer with it.\n",
             markdown([head, *map(_line, unmade)]),
         ]
     return "\n".join(sections).rstrip() + "\n"

@@ -87,8 +87,8 @@ class Settings:
     )
     load_model: tuple[str, ...] = option((), "Models", "Model to load at startup, * for all; repeatable.", common=True)
     repository_poll_secs: Count = option(15, "Models", "Seconds between two polls of the repository in poll mode.")
-    model_config_name: str = option("", "Models", "Take configs/<name>.pbtxt of a model where it has one.")
-    disable_auto_complete_config: bool = option(False, "Models", "Take configurations as written, complete nothing.")
+    model_config_name: str = option("", "Models", "Take configs/<name>.pbtxt of models that have it.")
+    disable_auto_complete_config: bool = option(False, "Models", "Use configurations as written, complete nothing.")
     model_load_thread_count: Count = option(4, "Models", "Models that load at the same time.")
     model_load_retry_count: Number = option(0, "Models", "Further attempts to load a model that failed.")
     model_namespacing: bool = option(
@@ -142,9 +142,9 @@ class Settings:
     grpc_infer_response_compression_level: Compression = option("none", "gRPC", "Compression of inference responses.")
     grpc_keepalive_time: Number = option(7_200_000, "gRPC", "Milliseconds of silence before a keepalive ping.")
     grpc_keepalive_timeout: Number = option(20_000, "gRPC", "Milliseconds that a ping's answer may take.")
-    grpc_keepalive_permit_without_calls: bool = option(False, "gRPC", "Ping when no call is open, too.")
+    grpc_keepalive_permit_without_calls: bool = option(False, "gRPC", "Ping even when no call is open.")
     grpc_http2_max_pings_without_data: Number = option(
-        2, "gRPC", "Pings sent without data between; 0 for any number.", no_effect=_NOT_YET
+        2, "gRPC", "Pings sent with no data in between; 0 for any number.", no_effect=_NOT_YET
     )
     grpc_http2_min_recv_ping_interval_without_data: Number = option(
         300_000, "gRPC", "Milliseconds that a client without data must leave between two pings.", no_effect=_NOT_YET
@@ -152,8 +152,8 @@ class Settings:
     grpc_http2_max_ping_strikes: Number = option(
         2, "gRPC", "Early pings that are forgiven; 0 for any number.", no_effect=_NOT_YET
     )
-    grpc_max_connection_age: Number = option(0, "gRPC", "Milliseconds that a connection may last; 0 for ever.")
-    grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds for its last calls; 0 for ever.")
+    grpc_max_connection_age: Number = option(0, "gRPC", "Milliseconds that a connection may last; 0 for no limit.")
+    grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds for its last calls; 0 for no limit.")
 
     allow_metrics: bool = option(True, "Metrics", "Serve metrics.")
     metrics_address: str = option("", "Metrics", "Address to listen on; that of HTTP by default.")

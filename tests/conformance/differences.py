@@ -26,26 +26,26 @@ class Difference:
 #: Rules that hold for every HTTP case.
 GENERAL = {
     "content type of errors": "Triton sends some error bodies as text/plain; conch sends all as application/json.",
-    "content type of nothing": "The content type of an empty body says nothing.",
-    "duplicate keys": "Triton repeats keys of a JSON object (parameters of ensembles); conch sends each once.",
+    "content type of nothing": "An empty body has no type, so what its header says may differ.",
+    "duplicate keys": "Triton repeats keys of a JSON object (parameters of ensembles); conch sends each key once.",
     "order of outputs": "Triton lists the outputs of an ensemble in the order of a hash table.",
     "order of names in messages": "Triton lists inputs in the order of a hash table when there are too many.",
-    "place of a JSON error": "What is wrong with JSON and where is told in the words of another parser.",
-    "server's version": "conch may state another version of the protocol, and states its own beside it.",
-    "while a model loads": "Triton opens no port before its models are loaded, and a model that is loaded later is "
-    "NOT_FOUND until then; conch answers from the start, and says UNAVAILABLE (503), so that clients try again.",
-    "what a model runs with": "The configuration of a model of conch's own has parameters that begin with 'conch.', "
-    "the statistics have a member 'runs_with'; those of gRPC, which has no field for it, are as Triton's.",
-    "unknown parameters": "Requests to a backend of conch's own are refused for parameters that it does not know, "
-    "those to a backend that Triton has as well for misspelt ones; Triton ignores both.  Python models get all.",
-    "several texts": "The answer of generate has a value for each row of a model of conch's own; Triton flattens them.",
-    "extensions": "conch names only the extensions that work, and itself.",
+    "place of a JSON error": "conch describes an error in JSON, and its place, in the words of a different parser.",
+    "server's version": "conch may state another version of the protocol, and adds its own version.",
+    "while a model loads": "Triton opens no port until its models are loaded, and a model that is loaded later is "
+    "NOT_FOUND until then; conch answers from the start, with UNAVAILABLE (503), so that clients try again.",
+    "what a model runs with": "A model on one of conch's own backends has parameters that begin with 'conch.' in its "
+    "configuration, and a member 'runs_with' in its statistics, except over gRPC, which has no field for it.",
+    "unknown parameters": "conch's own backends refuse requests with parameters that they do not know, and backends "
+    "that Triton has as well refuse misspelt ones; Triton ignores both.  Python models get them all.",
+    "several texts": "On conch's own backends, the answer of generate has a value for each row; Triton flattens them.",
+    "extensions": "conch lists only the extensions that work in it, and one of its own.",
 }
 
 _JSON = "the JSON parser's own words"
-_TOO_LARGE = "the shape's byte size is checked for overflow, as newer releases do; 2.51 dies"
+_TOO_LARGE = "the shape's byte size is checked for overflow, as in newer releases; 2.51 crashes"
 
-_MAPPED = "an error of the execution has the status of its code, as for infer; 2.51 says 400 for all"
+_MAPPED = "an error in execute has the status that belongs to its code, as with infer; 2.51 always says 400"
 
 HTTP: dict[str, Difference] = {
     "shape too large": Difference(
@@ -56,13 +56,13 @@ HTTP: dict[str, Difference] = {
         ask_triton=False,
     ),
     "shape overflows": Difference(
-        "the shape's element count is checked for overflow, as newer releases do",
+        "the shape's element count is checked for overflow, as in newer releases",
         400,
         r"invalid shape for input 'INPUT': shape \[1099511627776,1099511627776\] causes total element count to exceed "
         r"maximum size of 9223372036854775807",
     ),
     "classes of strings": Difference(
-        "2.51 dies of a division by zero; the text is the one for other types without classification",
+        "2.51 crashes with a division by zero; the text is that for other types without classification",
         400,
         r"class result not available for output due to unsupported type 'BYTES'",
         ask_triton=False,
@@ -71,7 +71,7 @@ HTTP: dict[str, Difference] = {
         "the text of newer releases", 500, r"Failed to parse 'data' field: shape does not match true shape"
     ),
     "output twice": Difference(
-        "refused as in newer releases", 400, r"\[request id: <id_unknown>\] output 'OUTPUT0' already exists in request"
+        "refused, as in newer releases", 400, r"\[request id: <id_unknown>\] output 'OUTPUT0' already exists in request"
     ),
     "fault nothing": Difference(
         "2.51 never answers when execute of a non-decoupled model returns None and nothing is sent",
@@ -91,29 +91,29 @@ HTTP: dict[str, Difference] = {
     "stream fails at once": Difference(_MAPPED, 503),
     "stream non-decoupled fails": Difference(_MAPPED, 500),
     "header length not a number": Difference(
-        "refused as in newer releases; 2.51 reads it as 0, a raw request",
+        "refused, as in newer releases; 2.51 reads it as 0, a raw request",
         400,
         r"Unable to parse Inference-Header-Content-Length, got: abc",
     ),
     "header length empty": Difference(
-        "refused as in newer releases; 2.51 reads it as 0, a raw request",
+        "refused, as in newer releases; 2.51 reads it as 0, a raw request",
         400,
         r"Unable to parse Inference-Header-Content-Length, got: ",
     ),
     "header length beyond any int": Difference(
-        "refused as in newer releases",
+        "refused, as in newer releases",
         400,
         r"Unable to parse Inference-Header-Content-Length, value is out of range \[ -2147483648, 2147483647 \], got: "
         r"99999999999",
     ),
-    "gzip of nonsense": Difference("2.51 takes what cannot be decompressed for an empty body", 400, r".+"),
-    "deflate of nonsense": Difference("2.51 takes what cannot be decompressed for an empty body", 400, r".+"),
-    "gzip cut": Difference("2.51 goes on with what it could decompress", 400, r".+"),
+    "gzip of nonsense": Difference("2.51 treats what cannot be decompressed as an empty body", 400, r".+"),
+    "deflate of nonsense": Difference("2.51 treats what cannot be decompressed as an empty body", 400, r".+"),
+    "gzip cut": Difference("2.51 carries on with what it could decompress", 400, r".+"),
     "index ready text": Difference(
         "the status and the text of newer releases", 400, r"Invalid value for 'ready': expected a boolean"
     ),
     "ensemble one output": Difference(
-        "2.51 ends in a deadlock error when the output wanted also feeds a step that is not needed",
+        "2.51 fails with a deadlock error when the output asked for also feeds a step that is not needed",
         200,
     ),
     **{

@@ -59,10 +59,11 @@ class Options:
         "",
         "id on the Hub, or folder",
         "the version directory",
-        "the checkpoint; goes before the directory's own files. A path may begin with `$$TRITON_MODEL_DIRECTORY`",
+        "the checkpoint; takes precedence over the directory's own files. "
+        "A path may begin with `$$TRITON_MODEL_DIRECTORY`",
     )
     revision: str = _parameter("", "branch, tag or commit", "the Hub's default branch", "which version on the Hub")
-    task: str = _parameter("", "see [Tasks](#tasks)", "told from the files", "what the model does")
+    task: str = _parameter("", "see [Tasks](#tasks)", "found from the files", "what the model does")
     engine: str = _parameter(
         "auto",
         f"{_listed(('auto', *ENGINES))}; for text generation {_listed(TEXT_ENGINES)}",
@@ -76,7 +77,7 @@ class Options:
         "`auto`",
         "on PyTorch and for text generation. `auto`: float32 on a CPU, as stored on a GPU",
     )
-    max_length: int = _parameter(0, "tokens", "what the files say, 512 where they do not", "the longest text")
+    max_length: int = _parameter(0, "tokens", "what the files say, otherwise 512", "the longest text")
     truncation: str = _parameter(
         "truncate", "`truncate`, `refuse`", "`truncate`; text generation: `refuse`", "what happens to a longer one"
     )
@@ -84,7 +85,7 @@ class Options:
         "",
         "`mean`, `cls`, `max`, `last`",
         "sentence-transformers' modules, else `mean`",
-        "how the embedding of a text is made of those of its tokens",
+        "how the embedding of a text is made from those of its tokens",
     )
     normalize: bool | None = _parameter(
         None, "`true`, `false`", "sentence-transformers' modules, else `false`", "whether an embedding has length 1"
@@ -102,9 +103,10 @@ class Options:
         True,
         "`true`, `false`",
         "`true`",
-        "let no model become ready whose answer to an example is not that of transformers; needs PyTorch's weights",
+        "keep a model from becoming ready if its answer to an example differs from that of transformers; "
+        "needs PyTorch's weights",
     )
-    top_k: int = _parameter(0, "1 or more", "the task's", "answers of a request that does not say how many")
+    top_k: int = _parameter(0, "1 or more", "the task's", "number of answers if the request does not say how many")
     extra: Mapping[str, str] = field(default_factory=dict)
     #: The names that a configuration gives, also those whose value is the default.
     given: frozenset[str] = field(default=frozenset(), compare=False)

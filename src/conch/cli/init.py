@@ -78,6 +78,8 @@ def init_command(name: str, template: str, model_repository: Path, checkpoint: s
     click.echo("\nNext:")
     for line in next_commands(name, chosen, model_repository):
         click.echo(f"  {line}")
+    if chosen.checkpoint and not checkpoint:
+        click.echo(f"\nThe first start or test downloads {chosen.checkpoint}; --model=FOLDER uses one on disk.")
 
 
 def write(name: str, template: str, repository: Path, checkpoint: str = "") -> list[Path]:

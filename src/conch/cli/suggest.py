@@ -44,7 +44,7 @@ def unknown_option(
             return f"{message}; it is one of '{name}': conch {name} {flag} …"
     flags = _flags(command)
     nearest = _longer(flag, flags) or _nearest(flag, flags)
-    return f"{message}; " + (f"did you mean '{nearest}'?" if nearest else "--help shows those that there are")
+    return f"{message}; " + (f"did you mean '{nearest}'?" if nearest else "--help lists the valid ones")
 
 
 def _as_written(given: str, arguments: Sequence[str]) -> str:

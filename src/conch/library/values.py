@@ -84,7 +84,8 @@ def from_values(name: str, datatype: str, shape: tuple[int, ...], values: Any) -
 def _no_input(signature: ModelSignature, name: str) -> str:
     near = nearest(name, signature.inputs, 0.6)
     hint = f"; did you mean '{near}'?" if near else ""
-    return f"model '{signature.name}' has no input '{name}', but {', '.join(signature.inputs) or 'none'}{hint}"
+    known = ", ".join(f"'{one}'" for one in signature.inputs)
+    return f"model '{signature.name}' has no input '{name}'{', only ' + known if known else ''}{hint}"
 
 
 def _array(signature: ModelSignature, spec: TensorSpec, value: Any) -> NDArray[Any]:

@@ -30,7 +30,7 @@ from conch.cli import main
             "unrecognized option '-model-repository'; did you mean '--model-repository'?",
         ),
         (["serve", "--model-repo=x"], "unrecognized option '--model-repo'; did you mean '--model-repository'?"),
-        (["serve", "--xyzzy"], "unrecognized option '--xyzzy'; --help shows those that there are"),
+        (["serve", "--xyzzy"], "unrecognized option '--xyzzy'; --help lists the valid ones"),
         (["serve", "--help_all"], "unrecognized option '--help_all'; did you mean '--help-all'?"),
         (["convert", "--batchsize", "1"], "unrecognized option '--batchsize'; did you mean '--batch-size'?"),
         (["--versoin"], "unrecognized option '--versoin'; did you mean '--version'?"),

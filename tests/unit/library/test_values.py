@@ -108,7 +108,7 @@ def test_what_would_become_another_value_is_refused(datatype: str, value: Any, r
 
 
 def test_unknown_input_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConchError, match=r"model 'm' has no input 'txet', but text; did you mean 'text'\?"):
+    with pytest.raises(ConchError, match=r"model 'm' has no input 'txet', only 'text'; did you mean 'text'\?"):
         encode_inputs(signature(TensorSpec("text", "BYTES", (1,))), {"txet": "a"})
 
 

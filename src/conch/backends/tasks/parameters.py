@@ -14,13 +14,13 @@ TASK_PARAMETERS: Final = (
         "prompt_name",
         "a name in `config_sentence_transformers.json`",
         "its `default_prompt_name`",
-        "`feature-extraction`: the prompt that goes before each text",
+        "`feature-extraction`: the prompt that is put before each text",
     ),
     Parameter(
         "function_to_apply",
         "`sigmoid`, `softmax`, `none`",
         "the checkpoint's",
-        "`text-classification`, `text-ranking`: what makes scores of logits",
+        "`text-classification`, `text-ranking`: how logits become scores",
     ),
     Parameter(
         "hypothesis_template",
@@ -50,9 +50,9 @@ TASK_PARAMETERS: Final = (
         "chunk_length_s",
         "seconds, 0.1 or more; 0: none",
         "30; Whisper: 0",
-        "`automatic-speech-recognition`: a chunk. With Whisper chunks replace its windows, which is faster on a GPU "
-        "and less exact at the seams",
+        "`automatic-speech-recognition`: length of a chunk. With Whisper, chunks replace its windows, which is "
+        "faster on a GPU but less exact where chunks meet",
     ),
-    Parameter("max_audio_seconds", "seconds", "3600", "tasks with sound: the longest recording"),
+    Parameter("max_audio_seconds", "seconds", "3600", "tasks with audio: the longest recording"),
     Parameter("max_image_pixels", "pixels", "64000000", "tasks with images: the largest image"),
 )
