@@ -17,7 +17,7 @@ from pathlib import Path
 
 from conch import __version__, logs
 from conch.backends.table import BACKENDS
-from conch.errors import Code, ConchError, invalid
+from conch.errors import Code, ConchError, internal, invalid
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.routes import Router
 from conch.frontends.http.server import HttpListener, MetricsPage
