@@ -39,6 +39,7 @@ def test_model_that_differs_in_a_batch_is_refused(folder: Path, monkeypatch: pyt
         return mask.new_ones(mask.shape), positions
 
     monkeypatch.setattr(PaddedCache, "mask", blind)
+    monkeypatch.setattr(verification, "SLOW_STEP", float("inf"))  # compare on a busy machine, too
     with pytest.raises(
         ConchError, match=r"does not answer as transformers does: after a prompt of 2 tokens .*token \d is"
     ):
