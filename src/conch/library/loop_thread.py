@@ -8,12 +8,15 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future, wait
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from conch.app import loop_factory
 from conch.errors import unavailable
 
 T = TypeVar("T")
+
+#: How long a thread may wait before it looks for signals (s).
+_SIGNAL_SECONDS: Final = 1.0
 
 
 class LoopThread:
@@ -50,16 +53,9 @@ class LoopThread:
             coroutine.close()
             raise RuntimeError("a server's own thread cannot wait for the server")
         future: Future[T] = Future()
-        with self._lock:
-            if self.is_of_another_process:
-                coroutine.close()
-                raise unavailable(f"the server belongs to the process {self._pid}, of which this is a fork")
-            if not self._open:
-                coroutine.close()
-                raise unavailable("the server is closed")
-            self._loop.call_soon_threadsafe(self._begin, coroutine, future)
         try:
-            return future.result()
+            self._submit(coroutine, future)
+            return _result(future)
         except CancelledError:
             raise unavailable("the server is closed") from None
         except BaseException:
@@ -67,6 +63,17 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(self._cancel, future)
                 wait([future])  # it ends as soon as it has tidied up
             raise
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T], future: Future[T]) -> None:
+        with self._lock:
+            if self._open and not self.is_of_another_process:
+                self._loop.call_soon_threadsafe(self._begin, coroutine, future)
+                return
+        coroutine.close()
+        future.cancel()
+        if self.is_of_another_process:
+            raise unavailable(f"the server belongs to the process {self._pid}, of which this is a fork")
+        raise unavailable("the server is closed")
 
     def close(self) -> None:
         """Cancel what still runs and end the thread; does nothing in a fork, or the second time."""
@@ -98,6 +105,8 @@ class LoopThread:
         task = self._tasks.get(future)
         if task is not None:
             task.cancel()
+        elif future.cancel():  # interrupted before its coroutine came here
+            future.set_running_or_notify_cancel()
 
     def _ended(self, future: Future[T], task: asyncio.Task[T]) -> None:
         del self._tasks[future]
@@ -108,3 +117,13 @@ class LoopThread:
             future.set_exception(error)
         else:
             future.set_result(task.result())
+
+
+def _result(future: Future[T]) -> T:
+    """Wait for ``future``; a signal that arrives just before the wait, which Python does not end, is seen in time."""
+    while True:
+        try:
+            return future.result(_SIGNAL_SECONDS)
+        except TimeoutError:
+            if future.done():
+                return future.result()
