@@ -17,10 +17,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from tests.checkpoints import END, TEXT, write_checkpoint
+from tests.checkpoints import END, TEXT, train_tokenizer, write_checkpoint
 from tests.conformance.raw import get, post
 from tests.events import eventually
 from tests.servers import ConchServer
@@ -32,13 +31,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required"
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
     """One that has all bytes, so that what is drawn at random has many parts of characters."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(TEXT.splitlines(), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=END)
+    tokenizer = train_tokenizer(every_byte=True)
+    tokenizer.pad_token = END
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
