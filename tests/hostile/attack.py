@@ -1,0 +1,78 @@
+"""The declaration of attacks, and what is measured while one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from time import monotonic, sleep
+from typing import Final
+
+import psutil
+
+from tests.conftest import Server
+from tests.hostile.health_watch import HealthWatch
+
+#: Sends something to a server, and returns when it has been answered or the connection is gone.  What it opened and
+#: leaves open (idle connections) it gives to the stack, which is closed after the server's memory was read.
+Run = Callable[[Server, ExitStack], None]
+
+MEBIBYTE: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Attack:
+    """``title`` is its row in SECURITY.md; ``conch_only`` ones use what the real Triton does not have."""
+
+    name: str
+    title: str
+    run: Run
+    conch_only: bool
+
+
+ATTACKS: Final[dict[str, Attack]] = {}
+
+
+def attack(title: str, *, conch_only: bool = False) -> Callable[[Run], Run]:
+    """Declare a function as an attack; its name must be unique."""
+
+    def declare(run: Run) -> Run:
+        name = run.__name__
+        assert name not in ATTACKS, name
+        ATTACKS[name] = Attack(name, title, run, conch_only)
+        return run
+
+    return declare
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What others noticed of an attack.
+
+    ``longest_wait`` is that of a health request (s), ``seconds`` how long the attack took; ``peak`` and ``kept`` are
+    how much more memory (MiB, resident) the server had at most, and after the attack, its connections still open.
+    """
+
+    longest_wait: float
+    seconds: float
+    peak: float
+    kept: float
+
+
+def measure(attack: Attack, server: Server, *, settle: float = 2.0) -> Outcome:
+    """Run an attack beside health requests; the memory that is kept is the least within ``settle`` seconds."""
+    assert server.process is not None
+    process = psutil.Process(server.process.pid)
+    before = process.memory_info().rss
+    with ExitStack() as stack:
+        watch = stack.enter_context(HealthWatch(server.http, server.process.pid))
+        started = monotonic()
+        attack.run(server, stack)
+        seconds = monotonic() - started
+        seen = watch.stop()
+        kept = process.memory_info().rss
+        until = monotonic() + settle
+        while monotonic() < until and kept - before > MEBIBYTE:
+            sleep(0.05)
+            kept = min(kept, process.memory_info().rss)
+    return Outcome(seen.longest_wait, seconds, max(0, seen.peak - before) / MEBIBYTE, (kept - before) / MEBIBYTE)

@@ -1,0 +1,3 @@
+"""The attacks, a module for each part of the server's surface; importing this declares all of them."""
+
+from tests.hostile.attacks import pipelines as pipelines

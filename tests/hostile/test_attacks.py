@@ -1,0 +1,37 @@
+"""Runs every attack against conch: nobody else stands still, the server lives on, and the memory comes back."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tests.hostile.attacks  # noqa: F401 (declares them)
+from tests.conftest import Server
+from tests.hostile.attack import ATTACKS, Attack, measure
+from tests.hostile.servers import start
+
+#: How long a health request may wait (s).  The aim is 0.1 on a quiet machine (``python -m tests.hostile`` measures);
+#: here it tells a server that goes on from one that stands still, on machines that do other work too.
+STANDSTILL = 1.0
+#: How much more memory (MiB) the server may keep.
+KEPT = 32.0
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder: Path = tmp_path_factory.mktemp("hostile")
+    with start("conch", folder) as server:
+        yield server
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_nobody_else_notices(attacked: Server, attack: Attack) -> None:
+    outcome = measure(attack, attacked)
+    assert outcome.longest_wait < STANDSTILL, outcome
+    assert outcome.kept < KEPT, outcome
+    with urllib.request.urlopen(f"http://{attacked.http}/v2/models/add_sub", timeout=10) as reply:
+        assert json.load(reply)["name"] == "add_sub"
