@@ -27,7 +27,7 @@ VARIANT = "onnxruntime-int8"
 #: Programs that the tests below start, and those that these start in turn.
 STARTED = {
     "__main__", "serving", "layers", "huggingface", "direct", "offline", "generation.__main__", "exporters.__main__",
-    "day_zero.__main__",
+    "day_zero.__main__", "soak.__main__",
 }  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
@@ -156,6 +156,13 @@ def test_day_zero_compares_architectures_of_each_task(tmp_path: Path) -> None:
         ["all", "4", "4", "100.0%", "0", "0"],
     ]
     assert len(results.read_text().splitlines()) == 4
+
+
+def test_the_soak_answers_every_request_while_things_break() -> None:
+    output = run("benchmarks.soak", "--minutes", 0.1, "--clients", 8)
+    answered = re.search(r"([\d,]+) right answers \((.*)\)", output)
+    assert answered and {"echo", "encoder", "repeat", "writer"} <= set(re.findall("[a-z]+", answered[2])), output
+    assert re.search(r"faults: .*\d", output), output
 
 
 def test_exporters_are_timed(tmp_path: Path) -> None:
