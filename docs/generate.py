@@ -20,7 +20,7 @@ sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belo
 
 from conch.cli.serve import serve_command  # noqa: E402
 from conch.settings import OPTIONS, RENAMED, Option, Range  # noqa: E402
-from conch.telemetry import families, hardware, metrics  # noqa: E402
+from conch.telemetry import families, hardware, metrics, traffic  # noqa: E402
 from conch.telemetry.exposition import Metric  # noqa: E402
 from tests.conformance import differences  # noqa: E402
 
@@ -137,6 +137,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "response cache": _metrics_of(families.CACHE),
     "work": _metrics_of(families.WORK),
     "generation": _metrics_of(families.GENERATION),
+    "traffic": _metrics_of([*_declared(traffic)]),
     "machine": _metrics_of([*_declared(hardware), *(metric for metric, _ in metrics.PINNED_MEMORY)]),
     "differences": _differences,
 }

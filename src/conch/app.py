@@ -18,6 +18,7 @@ from pathlib import Path
 from conch import __version__, logs
 from conch.backends.table import BACKENDS
 from conch.errors import Code, ConchError, internal, invalid
+from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.routes import Router
 from conch.frontends.http.server import HttpListener, MetricsPage
@@ -163,11 +164,13 @@ class Application:
         if settings.debug and settings.debug not in repository.names():
             raise invalid(f"--debug names a model that is missing: {repository.no_such_model(settings.debug)}")
         self.server = server = InferenceServer(settings, repository, registry)
+        budget = ByteBudget.of(settings.max_bytes_in_flight)
+        registry.add(budget.families)
         self._http: HttpListener | None = HttpListener(Router(server)) if settings.allow_http else None
         self._openai: HttpListener | None = None
         if settings.openai_port >= 0:
             self._openai = HttpListener(Router(server, openai_only=True))
-        self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings) if settings.allow_grpc else None
+        self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, budget) if settings.allow_grpc else None
         self._metrics: HttpListener | None = HttpListener(MetricsPage(registry)) if settings.allow_metrics else None
         self._services: list[str] = []
 

@@ -115,6 +115,9 @@ class Settings:
     # 10,000 small requests take some 50 MB, and wait a second where 10,000 are served in one; at 100 a second, the last
     # would wait longer than clients do.
     max_pending_requests: Count = option(10_000, "Server", "Requests that may wait where a model sets no limit.")
+    max_bytes_in_flight: Number = option(
+        0, "Server", "Bytes of requests and unread answers that may be held; 0 for a quarter of the memory."
+    )
 
     allow_http: bool = option(True, "HTTP", "Serve HTTP.")
     http_address: str = option("127.0.0.1", "HTTP", "Address to listen on, 0.0.0.0 for all.", common=True)

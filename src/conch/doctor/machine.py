@@ -12,10 +12,10 @@ from typing import Final
 
 import psutil
 
-from conch.backends.native.cgroups import limits
 from conch.backends.native.threads import usable_cores
 from conch.doctor.facts import LimitsFact, MemoryFact, PortFact, ProcessorFact
 from conch.frontends.ports import holder, is_free
+from conch.telemetry.memory import group_limit
 
 #: What engines use, and the processor's flags that mean it (any of them).
 FEATURES: Final[Mapping[str, frozenset[str]]] = {
@@ -25,8 +25,6 @@ FEATURES: Final[Mapping[str, frozenset[str]]] = {
     "AMX": frozenset({"amx_int8", "amx_bf16"}),
     "bf16": frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
 }
-#: A limit of version 1 that is as good as none.
-_UNLIMITED: Final = 1 << 60
 #: The names of makers in /proc/cpuinfo.
 _MAKERS: Final = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
 
@@ -54,12 +52,7 @@ def processor(root: Path = Path("/")) -> ProcessorFact:
 
 def memory(root: Path = Path("/")) -> MemoryFact:
     """The machine's memory, and the least that a control group leaves of it."""
-    seen = psutil.virtual_memory()
-    found = [
-        int(limit)
-        for limit in limits("memory", lambda group: _number(group / "memory.max"), _v1, root)
-        if limit < min(_UNLIMITED, seen.total)
-    ]
+    seen, limit = psutil.virtual_memory(), group_limit(root)
     try:
         shm = shutil.disk_usage(root / "dev/shm")
         shm_total, shm_free = shm.total, shm.free
@@ -68,22 +61,11 @@ def memory(root: Path = Path("/")) -> MemoryFact:
     return MemoryFact(
         total=seen.total,
         available=seen.available,
-        limit=min(found, default=0),
+        limit=limit if limit < seen.total else 0,
         shm_total=shm_total,
         shm_free=shm_free,
         memfd=hasattr(os, "memfd_create"),
     )
-
-
-def _v1(group: Path) -> float | None:
-    return _number(group / "memory.limit_in_bytes")
-
-
-def _number(path: Path) -> float | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # "max" is no limit
-        return None
 
 
 def process_limits() -> LimitsFact:

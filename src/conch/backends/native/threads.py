@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from conch.backends.native.cgroups import limits
+from conch.telemetry.cgroups import limits
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
+from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.lifetime import Lifetime
@@ -21,9 +22,10 @@ from conch.settings import Settings
 class GrpcFrontend:
     """Serves ``server`` over gRPC, as ``settings`` say; it is the observer of its connections."""
 
-    def __init__(self, server: InferenceServer, settings: Settings) -> None:
+    def __init__(self, server: InferenceServer, settings: Settings, budget: ByteBudget) -> None:
         self._server = server
         self._settings = settings
+        self._budget = budget
         self._lifetimes: dict[Http2Connection, Lifetime] = {}
         self._listener: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
