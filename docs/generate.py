@@ -135,6 +135,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "summaries": _metrics_of(families.SUMMARIES),
     "histograms": _metrics_of(families.HISTOGRAMS),
     "response cache": _metrics_of(families.CACHE),
+    "memory": _metrics_of(families.MEMORY),
     "work": _metrics_of(families.WORK),
     "generation": _metrics_of(families.GENERATION),
     "traffic": _metrics_of([*_declared(traffic)]),

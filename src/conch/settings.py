@@ -91,6 +91,9 @@ class Settings:
     disable_auto_complete_config: bool = option(False, "Models", "Use configurations as written, complete nothing.")
     model_load_thread_count: Count = option(4, "Models", "Models that load at the same time.")
     model_load_retry_count: Number = option(0, "Models", "Further attempts to load a model that failed.")
+    check_memory_on_load: bool = option(
+        True, "Models", "Refuse to load models whose weights are larger than the memory that is left."
+    )
     model_namespacing: bool = option(
         False, "Models", "Allow one model name in several repositories.", no_effect=_NOT_YET
     )

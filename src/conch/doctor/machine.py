@@ -15,7 +15,7 @@ import psutil
 from conch.backends.native.threads import usable_cores
 from conch.doctor.facts import LimitsFact, MemoryFact, PortFact, ProcessorFact
 from conch.frontends.ports import holder, is_free
-from conch.telemetry.memory import group_limit
+from conch.telemetry.memory import memory_limit
 
 #: What engines use, and the processor's flags that mean it (any of them).
 FEATURES: Final[Mapping[str, frozenset[str]]] = {
@@ -52,7 +52,7 @@ def processor(root: Path = Path("/")) -> ProcessorFact:
 
 def memory(root: Path = Path("/")) -> MemoryFact:
     """The machine's memory, and the least that a control group leaves of it."""
-    seen, limit = psutil.virtual_memory(), group_limit(root)
+    seen = psutil.virtual_memory()
     try:
         shm = shutil.disk_usage(root / "dev/shm")
         shm_total, shm_free = shm.total, shm.free
@@ -61,7 +61,7 @@ def memory(root: Path = Path("/")) -> MemoryFact:
     return MemoryFact(
         total=seen.total,
         available=seen.available,
-        limit=limit if limit < seen.total else 0,
+        limit=memory_limit(seen.total, root),
         shm_total=shm_total,
         shm_free=shm_free,
         memfd=hasattr(os, "memfd_create"),

@@ -21,6 +21,7 @@ from conch.server.bls import BlsModels
 from conch.server.devices import visible_gpus
 from conch.server.lifecycle import Lifecycle
 from conch.server.loading import Loader
+from conch.server.memory import MemoryLedger
 from conch.server.model import Model
 from conch.server.rollout import Rollout
 from conch.server.starting import log_levels
@@ -63,6 +64,8 @@ class InferenceServer:
             self._environments,
             self._processes.new,
         )
+        self.ledger = MemoryLedger(self._table, checks=settings.check_memory_on_load)
+        registry.before_rendering = self.ledger.refresh
         self._rollout = Rollout(
             repository,
             loader,
@@ -70,6 +73,7 @@ class InferenceServer:
             registry,
             parallel_loads=settings.model_load_thread_count,
             retries=settings.model_load_retry_count,
+            ledger=self.ledger,
         )
         self._lifecycle = Lifecycle(repository, loader, self._table, self._rollout)
         self._polling: asyncio.Task[None] | None = None
@@ -123,6 +127,7 @@ class InferenceServer:
 
     def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
         """Statistics of one version, of all ready versions of a model, or of all models."""
+        self.ledger.refresh()
         if not name:
             return [model.statistics.snapshot() for model in sorted(self._table.loaded(), key=_by_name)]
         model_state = self._table.models.get(name)

@@ -23,6 +23,7 @@ from conch.server.starting import WorkerPlacement
 from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.execution import Execution
+from conch.workers.host.process import WorkerProcess
 
 #: How long requests that wait are collected before a worker is told to decode them: many in one frame disturb it
 #: less, and those that start sooner need not be told twice.
@@ -83,6 +84,12 @@ class Dispatcher:
     def runs_with(self) -> RunsWith:
         """What the workers run with, together."""
         return merged(worker.runs_with for worker in self._workers)
+
+    @property
+    def processes(self) -> list[WorkerProcess]:
+        """The processes of the workers, also of those that finish their last requests."""
+        workers = (*self._workers, *self._retiring.values())
+        return [worker.process for worker in workers if worker.process is not None]
 
     def submit(self, request: InferRequest) -> None:
         """Enqueue; raises UNAVAILABLE when the queue is full, INTERNAL when there is no worker and none to be had."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
 from conch.errors import ConchError
 from conch.inference import InferRequest
 from conch.schedulers.ensemble import Ensemble
+from conch.workers.host.process import WorkerProcess
 
 
 class EnsembleExecutor:
@@ -21,6 +22,11 @@ class EnsembleExecutor:
     def ready(self) -> bool:
         """An ensemble is as ready as its members, which the server knows."""
         return True
+
+    @property
+    def processes(self) -> Sequence[WorkerProcess]:
+        """An ensemble has none of its own."""
+        return ()
 
     def submit(self, request: InferRequest) -> None:
         request.times.queued = monotonic_ns()

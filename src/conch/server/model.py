@@ -26,7 +26,7 @@ from conch.server.runs_with import RunsWith, shown
 from conch.telemetry.statistics import FailureReason, ModelStatistics
 from conch.tensors import WireTensor
 from conch.validation import validate_request
-from conch.workers.host.process import STOP_SECONDS
+from conch.workers.host.process import STOP_SECONDS, WorkerProcess
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
@@ -36,6 +36,9 @@ class Executor(Protocol):
 
     @property
     def ready(self) -> bool: ...
+
+    @property
+    def processes(self) -> Sequence[WorkerProcess]: ...
 
     def submit(self, request: InferRequest) -> None: ...
 

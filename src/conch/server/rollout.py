@@ -20,6 +20,7 @@ from conch.repository.override import UploadedModel
 from conch.repository.scan import ModelFiles, ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
 from conch.server.loading import Loader, without_placement
+from conch.server.memory import MemoryLedger
 from conch.server.model import Model
 from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState, at_state
 from conch.telemetry.metrics import Registry
@@ -42,6 +43,7 @@ class Rollout:
         *,
         parallel_loads: int = 4,
         retries: int = 0,
+        ledger: MemoryLedger | None = None,
     ) -> None:
         self._repository = repository
         self._loader = loader
@@ -49,6 +51,7 @@ class Rollout:
         self._registry = registry
         self._slots = asyncio.Semaphore(parallel_loads)
         self._retries = retries
+        self._ledger = ledger or MemoryLedger(table)
         self._retiring: dict[asyncio.Task[None], Model] = {}
         self._disposals: set[asyncio.Task[None]] = set()
 
@@ -111,13 +114,16 @@ class Rollout:
             if running is not None:
                 await self._loader.rescale(running, files, config)
                 return running
+            await self._ledger.check(files, version, config)
             for attempt in range(self._retries + 1):
                 try:
                     if is_ensemble(config):
                         return await self._loader.load_ensemble(
                             files, version, config, partial(self.members_of, config)
                         )
-                    return await self._loader.load(files, version, config)
+                    model = await self._loader.load(files, version, config)
+                    await self._ledger.note_load(model, files)
+                    return model
                 except ConchError as error:
                     LOG.error("failed to load '%s' version %d: %s", files.name, version, error.status)
                     if attempt == self._retries:
@@ -202,8 +208,10 @@ class Rollout:
 
     async def _end_when_idle(self, model: Model, version_state: VersionState | None) -> None:
         await model.finish()
+        await self._ledger.note_end(model)
         self._registry.unregister(model.statistics)
         await model.stop()
+        self._ledger.note_ended(model)
         if version_state is not None and version_state.model is model:
             version_state.make_unavailable(UNLOADED)
             LOG.info("successfully unloaded '%s' version %d", model.name, model.version)

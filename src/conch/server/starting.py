@@ -24,9 +24,9 @@ from conch.repository.scan import ModelFiles
 from conch.server.devices import environment_for
 from conch.server.runs_with import sentence
 from conch.server.warmup import read_samples, warm_up
+from conch.telemetry.processes import resident_bytes
 from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments
-from conch.workers.host.memory import resident_bytes
 from conch.workers.host.process import WorkerProcess
 
 LOG = logging.getLogger("conch")

@@ -14,6 +14,7 @@ from conch.errors import ConchError, not_found, unavailable
 from conch.repository.fingerprint import Fingerprint
 from conch.repository.override import UploadedModel
 from conch.server.model import Model
+from conch.telemetry.memory import ModelMemory
 
 UNLOADED = "unloaded"
 
@@ -58,6 +59,8 @@ class ModelState:
     #: Whether the last load brought a configuration or files of its own.
     overridden: bool = False
     uploaded: UploadedModel | None = None
+    #: What the versions took that have been loaded before, by their numbers; see the memory ledger.
+    memory: dict[int, ModelMemory] = field(default_factory=dict)
     #: Why it could not be read from the repository.
     poll_reason: str = ""
 

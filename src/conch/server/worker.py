@@ -102,6 +102,11 @@ class SupervisedWorker:
         """What its model runs with; nothing while it restarts."""
         return self._process.runs_with if self._process is not None else {}
 
+    @property
+    def process(self) -> WorkerProcess | None:
+        """The process, None while it restarts."""
+        return self._process
+
     def adopt(self, process: WorkerProcess) -> None:
         """Take over a process whose model is initialized."""
         self._process = process

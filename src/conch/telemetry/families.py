@@ -100,6 +100,11 @@ def _failures(model: Registered) -> Iterator[MetricSample]:
         yield MetricSample(label_text(dict(sorted({**model.labels, "reason": reason.value}.items()))), count)
 
 
+def _memory(model: Registered) -> Iterator[MetricSample]:
+    for kind, size in model.statistics.memory.kinds().items():
+        yield MetricSample(model.text(kind=kind), size)
+
+
 def _waiting(model: Registered) -> Iterator[MetricSample]:
     if model.statistics.generation is not None:
         yield MetricSample(model.text(), len(model.statistics.queue) + model.statistics.generation.waiting)
@@ -238,6 +243,13 @@ GAUGES: Final[Table] = dict((
         _statistics.value(lambda statistics: len(statistics.queue))),
     _gauge("nv_model_load_duration_secs", "Model load time in seconds",
         _statistics.value(lambda statistics: statistics.load_ns / 1e9)),
+))
+
+#: Kept by the memory ledger; Triton has no such metrics.
+MEMORY: Final[Table] = dict((
+    _gauge("conch_model_memory_bytes",
+        "Memory of a model's workers, shared regions and GPUs; weights and kv_cache are parts of these",
+        _memory),
 ))
 
 #: Listed with ``histogram_latencies=true``.

@@ -74,6 +74,8 @@ class Registry:
         interval_ms: float = 2000.0,
     ) -> None:
         self.config = config
+        #: Called before each page; what it starts is seen on a later one.
+        self.before_rendering: Callable[[], None] = lambda: None
         self._models: dict[tuple[str, ...], Registered] = {}
         self._collectors: list[Callable[[], Iterable[Family]]] = []
         interval = interval_ms / 2 / 1000
@@ -131,6 +133,7 @@ class Registry:
 
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
+        self.before_rendering()
         return page(self._families())
 
     def _families(self) -> Iterator[Family]:
@@ -142,7 +145,7 @@ class Registry:
         if self.config.histogram_latencies:
             yield from self._of_models(families.HISTOGRAMS)
         yield from PINNED_MEMORY
-        for table in (families.WORK, families.GENERATION):
+        for table in (families.MEMORY, families.WORK, families.GENERATION):
             yield from (family for family in self._of_models(table) if family[1])
         for collect in self._collectors:
             yield from collect()

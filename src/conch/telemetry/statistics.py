@@ -20,6 +20,7 @@ from typing import Any
 
 from conch.telemetry.distributions import Histogram, Summary
 from conch.telemetry.generation import Generation
+from conch.telemetry.memory import ModelMemory
 from conch.telemetry.work import Work
 
 
@@ -99,14 +100,14 @@ class ModelStatistics:
 
     ``summaries`` and ``first_response`` are given only where the server's configuration asks for
     them; ``clock`` returns nanoseconds since the epoch.  The dispatcher sets ``queue``, whose length
-    is the number of pending requests; the loader sets ``load_ns``.
+    is the number of pending requests; the loader sets ``load_ns``, the memory ledger ``memory``.
     """
 
     __slots__ = (
         "_clock", "batches", "cache_hit_count", "cache_hit_ns", "cache_miss_count", "cache_miss_ns",
         "compute_infer_ns", "compute_input_ns", "compute_output_ns", "execution_count", "fail_count", "fail_ns",
-        "failures", "first_response", "generation", "inference_count", "last_inference_ms", "load_ns", "name", "queue",
-        "queue_ns", "responses", "runs_with", "success_count", "success_ns", "summaries", "version", "work",
+        "failures", "first_response", "generation", "inference_count", "last_inference_ms", "load_ns", "memory", "name",
+        "queue", "queue_ns", "responses", "runs_with", "success_count", "success_ns", "summaries", "version", "work",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +141,8 @@ class ModelStatistics:
         self.cache_miss_ns = 0
         self.queue: Sized = ()
         self.load_ns = 0
+        #: What the version has in memory, as the ledger measured it last.
+        self.memory = ModelMemory()
         #: What the model runs with, by name (``engine``, ``precision`` …).
         self.runs_with: Mapping[str, str] = {}
         self.failures = dict.fromkeys(FailureReason, 0)
@@ -277,7 +280,7 @@ class ModelStatistics:
                 }
                 for size, batch in sorted(self.batches.items())
             ],
-            "memory_usage": [],
+            "memory_usage": self.memory.usage(),
             **({"runs_with": self.runs_with} if self.runs_with else {}),
             **({"generation": self.generation.snapshot()} if self.generation is not None else {}),
         }

@@ -176,6 +176,7 @@ class _Waiting:
     """Keeps the requests that the model has accepted until they are taken."""
 
     ready = True
+    processes = ()
 
     def __init__(self) -> None:
         self._requests: list[InferRequest] = []

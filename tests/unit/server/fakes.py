@@ -16,6 +16,7 @@ class FakeWorker:
     def __init__(self, name: str = "m_0") -> None:
         self.name = name
         self.pid = 1
+        self.shared_bytes = 0
         self.slots = 0
         self.runs_with: dict[str, str] = {}
         self.exit_status = -9

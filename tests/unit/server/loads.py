@@ -27,6 +27,7 @@ class FakeExecutor:
     """Keeps requests until the test answers them."""
 
     ready = True
+    processes = ()
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []

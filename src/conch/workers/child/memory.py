@@ -62,6 +62,12 @@ class RegionPool:
         # Re-entrant, since the garbage collector may come back here through Channel.release_region.
         self._lock = threading.RLock()
 
+    @property
+    def size(self) -> int:
+        """Bytes of all regions."""
+        with self._lock:
+            return self._idle + sum(region.size for region in self.lent.values())
+
     def take(self, size: int) -> Region:
         """Lend a region of at least ``size`` bytes; its old contents are anything."""
         size = _rounded(size)
@@ -123,6 +129,11 @@ class RegionMap:
         #: Ids that this side has done with; the next frame out carries them.  Appending is safe
         #: from any thread and from the garbage collector.
         self.returned: Deque[int] = deque()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all regions."""
+        return sum(map(len, self._regions.values()))
 
     def add(self, id: int, size: int, fd: int) -> None:
         """Map a region that the owner announced; ``fd`` is closed in any case."""

@@ -44,6 +44,11 @@ class Link:
         """The worker's memory regions."""
         return self._endpoint.regions
 
+    @property
+    def shared_bytes(self) -> int:
+        """The size of the memory regions of both ends."""
+        return self._endpoint.pool.size + self._endpoint.regions.size
+
     def send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
         """Send a frame, or keep it until the socket takes more; a broken socket is reported by its reader.
 

@@ -71,6 +71,11 @@ class WorkerProcess:
         return self._process.pid
 
     @property
+    def shared_bytes(self) -> int:
+        """The size of the memory that the server and the worker share for tensors."""
+        return self._link.shared_bytes if self.alive else 0
+
+    @property
     def idle(self) -> bool:
         """Whether no request is with the worker."""
         return not self._running and not self._executions

@@ -50,6 +50,8 @@ class Executor:
 
     ready = True
 
+    processes = ()
+
     def __init__(self, label: str) -> None:
         self.label = label
 

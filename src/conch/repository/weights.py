@@ -1,0 +1,117 @@
+"""How large the weights of a model version are, from the sizes of its files, before anything loads them.
+
+Reads directories and ``model.json``, nothing of the weights; the server calls it in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+#: The parameters that may name a checkpoint, and a path's placeholder for the model's directory.
+_CHECKPOINT: Final = ("model", "gpt_model_path")
+_MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
+#: Where a folder has graphs beside PyTorch's weights.
+_FOLDERS: Final = ("", "onnx", "openvino")
+#: Other copies of the weights in the same folder.
+_COPIES: Final = re.compile(r"(^consolidated|[.-](fp16|fp32|bf16)[.-]|^(training_args|optimizer|scheduler))")
+#: Parts of names or values of parameters that have an engine quantise the weights.
+_QUANTISING: Final = ("int8", "int4", "nf4", "fp8", "8bit", "4bit", "quantiz", "quantis")
+_PART: Final = re.compile(r"-\d{5}-of-\d{5}")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The ``files`` that a version's weights are read from, and their ``size`` (bytes); empty where none were found.
+
+    ``least`` is what they take at least once they are loaded: less where a parameter asks for smaller numbers.
+    """
+
+    size: int = 0
+    files: tuple[Path, ...] = ()
+    least: int = 0
+
+
+def find_weights(version_directory: Path, parameters: Mapping[str, str] | None = None) -> WeightFiles:
+    """The smallest set of files that can be the model, where a folder has it in several forms or precisions.
+
+    The folder is the version's, or the one that ``model.json`` or ``parameters`` name, also in the cache of the Hugging
+    Face Hub.  What cannot be read counts as if it were not there.
+    """
+    try:
+        options = {**_model_file(version_directory), **(parameters or {})}
+        place = _checkpoint(version_directory, options)
+        forms = [[place]] if place.is_file() else list(_forms(place))
+        found = [(sum(file.stat().st_size for file in files), files) for files in forms]
+    except (OSError, ValueError, RuntimeError):
+        return WeightFiles()
+    size, files = min(found, key=lambda one: one[0], default=(0, []))
+    return WeightFiles(size, tuple(files), size // _divisor(options))
+
+
+def _divisor(options: Mapping[str, object]) -> int:
+    """By how much numbers can shrink when they are loaded: 32 bits to the type asked for, or to 4 bits."""
+    if any(word in f"{key}={value}".lower() for key, value in options.items() for word in _QUANTISING):
+        return 8
+    return 2 if options.get("dtype") in ("float16", "bfloat16", "half") else 1
+
+
+def _forms(folder: Path) -> Iterator[list[Path]]:
+    """Each set of files of ``folder`` that may be the whole model."""
+    for name in _FOLDERS:
+        if not (folder / name).is_dir():
+            continue
+        forms: defaultdict[str, list[Path]] = defaultdict(list)
+        beside: list[Path] = []
+        for path in sorted((folder / name).iterdir()):
+            if _COPIES.search(path.name) or not path.is_file():
+                continue
+            match path.suffix:
+                case ".safetensors":
+                    forms["safetensors"].append(path)
+                case ".bin" | ".pt" | ".pth" if not path.with_suffix(".xml").is_file():
+                    forms["pickled"].append(path)
+                case ".bin" | ".onnx":
+                    forms[path.stem].append(path)
+                case ".gguf":
+                    forms[_PART.sub("", path.stem)].append(path)
+                case _:
+                    beside.append(path)
+        for key, files in forms.items():
+            # Tensors that a graph keeps outside its file are named after it: model.onnx_data, model.onnx.data.
+            yield [*files, *(one for one in beside if files[0].suffix == ".onnx" and one.name.startswith(f"{key}."))]
+
+
+def _model_file(version_directory: Path) -> dict[str, object]:
+    """The parameters in ``model.json``, empty without one.  Raises ValueError for one that is no JSON."""
+    file = version_directory / "model.json"
+    document = json.loads(file.read_bytes()) if file.is_file() else {}
+    return document if isinstance(document, dict) else {}
+
+
+def _checkpoint(version_directory: Path, options: Mapping[str, object]) -> Path:
+    """The folder or file of the checkpoint; the version's directory where nothing else is named or found."""
+    named = next((options[name] for name in _CHECKPOINT if options.get(name)), "")
+    if not named or not isinstance(named, str):
+        return version_directory
+    path = Path(named.replace(_MODEL_DIRECTORY, str(version_directory.parent))).expanduser()
+    candidates = (version_directory / path, version_directory.parent / path)
+    return next((one for one in candidates if one.exists()), None) or _snapshot(named) or version_directory
+
+
+def _snapshot(id: str) -> Path | None:
+    """The copy of a model of the Hub that its cache has, as ``huggingface_hub`` lays it out."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    folder = cache / f"models--{id.replace('/', '--')}"
+    try:
+        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+    return snapshot if snapshot.is_dir() else None

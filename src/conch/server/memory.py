@@ -1,0 +1,199 @@
+"""The ledger: how much memory each model has, how much a load will take, and whether that is there.
+
+The rollout has it measure a model when it has loaded and before it ends; whoever shows the figures asks for them to be
+read again.  Runs on the event loop; processes and directories are read in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+from conch.backends.table import BACKENDS
+from conch.config.schema import ModelConfig, is_ensemble
+from conch.config.signature import parameters
+from conch.errors import ConchError, unavailable
+from conch.repository.scan import ModelFiles
+from conch.repository.weights import WeightFiles, find_weights
+from conch.server.model import Model
+from conch.server.starting import placements_of
+from conch.server.states import ModelTable
+from conch.telemetry.memory import FreeMemory, ModelMemory, free_memory, mebibytes, together
+from conch.telemetry.processes import ProcessReader
+
+LOG = logging.getLogger("conch")
+
+#: How old the figures may be that clients are shown (s); a reading takes milliseconds for each gigabyte.
+FRESH_SECONDS: Final = 2.0
+#: What a worker has before it has read any weights, by backend; about, with the libraries that engines import (bytes).
+_WORKER_BYTES: Final = {"python": 32 << 20, "onnxruntime": 96 << 20, "openvino": 160 << 20}
+_OTHER_WORKER_BYTES: Final = 420 << 20
+
+
+class MemoryLedger:
+    """The memory of the models in ``table``.
+
+    ``checks`` says whether :meth:`check` refuses anything; ``reader`` and ``read_free`` read the machine.
+    """
+
+    def __init__(
+        self,
+        table: ModelTable,
+        *,
+        checks: bool = True,
+        reader: ProcessReader | None = None,
+        read_free: Callable[[], FreeMemory] = free_memory,
+    ) -> None:
+        self._table = table
+        self._checks = checks
+        self._reader = reader or ProcessReader()
+        self._read_free = read_free
+        self._measured_at = 0.0
+        self._refreshing: asyncio.Task[None] | None = None
+
+    def used(self, name: str = "") -> ModelMemory:
+        """What the versions of a model that serve have together, or those of all models, as measured last."""
+        return together(model.statistics.memory for model in self._table.loaded() if name in ("", model.name))
+
+    async def free(self) -> FreeMemory:
+        """What the machine, or the server's control group, has left.  Raises OSError where it does not tell."""
+        return await asyncio.to_thread(self._read_free)
+
+    async def gpu_free(self) -> dict[int, int]:
+        """The bytes that each GPU has left, by the driver's number; empty without NVML."""
+        return await asyncio.to_thread(self._reader.gpu_free)
+
+    async def measure(self, models: Iterable[Model] | None = None) -> None:
+        """Read what ``models`` have now, or all that serve, into their statistics."""
+        chosen = list(self._table.loaded() if models is None else models)
+        regions = [sum(process.shared_bytes for process in model.executor.processes) for model in chosen]
+        pids = [[process.pid for process in model.executor.processes] for model in chosen]
+        found = await asyncio.to_thread(self._reader.read, pids)
+        for model, shared, seen in zip(chosen, regions, found, strict=True):
+            model.statistics.memory = replace(
+                model.statistics.memory,
+                workers=seen.host - min(seen.shared, shared),
+                shared_regions=shared,
+                gpus=seen.gpus,
+            )
+
+    def refresh(self) -> None:
+        """Have all models measured if that was not done within the last seconds; returns at once."""
+        if self._refreshing is None and monotonic() - self._measured_at > FRESH_SECONDS:
+            self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
+
+    async def expected(self, files: ModelFiles, versions: Iterable[int], config: ModelConfig) -> ModelMemory:
+        """What these versions of a model will take when they are loaded.
+
+        That is what they took the last time, where they have been loaded before; else an estimate: a worker with its
+        libraries for each placement, and the weights' files once on each device.  KV caches and what the model
+        allocates while it runs are not in it.
+        """
+        model_state = self._table.models.get(files.name)
+        known = model_state.memory if model_state is not None else {}
+        estimates = []
+        for version in versions:
+            memory = known.get(version)
+            estimates.append(memory if memory is not None else await self._estimate(files, version, config))
+        return together(estimates)
+
+    async def check(self, files: ModelFiles, version: int, config: ModelConfig) -> None:
+        """Raise UNAVAILABLE, with the sum, for a version whose weights are larger than the memory that is left.
+
+        Compares the least that it can take (the smallest form of the weights that its folder has, in the smallest
+        number format that its parameters allow) with all that the system could free, files mapped by other models
+        included.  Models of the backend ``python`` read their files as they like, and are never refused.
+        """
+        if not self._checks or is_ensemble(config) or config.backend == "python" or config.backend not in BACKENDS:
+            return
+        weights = await asyncio.to_thread(_weights, files, version, config)
+        if not weights.least:
+            return
+        try:
+            free = await self.free()
+        except (OSError, ValueError, KeyError):
+            return
+        gpu_free: dict[int, int] | None = None
+        needed = 0
+        for placement in placements_of(config):
+            if placement.kind != "GPU":
+                needed += weights.least
+                continue
+            if gpu_free is None:
+                gpu_free = await self.gpu_free()
+            # A visible device's number need not be the driver's: only a machine with one leaves no doubt.
+            if len(gpu_free) == 1 and weights.least // 2 > gpu_free[0]:
+                raise _too_large(files, version, weights, f"the GPU has {mebibytes(gpu_free[0])} left")
+        if needed > free.available:
+            raise _too_large(files, version, weights, self._sum(free))
+
+    async def note_load(self, model: Model, files: ModelFiles) -> None:
+        """Measure a version that has just been loaded, and log what it uses."""
+        if is_ensemble(model.config):
+            return
+        weights = await asyncio.to_thread(_weights, files, model.version, model.config)
+        model.statistics.memory = replace(model.statistics.memory, weights=weights.size)
+        await self.measure([model])
+        LOG.info("'%s' version %d uses %s", model.name, model.version, model.statistics.memory.sentence())
+
+    async def note_end(self, model: Model) -> None:
+        """Measure a version that is about to end, and remember it for :meth:`expected`."""
+        if not is_ensemble(model.config):
+            await self.measure([model])
+            self._remember(model)
+
+    def note_ended(self, model: Model) -> None:
+        """Log what a version has given back, whose workers have ended."""
+        if not is_ensemble(model.config):
+            LOG.info("'%s' version %d gave back %s", model.name, model.version, model.statistics.memory.sentence())
+
+    async def _refresh(self) -> None:
+        try:
+            await self.measure()
+        finally:
+            self._measured_at = monotonic()
+            self._refreshing = None
+
+    async def _estimate(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelMemory:
+        if is_ensemble(config) or config.backend not in BACKENDS:
+            return ModelMemory()
+        weights = await asyncio.to_thread(_weights, files, version, config)
+        worker = _WORKER_BYTES.get(config.backend, _OTHER_WORKER_BYTES)
+        placements = list(placements_of(config))
+        gpus = {placement.device: weights.size for placement in placements if placement.kind == "GPU"}
+        # A configuration that nothing has completed yet may have no instance groups: one worker then.
+        workers = len(placements) or 1
+        return ModelMemory(
+            workers=workers * worker + (workers - len(gpus)) * weights.size, gpus=gpus, weights=weights.size
+        )
+
+    def _remember(self, model: Model) -> None:
+        model_state = self._table.models.get(model.name)
+        if model_state is not None:
+            model_state.memory[model.version] = model.statistics.memory
+
+    def _sum(self, free: FreeMemory) -> str:
+        used = self.used()
+        where = "the server's control group" if free.limited else "the machine"
+        loaded = len(self._table.loaded())
+        models = f", of which {loaded} loaded models use {mebibytes(used.host)}" if loaded else ""
+        return f"{where} has {mebibytes(free.available)} left of {mebibytes(free.total)}{models}"
+
+
+def _weights(files: ModelFiles, version: int, config: ModelConfig) -> WeightFiles:
+    return find_weights(files.version_directory(version), parameters(config))
+
+
+def _too_large(files: ModelFiles, version: int, weights: WeightFiles, left: str) -> ConchError:
+    names = ", ".join(Path(file).name for file in weights.files[:3])
+    more = f" and {len(weights.files) - 3} more" if len(weights.files) > 3 else ""
+    return unavailable(
+        f"model '{files.name}' version {version} does not fit into memory: its weights ({names}{more}) take "
+        f"{mebibytes(weights.least)} at least, and {left}; unload other models, or start the server with "
+        "--check-memory-on-load=false to have it tried all the same"
+    )
