@@ -20,6 +20,7 @@ from conch.checkpoints.lengths import DEFAULT_MAX_LENGTH, max_length_of, positio
 from conch.checkpoints.manifest import Manifest, Variant
 from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, extra_of, files_for
 from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
+from conch.checkpoints.trust import counted
 from conch.errors import invalid
 from conch.sampling import TEXT_GENERATION
 
@@ -34,7 +35,7 @@ class Checkpoint:
     ``max_length`` is the most tokens of a text, ``positions`` those that the network has positions for (0: unlimited).
     ``manifest`` is the verified conch.json, ``variant`` what it and the options choose, ``gguf`` the parsed file with
     all of the model, None for a folder.  ``version_directory`` is where the server found the model: ``directory``, or
-    what names it; None outside a repository.
+    what names it; None outside a repository.  ``warning`` says what of ``model.json`` was ignored; it may be empty.
     """
 
     directory: Path
@@ -50,6 +51,7 @@ class Checkpoint:
     variant: Variant | None = None
     gguf: GgufFile | None = None
     version_directory: Path | None = None
+    warning: str = ""
     _documents: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -66,7 +68,8 @@ class Checkpoint:
         INVALID_ARG with one sentence for what is missing, contradicts itself or does not match ``conch.json``, and as
         :func:`hub.resolve` does.
         """
-        document = dict(hub.read_model_file(version_directory) if model_file is None else model_file)
+        written = hub.read_model_file(version_directory) if model_file is None else model_file
+        document, warning = counted(written, version_directory)
         if not options.model and (version_directory / "conch.json").is_file():
             document.pop("model", None)
         options = options.over(document)
@@ -85,6 +88,7 @@ class Checkpoint:
             gguf = read_gguf(location.gguf)
         self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=gguf)
         self.version_directory = version_directory
+        self.warning = warning
         self.config = config_of(gguf) if gguf is not None else self.json("config.json") or {}
         self._check_architectures()
         self.labels = labels_of(self.config, str(folder / "config.json"))
@@ -243,7 +247,7 @@ class Checkpoint:
         if self.config.get("auto_map") and not _known_to_transformers(str(self.config.get("model_type", ""))):
             raise invalid(
                 f"model '{self.source}' needs the Python code that comes with it: set parameter 'trust_remote_code' "
-                "to true if you trust it"
+                "to true if you trust it" + (f" ({self.warning})" if self.warning else "")
             )
 
 

@@ -96,7 +96,8 @@ def _check_named(place: _Place, document: Mapping[str, Any]) -> Iterator[Finding
 
 
 def _check_checkpoint(place: _Place, document: Mapping[str, Any]) -> Iterator[Finding]:
-    options = Options.from_values(parameters(place.model.config)).over(document)
+    given = Options.from_values(parameters(place.model.config))
+    options = given.over(document)
     if nearest := misspelt(options.task):
         yield place.finding(f"task '{options.task}' is not known", f"did you mean '{nearest}'?")
         return
@@ -105,7 +106,9 @@ def _check_checkpoint(place: _Place, document: Mapping[str, Any]) -> Iterator[Fi
         yield from unreachable
         if unreachable or local_path(place.directory, options.model) is None:
             return
-    checkpoint = Checkpoint.open(place.directory, options, model_file=document)
+    checkpoint = Checkpoint.open(place.directory, given, model_file=document)
+    if checkpoint.warning:
+        yield replace(place.finding(checkpoint.warning), severity="warning")
     architectures = misfit(canonical(options.task), checkpoint.config)
     if architectures:
         named = ", ".join(checkpoint.config.get("architectures") or ())

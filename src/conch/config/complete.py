@@ -124,9 +124,22 @@ def _backend_of(config: ModelConfig, artefacts: Collection[str]) -> str:
         else:
             fits = known.filename in artefacts
         if fits:
+            if by_files and known.backend == "python":
+                _refuse_downloaded(config.name, artefacts)
             return known.backend
     checkpoint = any(name in _CHECKPOINT or name.endswith(_GGUF) for name in artefacts)
     return "huggingface" if by_files and checkpoint else ""
+
+
+def _refuse_downloaded(name: str, artefacts: Collection[str]) -> None:
+    """Raise INVALID_ARG where a checkpoint lies beside model.py: nobody has said that a program in it may run."""
+    beside = next((one for one in sorted(artefacts) if one == "config.json" or one.endswith(_GGUF)), "")
+    if beside:
+        raise Problem(
+            f"model '{name}' has both model.py and {beside}, of a checkpoint that may have brought model.py with it: "
+            'set \'backend\' in config.pbtxt, to "python" to run model.py, or to "huggingface" to serve the checkpoint',
+            hint="set 'backend'",
+        )
 
 
 def _fill_backend_fields(config: ModelConfig, artefacts: Collection[str]) -> None:

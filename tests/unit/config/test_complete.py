@@ -102,7 +102,8 @@ def test_what_the_configuration_says_goes_before_the_files(
         ("", ("config.json", "model.safetensors"), "huggingface"),
         ("", ("model.json",), "huggingface"),
         ("", ("conch.json", "config.json", "model.onnx", "model.py"), "huggingface"),
-        ("", ("model.py", "config.json", "model.json"), "python"),
+        ("", ("model.py", "model.json"), "python"),
+        ("", ("model.onnx", "model.py", "config.json"), "onnxruntime"),
         ("", ("model.onnx", "config.json"), "onnxruntime"),
         ('platform: "onnxruntime_onnx"', ("conch.json",), "onnxruntime"),
         ('default_model_filename: "model.onnx"', ("conch.json",), "onnxruntime"),
@@ -233,7 +234,6 @@ def test_parameters_are_completed_but_never_changed() -> None:
     ("text", "files", "backend"),
     [
         ("", ("SmolLM2.Q4_1.gguf",), "huggingface"),
-        ("", ("model.py", "weights.gguf"), "python"),
         ("", ("model.onnx", "weights.gguf"), "onnxruntime"),
         ('backend: "vllm"', ("model.json",), "vllm"),
         ('backend: "vllm"', ("model.json", "weights.gguf"), "vllm"),
@@ -274,3 +274,19 @@ def test_normalising_twice_changes_nothing() -> None:
 def test_what_a_model_runs_with_is_no_parameter_except_where_it_is_the_models_own(file: str, left: list[str]) -> None:
     given = 'parameters { key: "conch.engine" value { string_value: "x" } }'
     assert list(completed(given, file).parameters) == left
+
+
+@pytest.mark.parametrize("file", ["config.json", "weights.gguf"])
+def test_model_py_beside_a_checkpoint_is_not_run_unasked(file: str) -> None:
+    with pytest.raises(Problem) as refused:
+        completed("", "model.py", file)
+    assert refused.value.message == (
+        f"model 'm' has both model.py and {file}, of a checkpoint that may have brought model.py with it: "
+        "set 'backend' in config.pbtxt, "
+        'to "python" to run model.py, or to "huggingface" to serve the checkpoint'
+    )
+
+
+@pytest.mark.parametrize("backend", ["python", "huggingface"])
+def test_backend_that_is_written_is_that_of_a_checkpoint_with_model_py(backend: str) -> None:
+    assert completed(f'backend: "{backend}"', "model.py", "config.json").backend == backend

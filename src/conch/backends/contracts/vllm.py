@@ -20,6 +20,7 @@ from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.native.arrays import Request
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
+from conch.checkpoints.trust import is_checkpoint_folder
 from conch.config.parameters import ParameterTable
 from conch.errors import ConchError, invalid
 
@@ -94,6 +95,13 @@ class VllmBackend(TextBackend):
 
     def arguments(self, engine: str) -> Mapping[str, Any]:
         others = {name: value for name, value in self._arguments.items() if name not in _PARAMETERS}
+        if others and is_checkpoint_folder(Path(self.model["version_directory"])):
+            # Some of them name code to import.
+            self.warn_of(
+                f"model.json lies in a checkpoint's folder, so its engine arguments {', '.join(sorted(others))} are "
+                "ignored: let a model.json in a folder of its own name the checkpoint"
+            )
+            return {}
         if engine == "vllm":
             return others
         others.pop("enable_lora", None)

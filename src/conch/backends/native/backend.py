@@ -102,10 +102,14 @@ class NativeBackend(ABC):
         """Log the model's parameters that have no effect.  Raises INVALID_ARG for one that is misspelt."""
         self.log_without_effect("parameters", table.check(self.config.get("parameters") or ()))
 
+    def warn_of(self, warning: str) -> None:
+        """Log a warning about the model; an empty one is none."""
+        if warning:
+            self.log("WARNING", f"model '{self.model['name']}': {warning}")
+
     def log_without_effect(self, kind: str, names: Sequence[str]) -> None:
         """Log a warning that names what the model's configuration has in vain; ``names`` may be empty."""
-        if names:
-            self.log("WARNING", f"model '{self.model['name']}': {kind} without effect: {', '.join(names)}")
+        self.warn_of(f"{kind} without effect: {', '.join(names)}" if names else "")
 
     def receive(self, fields: Mapping[str, Any], unpacker: BorrowingUnpacker) -> Request:
         """The request that a frame describes."""

@@ -55,6 +55,7 @@ class HuggingFaceBackend(BatchBackend):
                 "tensors of its tasks have a batch dimension"
             )
         checkpoint = self._checkpoint
+        self.warn_of(checkpoint.warning)
         # What PyTorch's threads are for any code of a checkpoint; engines of ours say it themselves.
         cores = checkpoint.options.threads or usable_cores()
         os.environ.setdefault("OMP_NUM_THREADS", str(divided(cores, instance["count"])))

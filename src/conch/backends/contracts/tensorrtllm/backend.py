@@ -33,6 +33,7 @@ class TensorRtLlmBackend(GenerationBackend):
         parameters = Parameters.of(self.config, directory)
         self._warn(parameters)
         checkpoint = Checkpoint.open(directory, parameters.options)
+        self.warn_of(checkpoint.warning)
         settings = ServingOptions.from_checkpoint(checkpoint, policy="guaranteed_no_evict")
         tokenizer = open_tokenizer(checkpoint)
         engine = self.open_engine(

@@ -44,6 +44,7 @@ class TextBackend(GenerationBackend):
 
     def load(self, instance: Mapping[str, Any]) -> None:
         checkpoint = self._checkpoint
+        self.warn_of(checkpoint.warning)
         settings = ServingOptions.from_checkpoint(checkpoint)
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
         tokenizer.template.require_library(checkpoint.extra)
