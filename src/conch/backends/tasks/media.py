@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 import re
 from base64 import b64decode
+from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,13 @@ MAX_CHANNELS: Final = 32
 #: Defaults of the parameters ``max_audio_seconds`` and ``max_image_pixels``.
 MAX_SECONDS: Final = 3600
 MAX_PIXELS: Final = 64_000_000
+#: How much more than one recording or image may have, all those of a request may have together.
+TOGETHER: Final = 4
+#: A recording at more Hz may be so much shorter: what a file is decoded to takes memory by its samples.
+_USUAL_RATE: Final = 48_000
+#: How many times as long as wide an image may be.  Processors bring the shorter side to a size, so that the longer one
+#: of a strip would fill the memory.
+_MAX_ASPECT: Final = 100
 
 #: The inputs of every task with sound: a file, or samples of one channel at ``sampling_rate`` Hz (16000 without it).
 SOUND_INPUTS: Final = (
@@ -94,7 +102,12 @@ def sounds_of(request: Request, rate: int, *, seconds: int, least: int) -> list[
     """
     if request.has("audio"):
         name = "audio"
-        sounds = [audio(data, rate, seconds=seconds, row=row) for row, data in enumerate(request.files(name))]
+        sounds, left = [], float(TOGETHER * seconds)
+        for row, data in enumerate(request.files(name)):
+            sounds.append(audio(data, rate, seconds=seconds, row=row))
+            left -= len(sounds[-1]) / rate
+            if left < 0:
+                break  # refused below, before the others are decoded
     elif request.has("samples"):
         name = "samples"
         given = int(request.option("sampling_rate", 16_000))
@@ -102,6 +115,12 @@ def sounds_of(request: Request, rate: int, *, seconds: int, least: int) -> list[
         sounds = [samples(values, given, rate, seconds=seconds, row=row) for row, values in enumerate(rows)]
     else:
         return []
+    together = sum(map(len, sounds)) / rate
+    if together > TOGETHER * seconds:
+        raise invalid(
+            f"the recordings of the request are {together:.0f} seconds long; at most {TOGETHER * seconds} are read at "
+            f"a time ({TOGETHER} times parameter 'max_audio_seconds'): send them in several requests"
+        )
     for row, values in enumerate(sounds):
         if len(values) < least:
             raise _broken(
@@ -141,6 +160,7 @@ def audio(data: bytes, rate: int, *, seconds: int = MAX_SECONDS, name: str = "au
             _check_rate(file.samplerate, name, row)
             if file.channels > MAX_CHANNELS:
                 raise _broken(name, row, f"it has {file.channels} channels; at most {MAX_CHANNELS} are read")
+            seconds = min(seconds, seconds * _USUAL_RATE // file.samplerate)
             limit = seconds * file.samplerate
             if file.frames >= _UNKNOWN:
                 raise _broken(name, row, "its header does not say how long it is; write it to a file, not to a pipe")
@@ -191,17 +211,40 @@ def image(data: bytes, *, pixels: int = MAX_PIXELS, name: str = "image", row: in
     try:
         with pillow.open(BytesIO(data), formats=_IMAGE_FORMATS) as file:
             if file.width * file.height > pixels:
-                raise _broken(name, row, f"it has {file.width}x{file.height} pixels; at most {pixels} are read")
+                raise _too_large(name, row, f"{file.width}x{file.height}", pixels)
+            if max(file.size) > _MAX_ASPECT * min(file.size):
+                raise _broken(
+                    name,
+                    row,
+                    f"it is {file.width}x{file.height}; one side may be {_MAX_ASPECT} times the other at most",
+                )
             return ImageOps.exif_transpose(file).convert("RGB")
     except ConchError:
         raise
     except UnidentifiedImageError:
         raise _broken(name, row, f"it is not an image ({', '.join(_IMAGE_FORMATS)})") from None
     except pillow.DecompressionBombError:
-        raise _broken(name, row, f"it has too many pixels; at most {pixels} are read") from None
+        raise _too_large(name, row, "too many", pixels) from None
     except Exception as error:
         # Pillow's decoders raise whatever they meet: OSError, SyntaxError, struct.error, ValueError ...
         raise _broken(name, row, str(error) or type(error).__name__) from error
+
+
+def images(files: Sequence[bytes], *, pixels: int, per_row: int = 1) -> list[Image]:
+    """Images as :func:`image` reads them, ``per_row`` of them in each row.
+
+    Raises INVALID_ARG where one has more than ``pixels``, or all of them have several times that.
+    """
+    pictures, together = [], 0
+    for index, data in enumerate(files):
+        pictures.append(image(data, pixels=pixels, row=index // per_row))
+        together += pictures[-1].width * pictures[-1].height
+        if together > TOGETHER * pixels:
+            raise invalid(
+                f"the images of the request have more than {TOGETHER * pixels} pixels together ({TOGETHER} times "
+                "parameter 'max_image_pixels'): send them in several requests"
+            )
+    return pictures
 
 
 def example_sound(rate: int, least: int) -> Samples:
@@ -254,6 +297,10 @@ def _too_long(name: str, row: int, length: float, seconds: int) -> ConchError:
     return _broken(
         name, row, f"it is {length:.0f} seconds long; at most {seconds} are read (parameter 'max_audio_seconds')"
     )
+
+
+def _too_large(name: str, row: int, size: str, pixels: int) -> ConchError:
+    return _broken(name, row, f"it has {size} pixels; at most {pixels} are read (parameter 'max_image_pixels')")
 
 
 def _broken(name: str, row: int, reason: str) -> ConchError:

@@ -28,6 +28,7 @@ TASK_PARAMETERS: Final = (
         "`This example is {}.`",
         "`zero-shot-classification`: the sentence about a label",
     ),
+    Parameter("max_candidate_labels", "labels", "1000", "zero-shot tasks: the most labels of a row"),
     Parameter("multi_label", "`true`, `false`", "`false`", "`zero-shot-classification`: score each label by itself"),
     Parameter(
         "aggregation_strategy",

@@ -78,7 +78,7 @@ class ImageClassification(Task):
 
     def prepare(self, request: Request) -> PreparedImages:
         """Decode, resize and normalise.  Raises INVALID_ARG for what is not an image."""
-        images = [media.image(data, pixels=self._pixels, row=row) for row, data in enumerate(request.files("image"))]
+        images = media.images(request.files("image"), pixels=self._pixels)
         if not images:
             raise invalid("the request has no rows")
         top_k = checked_top_k(request.option("top_k", self._top_k), 1 << 31)

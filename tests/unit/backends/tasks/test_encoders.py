@@ -10,7 +10,6 @@ from transformers import pipeline
 
 from conch.backends.native.arrays import Array, Strings
 from conch.backends.tasks.base import Task
-from conch.backends.tasks.encoders.zero_shot import hypothesis
 from conch.errors import ConchError
 from tests.text_checkpoints import TEXTS, answer, open_task, request, strings, write
 
@@ -157,9 +156,3 @@ def test_rerank(tmp_path: Path, settings: dict[str, Any], function: str) -> None
     close(result.outputs["score"], in_order)
     raw = answer(task, request("logits", text_input=TEXTS[:1], text_pair=TEXTS[:1], function_to_apply=["none"]))
     close(raw.outputs["score"], raw.outputs["logits"])
-
-
-@pytest.mark.parametrize("template", ["no place", "{} and {}", "{0.__class__}", "{:>9999999999}"])
-def test_a_template_without_its_one_place_is_refused(template: str) -> None:
-    with pytest.raises(ConchError, match="must have one place for the label"):
-        hypothesis(template, "sport")

@@ -15,6 +15,7 @@ from conch.backends.tasks import media
 from conch.checkpoints.options import Options
 from conch.errors import Code, ConchError
 from tests.task_checkpoints import RATE, image_file, sound_file, tone
+from tests.task_requests import ask
 
 
 def test_resampled_tone_is_the_tone_at_the_other_rate() -> None:
@@ -132,3 +133,32 @@ def test_networks_of_samples_need_as_many_as_their_convolutions() -> None:
     wav2vec2, sew = transformers.Wav2Vec2Config(), transformers.SEWConfig()
     assert media.shortest(wav2vec2) == 400 and media.shortest(transformers.WhisperConfig()) == 1
     assert media.shortest(sew) > 400
+
+
+def test_recordings_of_a_request_are_limited_together() -> None:
+    file = sound_file(np.zeros(4000, np.int16), 1000)
+    request = ask({"audio": [file] * 5})
+    with pytest.raises(ConchError, match=r"seconds long; at most 16 are read at a time \(4 times parameter 'max_audio"):
+        media.sounds_of(request, RATE, seconds=4, least=1)
+    assert len(media.sounds_of(ask({"audio": [file] * 4}), RATE, seconds=4, least=1)) == 4
+
+
+def test_recording_at_a_rate_that_nobody_hears_may_be_shorter() -> None:
+    """A file of silence is small at any rate; what it is decoded to is not."""
+    file = sound_file(np.zeros(384_000, np.int16), 384_000, "FLAC", "PCM_16")
+    with pytest.raises(ConchError, match="it is 1 seconds long; at most 0 are read"):
+        media.audio(file, RATE, seconds=4)
+    assert len(media.audio(file, RATE, seconds=8)) == RATE
+
+
+def test_images_of_a_request_are_limited_together() -> None:
+    file = image_file(20, 20)
+    with pytest.raises(ConchError, match=r"more than 1600 pixels together \(4 times parameter 'max_image_pixels'\)"):
+        media.images([file] * 5, pixels=400)
+    assert len(media.images([file] * 4, pixels=400)) == 4
+
+
+def test_strip_is_refused_whose_other_side_would_grow_without_end() -> None:
+    with pytest.raises(ConchError, match="it is 1010x10; one side may be 100 times the other at most"):
+        media.image(image_file(1010, 10))
+    assert media.image(image_file(10, 1000)).size == (10, 1000)

@@ -17,6 +17,7 @@ import transformers
 from PIL import Image
 
 from conch.backends.native.arrays import Result
+from conch.backends.tasks.pipelines.calls import arguments
 from conch.backends.tasks.pipelines.inputs import inputs_of
 from conch.backends.tasks.table import describe_task
 from conch.checkpoints.folder import Checkpoint
@@ -201,6 +202,7 @@ def test_task_that_transformers_does_not_have_is_refused_by_name(causal: Path) -
         '{"batch_size": 1000}',
         '{"images": "http://example.com/a.png"}',
         '{"max_new_token": 3}',
+        '{"cache_implementation": "static"}',
     ],
 )
 def test_arguments_that_are_not_for_clients_are_refused(causal: Path, options: str) -> None:
@@ -209,7 +211,68 @@ def test_arguments_that_are_not_for_clients_are_refused(causal: Path, options: s
     assert caught.value.code is Code.INVALID_ARG
 
 
-@pytest.mark.parametrize("options", ["[1]", "{", "7"])
+@pytest.mark.parametrize(
+    ("options", "greatest"),
+    [
+        ('{"max_new_tokens": 1000000000}', 65536),
+        ('{"num_beams": 33}', 32),
+        ('{"generate_kwargs": {"num_return_sequences": 1e9}}', 64),
+        ('{"top_k": 1e400}', 1 << 20),
+        ('{"temperature": NaN}', 1 << 20),
+    ],
+)
+def test_numbers_that_ask_for_more_than_a_request_can_mean_are_refused(
+    causal: Path, options: str, greatest: int
+) -> None:
+    with pytest.raises(ConchError, match=f"of input 'options' is .*; it must be {greatest} at most") as caught:
+        open_task(causal).prepare(ask({"text_input": [PROMPT]}, options=options))
+    assert caught.value.code is Code.INVALID_ARG
+
+
+def test_words_of_a_command_line_are_not_for_clients() -> None:
+    """Text is found in documents by a program that is started."""
+
+    class Documents:
+        def _sanitize_parameters(self, lang=None, tesseract_config=None, max_answer_len=None):  # type: ignore[no-untyped-def]
+            raise AssertionError
+
+    for name in ("lang", "tesseract_config"):
+        with pytest.raises(ConchError, match=f"argument '{name}' of input 'options' cannot be given"):
+            arguments(Documents(), "document-question-answering", json.dumps({name: "-c debug_file=/tmp/x"}), 0)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{:>300000000}", "it must have one place for the label"),
+        ("{}{0:>300000000}", "it must have no other braces"),
+        ("{:>300000000}{}", "it must have no other braces"),
+        ("{} of {{", "it must have no other braces"),
+        ("none", "it must have one place for the label"),
+        (7, "it must have one place for the label"),
+        ("{}" + "x" * 1000, "at most 1000 characters"),
+    ],
+)
+def test_hypothesis_template_is_no_format(clip: Path, template: Any, message: str) -> None:
+    task = open_task(clip, task="zero-shot-image-classification")
+    request = ask(
+        {"image": [image_file()], "candidate_labels": [["a", "b"]]},
+        options=json.dumps({"hypothesis_template": template}),
+    )
+    with pytest.raises(ConchError, match=message) as caught:
+        task.prepare(request)
+    assert caught.value.code is Code.INVALID_ARG
+
+
+def test_labels_of_a_row_are_limited_by_a_parameter(clip: Path) -> None:
+    task = open_task(clip, task="zero-shot-image-classification", max_candidate_labels=2)
+    with pytest.raises(
+        ConchError, match=r"has 3 labels in a row; at most 2 are taken \(parameter 'max_candidate_labels'"
+    ):
+        task.prepare(ask({"image": [image_file()], "candidate_labels": [["a", "b", "c"]]}))
+
+
+@pytest.mark.parametrize("options", ["[1]", "{", "7", "[" * 50_000, '"' + "x" * 70_000 + '"'])
 def test_options_that_are_no_object_are_refused(causal: Path, options: str) -> None:
     with pytest.raises(ConchError, match="input 'options' in row 0"):
         open_task(causal).prepare(ask({"text_input": [PROMPT]}, options=options))

@@ -14,6 +14,7 @@ from conch.backends.native.arrays import Array, Request, Result, Strings
 from conch.backends.tasks.base import OpenEngine, TaskDescription
 from conch.backends.tasks.encoders.base import TEXT, EncodedRequest, EncoderTask, stacked, texts_of
 from conch.backends.tasks.encoders.batch import PaddedBatch
+from conch.backends.tasks.hypotheses import check_labels, check_template, hypotheses, max_labels
 from conch.backends.tasks.scores import softmax
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -45,7 +46,8 @@ class ZeroShotClassification(EncoderTask):
 
     @classmethod
     def describe(cls, checkpoint: Checkpoint, options: Options) -> TaskDescription:
-        hypothesis(options.text("hypothesis_template", TEMPLATE), "")
+        check_template(options.text("hypothesis_template", TEMPLATE))
+        max_labels(options)
         options.flag("multi_label")
         return TaskDescription(
             (
@@ -65,10 +67,11 @@ class ZeroShotClassification(EncoderTask):
             raise invalid(f"input 'candidate_labels' has {len(labels)} labels for {len(texts)} rows; each needs one")
         template = str(self.option(request, "hypothesis_template", TEMPLATE))
         multiple = self.flag(request, "multi_label") or count == 1
-        hypotheses = [hypothesis(template, label) for label in labels]
+        check_labels(count, max_labels(self.options))
+        about = [text for text in texts for _ in range(count)]
         sequences, truncated = self.encoder.encode(
-            [text for text in texts for _ in range(count)],
-            hypotheses,
+            about,
+            hypotheses(template, labels, about),
             names=("text_input", "candidate_labels"),
             per_row=count,
             truncation="first",
@@ -90,11 +93,3 @@ class ZeroShotClassification(EncoderTask):
                 "score": np.take_along_axis(scores, order, 1),
             }
         )
-
-
-def hypothesis(template: str, label: str) -> str:
-    """The template with the label put in; INVALID_ARG for a template without its one place."""
-    # No formatting: a template may ask for what attributes hold, or for a width that fills the memory.
-    if template.count("{}") != 1:
-        raise invalid(f"hypothesis_template is '{template}'; it must have one place for the label, written {{}}")
-    return template.replace("{}", label)

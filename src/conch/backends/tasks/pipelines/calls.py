@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from conch.backends.tasks.hypotheses import check_template
 from conch.errors import ConchError, invalid
 
 #: Arguments that pipelines take without naming them in a signature.
@@ -26,12 +27,35 @@ _UNNAMED: Final[Mapping[str, frozenset[str]]] = {
         "crops_nms_thresh", "output_rle_mask", "output_bboxes_mask",
     }),
 }  # fmt: skip
-#: Arguments that are not for clients: other models and code, tensors, addresses, and how the work is run.
+#: Arguments that are not for clients: other models and code, tensors, addresses, words of a program's command line, and
+#: how the work is run.
 _REFUSED: Final = frozenset({
-    "assistant_model", "assistant_tokenizer", "batch_size", "custom_generate", "device", "generation_config", "model",
-    "num_workers", "processor_kwargs", "return_tensors", "self", "streamer", "timeout", "tokenizer",
-    "tokenizer_encode_kwargs", "trust_remote_code", "preprocess_params", "word_boxes",
+    "assistant_model", "assistant_tokenizer", "batch_size", "cache_config", "cache_implementation", "compile_config",
+    "continuous_batching_config", "custom_generate", "device", "disable_compile", "generation_config", "lang",
+    "max_cache_len", "model", "num_workers", "output_attentions", "output_hidden_states", "output_logits",
+    "output_scores", "prefill_chunk_size", "preprocess_params", "processor_kwargs", "return_dict_in_generate",
+    "return_tensors", "self", "streamer", "tesseract_config", "timeout", "tokenizer", "tokenizer_encode_kwargs",
+    "trust_remote_code", "word_boxes",
 })  # fmt: skip
+#: The greatest value of arguments that say how much is computed or kept at a time, and of all others.
+_GREATEST: Final[Mapping[str, int]] = {
+    "crops_n_layers": 4,  # each has four times as many crops as the one before
+    "max_length": 1 << 16,
+    "max_new_tokens": 1 << 16,
+    "min_length": 1 << 16,
+    "min_new_tokens": 1 << 16,
+    "num_assistant_tokens": 1 << 10,
+    "num_beam_groups": 32,
+    "num_beams": 32,
+    "num_frames": 1 << 10,
+    "num_return_sequences": 64,
+    "points_per_batch": 1 << 10,
+    "points_per_crop": 128,  # on each side
+    "prompt_lookup_num_tokens": 1 << 10,
+}
+_ANY_GREATEST: Final = 1 << 20
+#: The most characters of an input ``options``.
+_MAX_OPTIONS: Final = 1 << 16
 
 
 def arguments(pipeline: Any, task: str, text: str, row: int) -> dict[str, Any]:
@@ -40,9 +64,11 @@ def arguments(pipeline: Any, task: str, text: str, row: int) -> dict[str, Any]:
     Those that the pipeline names, and parameters of ``generate`` where it generates; anything that could load
     code, a model or an address is refused.  Raises INVALID_ARG, naming the argument.
     """
+    if len(text) > _MAX_OPTIONS:
+        raise invalid(f"input 'options' in row {row} has {len(text)} characters; at most {_MAX_OPTIONS} are read")
     try:
         given = json.loads(text) if text.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(f"input 'options' in row {row} is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise invalid(f"input 'options' in row {row} must be a JSON object")
@@ -58,9 +84,22 @@ def arguments(pipeline: Any, task: str, text: str, row: int) -> dict[str, Any]:
             for inner in value:
                 if inner not in _generation_parameters() - _REFUSED:
                     raise _unknown(inner, _generation_parameters() - _REFUSED)
+            for inner, number in value.items():
+                _check_amount(inner, number)
         elif name.endswith("_kwargs"):
             raise _unknown(name, known)
+        elif name == "hypothesis_template":
+            check_template(value, formatted=True)
+        else:
+            _check_amount(name, value)
     return given
+
+
+def _check_amount(name: str, value: Any) -> None:
+    """Raise INVALID_ARG for a number that asks for more than a request can mean."""
+    greatest = _GREATEST.get(name, _ANY_GREATEST)
+    if isinstance(value, int | float) and not abs(value) <= greatest:
+        raise invalid(f"argument '{name}' of input 'options' is {value}; it must be {greatest} at most")
 
 
 def _generation_parameters() -> frozenset[str]:

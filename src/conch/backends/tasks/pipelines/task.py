@@ -24,6 +24,7 @@ from conch.backends.tasks.base import (
     TaskDescription,
     library_failure,
 )
+from conch.backends.tasks.hypotheses import check_labels, max_labels
 from conch.backends.tasks.loading import device_of, load_pipeline, require_pipeline_tensors
 from conch.backends.tasks.pipelines.answers import text_of
 from conch.backends.tasks.pipelines.calls import arguments, call
@@ -59,6 +60,7 @@ class PipelineTask(Task):
         self._names = frozenset(spec.name for spec in inputs)
         require_libraries(checkpoint.task, inputs)
         self._seconds, self._pixels = media.max_seconds(options), media.max_pixels(options)
+        self._labels = max_labels(options)
         own = own_pipeline(checkpoint.task, checkpoint.config)
         self._task = own[0] if own is not None else checkpoint.task
         self._pipeline = load_pipeline(self._task, checkpoint, options, device_of(open_engine))
@@ -88,14 +90,14 @@ class PipelineTask(Task):
             labels = request.texts("candidate_labels")
             if not labels or len(labels) % len(values):
                 raise invalid("input 'candidate_labels' needs one label at least")
+            check_labels(len(labels) // len(values), self._labels)
             _spread(values, "candidate_labels", labels, always_lists=True)
         if "table" in self._names:
             _spread(values, "table", [_table(text, row) for row, text in enumerate(request.texts("table"))])
         if "image" in self._names and request.has("image"):
             files = request.files("image")
             per_row = max(1, len(files) // max(1, len(values)))
-            images = [media.image(data, pixels=self._pixels, row=n // per_row) for n, data in enumerate(files)]
-            _spread(values, "image", images)
+            _spread(values, "image", media.images(files, pixels=self._pixels, per_row=per_row))
         if "audio" in self._names:
             given = request.has("audio") + request.has("samples")
             if given > 1:
