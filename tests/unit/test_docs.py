@@ -73,7 +73,8 @@ def test_parameters_of_generation_are_documented() -> None:
 def test_every_parameter_that_is_read_is_declared_and_every_declared_one_is_read() -> None:
     """``Options`` has no field for these, so a slip in a name would read a default for ever."""
     read: set[str] = set()
-    for path in (ROOT / "src" / "conch" / "backends").rglob("*.py"):
+    source = ROOT / "src" / "conch"
+    for path in [*(source / "backends").rglob("*.py"), *(source / "checkpoints" / "tokenizers").glob("*.py")]:
         if path.parent.name != "tensorrtllm":  # which reads names of its own
             read |= set(re.findall(r"""options\.(?:text|integer|number|flag)\(\s*"(\w+)\"""", path.read_text()))
     known = declared((*TASK_PARAMETERS, *GENERATION_PARAMETERS)).keys()

@@ -27,6 +27,7 @@ GENERATION_PARAMETERS: Final = (
         "max_tokens", "tokens", "the checkpoint's, else 256", "the length limit of answers to requests without one"
     ),
     Parameter("chat_template", "file", "the checkpoint's", "a Jinja template that makes a prompt of a conversation"),
+    Parameter("chat_template_timeout", "seconds", "5", "how long the template may take for a conversation"),
     Parameter("speculative_model", "folder", "none", "a smaller checkpoint that guesses tokens ahead"),
     Parameter("num_speculative_tokens", "tokens", "5", "how many it guesses at a time"),
     Parameter("lora_modules", "JSON", "none", "folders of LoRA adapters by the names that requests give"),

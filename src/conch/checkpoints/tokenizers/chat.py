@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch import extras
+from conch.checkpoints.tokenizers.chat_limits import MAX_TEMPLATE, SECONDS, TooMuch, limited
 from conch.errors import ConchError, invalid, one_line
 
 #: The names that a message's reasoning goes by.
@@ -34,12 +35,14 @@ class _Compiled:
 class ChatTemplate:
     """The templates of a model by name, of which there may be none.
 
-    ``tokens`` are the texts of its special tokens by role (``bos_token``), ``source`` is how errors name the model.
+    ``tokens`` are the texts of its special tokens by role (``bos_token``), ``source`` is how errors name the model;
+    ``seconds`` is how long a conversation may take.
     """
 
     templates: Mapping[str, str]
     tokens: Mapping[str, str]
     source: str
+    seconds: float = SECONDS
     _compiled: dict[str, _Compiled] = field(default_factory=dict, repr=False)
 
     def __bool__(self) -> bool:
@@ -67,7 +70,8 @@ class ChatTemplate:
             )
         given = {"add_generation_prompt": True, "documents": None, **self.tokens, **variables}
         try:
-            return compiled.render(messages=[_plain(message) for message in messages], tools=tools, **given)
+            with limited(self.seconds):
+                return compiled.render(messages=[_plain(message) for message in messages], tools=tools, **given)
         except Exception as error:
             raise _refused(error, self.source) from None
 
@@ -163,6 +167,10 @@ def _compile(text: str, source: str) -> _Compiled:
 
     from conch.checkpoints.tokenizers.chat_environment import environment
 
+    if len(text) > MAX_TEMPLATE:
+        raise invalid(
+            f"the chat template of model '{source}' has {len(text)} characters; at most {MAX_TEMPLATE} are read"
+        )
     try:
         names = environment().parse(text).find_all(jinja2.nodes.Name)
         return _Compiled(environment().from_string(text).render, any(name.name == "tools" for name in names))
@@ -170,11 +178,13 @@ def _compile(text: str, source: str) -> _Compiled:
         raise invalid(
             f"the chat template of model '{source}' has an error in line {error.lineno}: {one_line(error)}"
         ) from None
-    except RecursionError:
+    except (RecursionError, SyntaxError, MemoryError):  # of Python, which the template is compiled to
         raise invalid(f"the chat template of model '{source}' is nested too deeply") from None
 
 
 def _refused(error: Exception, source: str) -> ConchError:
+    if isinstance(error, TooMuch):
+        return invalid(f"the chat template of model '{source}' cannot render these messages: {error}")
     # What a template raises itself is meant for the client as it is.
     if type(error).__name__ == "TemplateError":
         return invalid(f"messages do not fit the chat template of model '{source}': {one_line(error)}")

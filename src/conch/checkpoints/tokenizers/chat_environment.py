@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -11,6 +12,16 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
+
+from conch.checkpoints.tokenizers.chat_bounds import Bounding, bounded_filters, check_call, format_size
+from conch.checkpoints.tokenizers.chat_limits import (
+    MAX_TEXT,
+    charge,
+    charge_power,
+    charge_product,
+    charge_sum,
+    size_of,
+)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -71,16 +82,63 @@ def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """JSON without the escapes for HTML that jinja2's own filter makes."""
+    charge(size_of(value) * (1 + (len(indent) if isinstance(indent, str) else indent or 0)))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, with limits to how long a template takes and how much text it makes (``chat_limits.py``)."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        match operator:
+            case "+":
+                charge_sum(left, right)
+            case "*":
+                charge_product(left, right)
+            case "**":
+                charge_power(left, right)
+            case "%" if isinstance(left, str):
+                charge(format_size(left, right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, called: Any, *args: Any, **kwargs: Any) -> Any:
+        check_call(called, args, kwargs)
+        return super().call(context, called, *args, **kwargs)
+
+    @staticmethod
+    def concat(pieces: Iterable[str]) -> str:
+        """The pieces that a template, a macro or a block writes, as one text."""
+        size, kept = 0, []
+        for piece in pieces:
+            kept.append(piece)
+            size += len(piece)
+            if size > MAX_TEXT:
+                break
+        charge(size)
+        return "".join(kept)
+
+    def _parse(self, *source: Any) -> Any:
+        return Bounding().visit(super()._parse(*source))
+
+
+def _written(value: Any) -> Any:
+    """What stands in a template to be written, once it has been weighed."""
+    if not isinstance(value, str):
+        charge(size_of(value))
+    return value
 
 
 @cache
 def environment() -> Any:
     """The sandbox that all templates share; they cannot change it, nor what they are given."""
-    made: Any = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    made: Any = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], finalize=_written
     )
+    made.filters |= bounded_filters(made.filters)
     made.filters["tojson"] = _tojson
+    del made.globals["lipsum"]
     made.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,

@@ -12,6 +12,7 @@ from typing import Any, Final
 from conch import extras
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.chat import ChatTemplate, read_file, templates_of
+from conch.checkpoints.tokenizers.chat_limits import SECONDS
 from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.gguf import open_gguf
 from conch.checkpoints.tokenizers.slow import SlowTokenizer
@@ -28,7 +29,20 @@ def open_tokenizer(checkpoint: Checkpoint, *, chat_template: Path | None = None)
 
     Raises INVALID_ARG for files that cannot be read, UNSUPPORTED where a library is missing.
     """
-    replaced = read_file(chat_template) if chat_template is not None else None
+    tokenizer = _opened(checkpoint, read_file(chat_template) if chat_template is not None else None)
+    tokenizer.template.seconds = _template_seconds(checkpoint)
+    return tokenizer
+
+
+def _template_seconds(checkpoint: Checkpoint) -> float:
+    seconds = checkpoint.options.number("chat_template_timeout", SECONDS)
+    if seconds <= 0:
+        raise invalid(f"parameter 'chat_template_timeout' is {seconds:g}; it must be more than 0")
+    return seconds
+
+
+def _opened(checkpoint: Checkpoint, replaced: dict[str, str] | None) -> TextTokenizer:
+    """The tokenizer with the chat templates of the checkpoint, or with those in ``replaced``."""
     if checkpoint.gguf is not None:
         return open_gguf(checkpoint.gguf, replaced, extra=checkpoint.extra)
     settings = checkpoint.json("tokenizer_config.json") or {}
