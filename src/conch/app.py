@@ -18,6 +18,7 @@ from pathlib import Path
 from conch import __version__, logs
 from conch.backends.table import BACKENDS
 from conch.errors import Code, ConchError, internal, invalid
+from conch.frontends import exposure
 from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.routes import Router
@@ -148,6 +149,8 @@ class Application:
 
     def __init__(self, settings: Settings) -> None:
         _warn_of_missing_features(settings)
+        for line in exposure.warnings(settings):
+            LOG.warning("%s", line)
         if not settings.model_repository:
             raise invalid("--model-repository must be specified, or one MODEL: conch serve MODEL")
         self._settings = settings

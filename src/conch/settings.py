@@ -54,6 +54,7 @@ Number = Annotated[int, Range(0, 2**63 - 1)]
 Count = Annotated[int, Range(1, 2**31 - 1)]
 Port = Annotated[int, Range(0, 65535)]
 ControlMode = Literal["none", "poll", "explicit"]
+LoadOverrides = Literal["files", "config", "none"]
 RateLimit = Literal["off", "execution_count"]
 LogFormat = Literal["default", "ISO8601"]
 Compression = Literal["none", "low", "medium", "high"]
@@ -86,6 +87,9 @@ class Settings:
         "none", "Models", "Load all (none), as files change (poll), or on request (explicit).", common=True
     )
     load_model: tuple[str, ...] = option((), "Models", "Model to load at startup, * for all; repeatable.", common=True)
+    model_load_overrides: LoadOverrides = option(
+        "files", "Models", "What a client's load may bring: files (which run), a configuration, or its name alone."
+    )
     repository_poll_secs: Count = option(15, "Models", "Seconds between two polls of the repository in poll mode.")
     model_config_name: str = option("", "Models", "Take configs/<name>.pbtxt of models that have it.")
     disable_auto_complete_config: bool = option(False, "Models", "Use configurations as written, complete nothing.")

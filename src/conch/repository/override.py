@@ -24,10 +24,14 @@ _FILE = "file:"
 
 @dataclass(frozen=True)
 class Override:
-    """The parameters of a load: a configuration as JSON text, and files by their path in the model directory."""
+    """The parameters of a load: a configuration as JSON text, and files by their path in the model directory.
+
+    Without ``of_any_code`` the configuration may not choose other code than the repository's does.
+    """
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)
+    of_any_code: bool = True
 
     def __bool__(self) -> bool:
         return self.config is not None or bool(self.files)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from conch import __version__, logs
@@ -23,6 +24,7 @@ from conch.server.lifecycle import Lifecycle
 from conch.server.loading import Loader
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
+from conch.server.overrides import check_allowed
 from conch.server.rollout import Rollout
 from conch.server.starting import log_levels
 from conch.server.states import ModelTable
@@ -145,14 +147,21 @@ class InferenceServer:
             raise unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load or reload a model, from the repository or with a configuration (JSON) and files of the client's."""
+        """Load or reload a model, from the repository or with a configuration (JSON) and files of the client's.
+
+        Raises INVALID_ARG for a load that brings more than ``--model-load-overrides`` allows.
+        """
+        self.require_explicit_control()
+        check_allowed(self.settings.model_load_overrides, config, files or {})
         parameters: dict[str, object] = {f"file:{path}": content for path, content in (files or {}).items()}
         if config is not None:
             parameters["config"] = config
-        await self.load_with(name, parameters)
+        check_model_name(name)
+        override = read_parameters(name, parameters)
+        await self._lifecycle.load(name, replace(override, of_any_code=self.settings.model_load_overrides == "files"))
 
     async def load_with(self, name: str, parameters: Mapping[str, object]) -> None:
-        """Load or reload a model with the parameters ``config`` (str) and ``file:<path>`` (bytes) of a client."""
+        """Load or reload a model with the parameters ``config`` (str) and ``file:<path>`` (bytes) of a model."""
         self.require_explicit_control()
         check_model_name(name)
         await self._lifecycle.load(name, read_parameters(name, parameters))

@@ -16,6 +16,7 @@ from conch.repository.errors import NotUniqueError, PollError
 from conch.repository.override import Override, UploadedModel, describe_override
 from conch.repository.scan import ModelFiles, ModelRepository
 from conch.server.loading import Loader
+from conch.server.overrides import check_same_code
 from conch.server.rollout import Rollout
 from conch.server.states import ModelState, ModelTable, State
 
@@ -102,6 +103,12 @@ class LoadOperation:
         try:
             files, uploaded = await self._files(name, override)
             config = self._configure(files)
+            if override and not override.of_any_code:
+                written = self._configure(await asyncio.to_thread(self._repository.describe, name))
+                serving = model_state.config if model_state is not None else None
+                versions = model_state.models() if model_state is not None else []
+                known = [written, *([serving] if serving else []), *(model.config for model in versions)]
+                check_same_code(config, known)
             await self._load_members(name, config)
             if is_ensemble(config):
                 self._check_members(config)

@@ -1,0 +1,41 @@
+"""Warns of a server that lets whoever reaches it run code: asked once, before the ports are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
+from typing import Final
+
+from conch.settings import Restriction, Settings
+
+_CONTROL: Final = "model-repository"
+
+
+def warnings(settings: Settings) -> Iterator[str]:
+    """A line for each front end over which clients of other machines may load models with files of their own."""
+    if settings.model_control_mode != "explicit" or settings.model_load_overrides != "files":
+        return
+    front_ends = (
+        ("HTTP", settings.allow_http, settings.http_address, settings.http_restricted_api, "http-restricted-api"),
+        ("gRPC", settings.allow_grpc, settings.grpc_address, settings.grpc_restricted_protocol,
+         "grpc-restricted-protocol"),
+    )  # fmt: skip
+    for name, listens, address, restrictions, flag in front_ends:
+        if listens and not is_local(address) and not _restricts_control(restrictions):
+            yield (
+                f"whoever reaches {name} at {address} can run code here: with --model-control-mode=explicit a client "
+                f"may load a model with files of its own; set --model-load-overrides=none, or "
+                f"--{flag}={_CONTROL}:<header>=<secret>"
+            )
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine reaches what listens on ``address``."""
+    try:
+        return ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        return address.lower() == "localhost"
+
+
+def _restricts_control(restrictions: Iterable[Restriction]) -> bool:
+    return any(_CONTROL in restriction.apis for restriction in restrictions)
