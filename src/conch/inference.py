@@ -29,6 +29,10 @@ SEQUENCE_END: Final = 2
 _serial = count(1)
 
 
+def _ignore(response: InferResponse) -> None:
+    """Take the place of a callback that has had its last response."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output of a model, without the batch dimension; ``-1`` is a variable dimension."""
@@ -97,6 +101,11 @@ class InferResponse:
         """Whether this carries nothing but the end."""
         return not self.outputs and self.error is None
 
+    def forget_frames(self) -> None:
+        """Let go of the frames of whoever has raised the error: they hold this response, and its receiver."""
+        if self.error is not None:
+            self.error.__traceback__ = None
+
 
 class Holder(Protocol):
     """Whoever keeps a request's prepared form."""
@@ -109,7 +118,9 @@ class InferRequest:
 
     Front ends build it and give ``on_response``, called on the event loop once for every
     response.  Whoever holds the request while it waits or runs sets ``on_cancel``; whoever
-    accounts for it sets ``on_final``, which is called before the last ``on_response``.
+    accounts for it sets ``on_final``, which is called before the last ``on_response``.  What has
+    ended, or was refused, lets go of its inputs and of all callbacks: whoever is called may hold the
+    request, and neither should have to wait for the garbage collector.
     ``outputs`` names the outputs wanted; empty means all.  ``timeout`` is in microseconds.
     """
 
@@ -167,19 +178,29 @@ class InferRequest:
         """Pass a response on; what comes after the final one is dropped."""
         if self.finished:
             return
+        on_response = self.on_response
         if response.final:
             self.finished = True
-            self.on_cancel = None
             if self.holder is not None:
                 self.holder.drop(self)
-            if self.on_final is not None:
-                self.on_final(self, response)
+            on_final = self.on_final
+            self.release()
+            if on_final is not None:
+                on_final(self, response)
         self.responses += 1
         try:
-            self.on_response(response)
+            on_response(response)
         except Exception:
             # Whoever responds (a scheduler, a worker) has other requests to look after.
             LOG.exception("a response of request %s could not be passed on", self.serial)
+        response.forget_frames()
+
+    def release(self) -> None:
+        """Let go of the inputs and of everybody who would be told of responses; called when there will be none."""
+        self.inputs = {}
+        self.on_cancel = None
+        self.on_final = None
+        self.on_response = _ignore
 
     def fail(self, error: ConchError) -> None:
         """End the request with an error."""

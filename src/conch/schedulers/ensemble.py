@@ -84,6 +84,13 @@ class _Iteration:
     def was_started(self, step: int) -> bool:
         return step in self.started or (self.parent is not None and self.parent.was_started(step))
 
+    def forget(self) -> None:
+        """Let go of all tensors, and of the iterations that were opened from here, which refer to this one."""
+        self.tensors = {}
+        children, self.children = self.children, []
+        for child in children:
+            child.forget()
+
     def family(self) -> Iterator[_Iteration]:
         yield self
         for child in self.children:
@@ -122,6 +129,8 @@ class _Run:
             if not iteration.answered and all(iteration.has(name) for name in self._outputs):
                 iteration.answered = True
                 complete.append(iteration)
+        if self._request.finished:
+            return
         for iteration in complete:
             if iteration.parent is not None:
                 iteration.parent.children.remove(iteration)  # nothing more can come of it
@@ -129,6 +138,8 @@ class _Run:
             self._answer(iteration, final=last or not self._ensemble.signature.decoupled)
         if not self._in_flight and not self._request.finished:
             self._end()
+        if self._request.finished:
+            self._root.forget()
 
     def _is_ready(self, step: int, iteration: _Iteration) -> bool:
         return all(iteration.has(tensor) for tensor in self._ensemble.steps[step].inputs.values())
@@ -241,6 +252,7 @@ class _Run:
         self._give_up()
 
     def _give_up(self) -> None:
+        self._root.forget()
         for request in list(self._in_flight.values()):
             request.cancel()
 

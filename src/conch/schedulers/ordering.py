@@ -28,6 +28,7 @@ class InOrder:
                 if response.final:
                     self._held.popleft()
                 first.deliver(response)
+                response.forget_frames()
                 if response.final:
                     break
             else:

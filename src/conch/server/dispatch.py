@@ -94,7 +94,7 @@ class Dispatcher:
     def submit(self, request: InferRequest) -> None:
         """Enqueue; raises UNAVAILABLE when the queue is full, INTERNAL when there is no worker and none to be had."""
         if self._lost is not None:
-            raise self._lost
+            raise ConchError(self._lost.message, self._lost.code)  # a new one, since it keeps who it was raised to
         self._queue.add(request, monotonic_ns())
         if self._order is not None:
             self._order.admit(request)

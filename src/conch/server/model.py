@@ -120,12 +120,17 @@ class Model:
         ``request.respond``.
         """
         if self.stopping:
+            request.release()
             raise request.error(STOPPING, Code.UNAVAILABLE)
         self.run_step(request)
 
     def run_step(self, request: InferRequest) -> None:
-        """Accept a request from inside the server, also while the server stops."""
-        validate_request(self.signature, request)
+        """Accept a request from inside the server, also while the server stops; raises as :meth:`infer` does."""
+        try:
+            validate_request(self.signature, request)
+        except ConchError:
+            request.release()
+            raise
         request.model_version = self.version
         if not request.outputs:
             request.outputs = self._outputs
@@ -136,7 +141,7 @@ class Model:
         try:
             self.executor.submit(request)
         except ConchError:
-            request.on_final = None
+            request.release()
             self._left()
             self.statistics.record_failure(FailureReason.REJECTED, monotonic_ns() - request.times.arrived)
             raise

@@ -141,6 +141,8 @@ class WorkerProcess:
             failure = internal(f"the request could not be passed to its worker: {error}")
             # Not from here: its end makes the caller run the next batch, which may fail as well.
             self._loop.call_soon(self._fail_execution, execution, failure)
+        for request in requests:
+            request.inputs = {}  # they have gone to the worker, however long that will take
 
     def prepare(self, requests: Sequence[InferRequest]) -> None:
         """Have the worker decode requests that wait, so that it knows how long they are and starts them sooner.

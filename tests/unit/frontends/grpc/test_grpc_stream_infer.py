@@ -259,8 +259,9 @@ def test_client_that_never_reads_is_given_up(frontend, monkeypatch):
 
         def generate() -> None:
             (request,) = model.received
+            text = request.inputs["INPUT0"]
             for _ in range(100):
-                request.respond(output(request, request.inputs["INPUT0"], final=False))
+                request.respond(output(request, text, final=False))
 
         frontend.call(generate)
         assert client.answer(1).reset == Http2ErrorCode.ENHANCE_YOUR_CALM
