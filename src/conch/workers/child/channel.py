@@ -32,8 +32,8 @@ _DONTWAIT = int(socket.MSG_DONTWAIT)
 class Endpoint:
     """One end of a channel: encodes and decodes frames and keeps account of both sides' memory regions.
 
-    Frames about regions (``region``, ``forget``, ``release`` and the key ``release``) are dealt with
-    here and never shown.  Not thread-safe but for ``regions.returned``.
+    Frames about regions (``region``, ``forget``, ``release``, ``trim`` and the key ``release``) are dealt
+    with here and never shown.  Not thread-safe but for ``regions.returned``.
     """
 
     def __init__(self) -> None:
@@ -65,6 +65,16 @@ class Endpoint:
         if self.pool.has_changes:
             return self._announcements()
         return None
+
+    @property
+    def shares(self) -> bool:
+        """Whether either end has memory regions."""
+        return bool(self.pool.free or self.pool.lent or len(self.regions))
+
+    def trim(self) -> Message:
+        """Drop the regions of this end that nobody uses; the message has the other end do the same."""
+        self.pool.trim()
+        return self.encode({"op": "trim"})
 
     def receive(self, connection: socket.socket, flags: int = 0) -> List[Frame]:
         """Read once; the frames that this completed.  Raises as ``FrameReader.receive`` does."""
@@ -100,6 +110,8 @@ class Endpoint:
                 self.regions.forget(header["region"])
             elif op == "release":
                 self.pool.release(header["regions"])
+            elif op == "trim":
+                self.pool.trim()
             if "release" in header:
                 self.pool.release(header.pop("release"))
         except (KeyError, TypeError) as error:
@@ -282,7 +294,7 @@ class Channel:
                 self._sending.release()
 
 
-_OWN = frozenset(("region", "forget", "release"))
+_OWN = frozenset(("region", "forget", "release", "trim"))
 
 
 def _drain(ids: Deque[int]) -> List[int]:

@@ -46,7 +46,7 @@ class RegionPool:
     """Regions that this process owns; safe to use from any thread.
 
     A region is taken for one frame, is *lent* until the reader gives it back, and is then *free*:
-    kept for the next frame, the oldest ones dropped beyond ``idle_limit`` bytes.
+    kept for the next frame, the oldest ones dropped beyond ``idle_limit`` bytes, and all of them by :meth:`trim`.
     """
 
     def __init__(self, idle_limit: int = IDLE_LIMIT) -> None:
@@ -94,12 +94,20 @@ class RegionPool:
                     raise internal(f"memory region {id} was released but is not lent")
                 self.free[id] = region
                 self._idle += region.size
-            while self._idle > self.idle_limit:
-                region = self.free.pop(next(iter(self.free)))
-                self._idle -= region.size
-                region.close()
-                self._dropped.append(region.id)
-                self.has_changes = True
+            self._drop_beyond(self.idle_limit)
+
+    def trim(self) -> None:
+        """Drop all that is free: there have been no large tensors for a while."""
+        with self._lock:
+            self._drop_beyond(0)
+
+    def _drop_beyond(self, limit: int) -> None:
+        while self._idle > limit:
+            region = self.free.pop(next(iter(self.free)))
+            self._idle -= region.size
+            region.close()
+            self._dropped.append(region.id)
+            self.has_changes = True
 
     def take_changes(self) -> Tuple[List[Region], List[int]]:
         """Return, once, the new regions and the ids of dropped ones that the reader has not been told of yet."""
@@ -129,6 +137,9 @@ class RegionMap:
         #: Ids that this side has done with; the next frame out carries them.  Appending is safe
         #: from any thread and from the garbage collector.
         self.returned: Deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._regions)
 
     @property
     def size(self) -> int:

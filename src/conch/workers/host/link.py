@@ -9,12 +9,15 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from conch.errors import ConchError
 from conch.workers.child.channel import Endpoint, Frame, Message, write
 from conch.workers.child.memory import RegionMap
 from conch.workers.child.packing import Packer
+
+#: Regions that no frame has needed for so long (s) are given back; mapping new ones costs as much as writing to them.
+IDLE_SECONDS: Final = 1.0
 
 
 class Link:
@@ -36,6 +39,8 @@ class Link:
         self._on_broken = on_broken
         self._endpoint = Endpoint()
         self._unsent: deque[Message] = deque()
+        self._used = False
+        self._trimming: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connection.fileno(), self._readable)
 
@@ -55,6 +60,7 @@ class Link:
         Raises ConchError or OSError when there is no memory to share.
         """
         message = self._endpoint.encode(header, packer)
+        self._used = True
         if self._unsent:
             self._keep(message)
             return
@@ -74,6 +80,18 @@ class Link:
         if message is not None:
             self._keep(message)
             self._writable()
+        if self._trimming is None and self._endpoint.shares:
+            self._trimming = self._loop.call_later(IDLE_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        """Give memory regions back, unless there have been frames since this was asked for or put off."""
+        if self._used:
+            self._used = False
+            self._trimming = self._loop.call_later(IDLE_SECONDS, self._trim)
+            return
+        self._trimming = None
+        self._keep(self._endpoint.trim())
+        self._writable()
 
     def drain(self) -> None:
         """Deliver what the worker had sent before it ended."""
@@ -87,6 +105,8 @@ class Link:
         self._loop.remove_reader(self._socket.fileno())
 
     def close(self) -> None:
+        if self._trimming is not None:
+            self._trimming.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()

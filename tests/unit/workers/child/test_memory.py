@@ -46,6 +46,19 @@ def test_only_new_regions_are_announced_and_only_once() -> None:
     assert pool.take_changes() == ([], [])
 
 
+def test_regions_that_nobody_has_needed_for_a_while_are_dropped() -> None:
+    pool = RegionPool()
+    lent, free = pool.take(100_000), pool.take(200_000)
+    pool.take_changes()
+    pool.release([free.id])
+    pool.trim()
+    assert pool.take_changes() == ([], [free.id])
+    assert pool.size == lent.size
+    pool.release([lent.id])
+    pool.trim()
+    assert pool.size == 0
+
+
 def test_smallest_fitting_region_is_taken() -> None:
     pool = RegionPool()
     large, small = pool.take(3 * MIB), pool.take(2 * MIB)

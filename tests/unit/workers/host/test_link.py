@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import Any
 
 from conch.errors import ConchError
 from conch.tensors import WireTensor
-from conch.workers.child.channel import Endpoint, Frame
+from conch.workers.child.channel import Endpoint, Frame, write
 from conch.workers.child.packing import Packer
-from conch.workers.host.link import Link
+from conch.workers.host.link import IDLE_SECONDS, Link
 from tests.unit.fake_clock import fake_clock, settle
 
 
@@ -90,4 +91,34 @@ async def test_frames_sent_before_the_end_can_be_drained() -> None:
     wire.theirs.close()
     wire.link.drain()
     assert [header["op"] for header, _ in wire.frames] == ["last"]
+    wire.link.close()
+
+
+@fake_clock
+async def test_memory_of_both_ends_is_given_back_when_it_has_not_been_needed_for_a_while() -> None:
+    wire = Wire()
+    data = bytes(1 << 20)
+    sent, answered = Packer(), Packer()
+    wire.link.send({"op": "x", "tensors": sent.pack([WireTensor("T", "UINT8", (len(data),), data)])}, sent)
+    header = (await wire.read(1))[0]
+    wire.endpoint.regions.returned.append(header["tensors"][0][4])
+    answer = {"op": "y", "tensors": answered.pack([WireTensor("T", "UINT8", (len(data),), data)])}
+    assert not write(wire.theirs, wire.endpoint.encode(answer, answered))
+    await settle()
+    _, _, _, _, region, _ = wire.frames[0][0]["tensors"][0]
+    wire.link.regions.returned.append(region)
+    wire.link.flush()
+    assert wire.link.shared_bytes == 2 * len(data)
+
+    await asyncio.sleep(1.5 * IDLE_SECONDS)  # frames have been sent since then
+    assert wire.link.shared_bytes == 2 * len(data)
+    await asyncio.sleep(IDLE_SECONDS)
+    with suppress(BlockingIOError):
+        wire.endpoint.receive(wire.theirs)
+    forget = wire.endpoint.flush()
+    assert forget is not None
+    assert not write(wire.theirs, forget)
+    await settle()
+    assert wire.link.shared_bytes == 0
+    assert not wire.endpoint.shares
     wire.link.close()
