@@ -42,8 +42,8 @@ class Call:
     """A call in progress; it sends nothing more once ``finished``, and handles no messages while ``paused``."""
 
     __slots__ = (
-        "_deadline", "_ended", "_loop", "_reader", "_reservation", "_started", "encoding", "finished", "head", "paused",
-        "record", "stream",
+        "_deadline", "_ended", "_loop", "_put_off", "_reader", "_reservation", "_started", "encoding", "finished",
+        "head", "paused", "record", "stream",
     )  # fmt: skip
 
     def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
@@ -59,6 +59,8 @@ class Call:
         self._reader = MessageReader(head.encoding)
         self._started = False
         self._ended = False
+        #: Whether further messages wait for another turn of the loop.
+        self._put_off = False
         #: ``True`` once the message that is arriving has its bytes reserved; ``None`` if it needs none.
         self._reservation: bool | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -111,19 +113,28 @@ class Call:
             self.paused = False
             self._read()
 
+    def _continue(self) -> None:
+        """Handle the messages that were put off."""
+        self._put_off = False
+        if not self.finished:
+            self._read()
+
     def _read(self) -> None:
         reader = self._reader
         stream = self.stream
         try:
-            while not self.paused and (message := reader.next()) is not None:
+            while not self.paused and not self._put_off and (message := reader.next()) is not None:
                 if self._reservation is not None:
                     self._release(stream.budget)
                 self.on_message(message)
                 if self.finished:
                     return
+                if reader.held and stream.turns.over():
+                    self._put_off = True
+                    stream.turns.later(self._continue)
             if not stream.remote_ended:
                 self._open_window()
-            elif not self.paused and not self._ended:
+            elif not self.paused and not self._put_off and not self._ended:
                 self._ended = True
                 if reader.held or reader.missing:
                     raise CallFault(Status.INTERNAL, UNREADABLE)

@@ -37,7 +37,7 @@ class Lifetime:
         connection, settings = self._connection, self._settings
         if connection.active:
             connection.active = False
-        elif connection.streams or settings.grpc_keepalive_permit_without_calls:
+        elif connection.session.streams or settings.grpc_keepalive_permit_without_calls:
             connection.ping()
             self._silence = self._loop.call_later(settings.grpc_keepalive_timeout / 1000, self._expect_pong)
             return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from conch.frontends.grpc.http2.frames import Http2ErrorCode, StreamFault
-from conch.frontends.grpc.http2.headers import Field
+from conch.frontends.grpc.http2.headers import Field, list_size
 
 _SECONDS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _CONNECTION_FIELDS: Final = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -22,6 +22,9 @@ _PSEUDO_FIELDS: Final = {b":method", b":scheme", b":path", b":authority"}
 @dataclass(frozen=True, slots=True)
 class RequestHead:
     """``timeout`` is in seconds, ``None`` for none; ``http_status`` is set if this is no gRPC request.
+
+    ``size`` (bytes) is that of all fields, as HTTP/2 counts them; ``content_length`` (bytes) is that of
+    the body, where the client announces it.
 
     ``metadata`` are all fields except HTTP/2's own, names in lower case; a ``-bin`` field's value
     is decoded, and then text with one character a byte, as are other values that are not UTF-8.
@@ -33,6 +36,8 @@ class RequestHead:
     encoding: str
     accepted_encodings: tuple[str, ...]
     http_status: int | None
+    size: int
+    content_length: int | None
 
     def get(self, name: str) -> str | None:
         """The first value of a field, if there is one."""
@@ -56,7 +61,10 @@ def parse_head(fields: Sequence[Field]) -> RequestHead:
             metadata.append((name.decode("latin-1"), _text(name, value)))
     if len(pseudo.keys() & {b":method", b":scheme", b":path"}) < 3:
         raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "missing pseudo-header field")
-    head = RequestHead(pseudo[b":path"].decode("latin-1"), tuple(metadata), None, "identity", (), None)
+    if not pseudo[b":path"]:
+        raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "empty :path")
+    size = list_size(fields)
+    head = RequestHead(pseudo[b":path"].decode("latin-1"), tuple(metadata), None, "identity", (), None, size, None)
     accepted = (head.get("grpc-accept-encoding") or "").split(",")
     return RequestHead(
         head.path,
@@ -65,7 +73,15 @@ def parse_head(fields: Sequence[Field]) -> RequestHead:
         head.get("grpc-encoding") or "identity",
         tuple([encoding.strip() for encoding in accepted]),
         _http_status(pseudo[b":method"], head.get("content-type")),
+        size,
+        _content_length(head.get("content-length")),
     )
+
+
+def check_trailers(fields: Sequence[Field]) -> None:
+    """Check the fields that end a request, which are not used; raises ``StreamFault`` (RFC 9113, 8.1)."""
+    for name, value in fields:
+        _check_field(name, value)
 
 
 def _check_field(name: bytes, value: bytes) -> None:
@@ -97,6 +113,14 @@ def _http_status(method: bytes, content_type: str | None) -> int | None:
         return None
     rest = content_type.removeprefix("application/grpc")
     return 415 if rest == content_type or (rest and rest[0] not in "+;") else None
+
+
+def _content_length(value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "malformed content-length")
+    return int(value)
 
 
 def parse_timeout(value: str | None) -> float | None:

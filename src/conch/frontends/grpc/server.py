@@ -15,6 +15,7 @@ from conch.frontends.grpc.lifetime import Lifetime
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.grpc.tls import make_context
 from conch.frontends.listening import listen
+from conch.frontends.turns import LoopTurns
 from conch.server.core import InferenceServer
 from conch.settings import Settings
 
@@ -43,8 +44,9 @@ class GrpcFrontend:
         """
         loop = asyncio.get_running_loop()
         service = GrpcService(self._server, loop)
+        turns = LoopTurns(loop)
         self._listener, address = await listen(
-            lambda: Http2Connection(service, loop, self),
+            lambda: Http2Connection(service, loop, self, turns),
             host,
             port,
             reuse_port=self._settings.reuse_grpc_port,

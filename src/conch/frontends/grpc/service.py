@@ -22,10 +22,10 @@ from conch.frontends.grpc.access import Access
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.control import ControlCall, ControlMethods, Respond, not_available
-from conch.frontends.grpc.http2.headers import Field
+from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST, Field
 from conch.frontends.grpc.http2.streams import IGNORE, Http2Stream, StreamHandler
 from conch.frontends.grpc.infer import InferCall
-from conch.frontends.grpc.requests import RequestHead, parse_head
+from conch.frontends.grpc.requests import RequestHead, check_trailers, parse_head
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
 from conch.server.core import InferenceServer
@@ -59,10 +59,16 @@ class GrpcService:
     def parse(self, fields: Sequence[Field]) -> RequestHead:
         return parse_head(fields)
 
+    def check_trailers(self, fields: Sequence[Field]) -> None:
+        check_trailers(fields)
+
     def open(self, stream: Http2Stream, head: RequestHead) -> StreamHandler:
+        stream.content_left = head.content_length
         if head.http_status is not None:
             stream.finish(http_error(head.http_status))
             return IGNORE
+        if head.size > MAX_HEADER_LIST:
+            return self._refuse(stream, head, _too_much_metadata(head.size))
         method = self._methods.get(head.path)
         if method is None:
             return self._refuse(stream, head, CallFault(Status.UNIMPLEMENTED, ""))
@@ -107,6 +113,13 @@ class GrpcService:
 
     def _unary(self, request_class: type[Message], respond: Respond) -> Callable[[Http2Stream, RequestHead], Call]:
         return lambda stream, head: ControlCall(stream, head, self._context, request_class, respond)
+
+
+def _too_much_metadata(size: int) -> CallFault:
+    return CallFault(
+        Status.RESOURCE_EXHAUSTED,
+        f"received metadata of {size} bytes, which is more than the limit of {MAX_HEADER_LIST}",
+    )
 
 
 def _recorded(call: Call) -> Call:

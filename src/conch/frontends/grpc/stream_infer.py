@@ -36,6 +36,8 @@ from conch.wire.grpc.infer import (
 
 #: Bytes of responses that may wait, for a slow client or for earlier responses, before further requests wait too.
 PAUSE_AT: Final = 16 << 20
+#: Requests of a stream that may wait or run at a time; further ones stay with the client, held by flow control.
+MAX_RUNNING: Final = 1024
 #: Bytes of responses that may wait before the call is aborted.
 GIVE_UP_AT: Final = 512 << 20
 
@@ -77,6 +79,8 @@ class StreamInferCall(Call):
             streamed.slot = _ResponseSlot()
             self._pending.append(streamed.slot)
         self._running[request.serial] = request
+        if len(self._running) >= MAX_RUNNING:
+            self.paused = True
         try:
             model.infer(request)
         except ConchError as error:
@@ -96,7 +100,7 @@ class StreamInferCall(Call):
         self.on_cancel()
 
     def on_drained(self) -> None:
-        if self.paused and not self._early_bytes:
+        if self.paused and not self._early_bytes and len(self._running) < MAX_RUNNING:
             self.resume()
 
     # Called by the requests
@@ -124,6 +128,8 @@ class StreamInferCall(Call):
     def on_ended(self, request: InferRequest) -> None:
         """A request has had its last response."""
         self._running.pop(request.serial, None)
+        if self.paused and not self.stream.queued:
+            self.on_drained()
         self._finish_if_done()
 
     def _refuse(self, error: ConchError, request_id: str) -> None:

@@ -16,6 +16,7 @@ from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.service import GrpcService
+from conch.frontends.turns import LoopTurns
 from conch.inference import InferRequest
 from conch.settings import Settings
 from tests.unit.frontends.grpc.conftest import models, text_request
@@ -57,7 +58,9 @@ class Wire:
         self.server = FakeServer(Settings(), *models())
         self.lost: list[Http2Connection] = []
         self.transport = MemoryTransport()
-        self.connection = Http2Connection(GrpcService(self.server, loop), loop, self)  # type: ignore[arg-type]
+        service = GrpcService(self.server, loop)  # type: ignore[arg-type]
+        # The clock stands still: the loop does not run, so no turn of it ends.
+        self.connection = Http2Connection(service, loop, self, LoopTurns(loop, clock=lambda: 0.0))
         self.connection.connection_made(self.transport)
 
     def on_connection_made(self, connection: Http2Connection) -> None:
@@ -68,9 +71,10 @@ class Wire:
 
     def hang_up(self) -> None:
         """What must hold at the end of any connection."""
+        session = self.connection.session
         self.connection.connection_lost(None)
         assert self.lost == [self.connection]
-        assert not self.connection.streams
+        assert not session.streams
         for model in self.server.models.values():
             assert all(request.finished for request in model.received)
 
@@ -186,7 +190,7 @@ def test_calls_are_freed_without_the_garbage_collector(loop):
                 frames.frame(frames.HEADERS, frames.END_HEADERS, stream, block)
                 + frames.frame(frames.DATA, frames.END_STREAM, stream, body)
             )
-        assert not wire.connection.streams
+        assert not wire.connection.session.streams
         wire.server.models["echo"].received.clear()
         alive = [one for one in gc.get_objects() if isinstance(one, (Call, Http2Stream, InferRequest))]
         assert alive == []

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from conch.errors import internal
 from conch.frontends.grpc import stream_infer
-from conch.frontends.grpc.http2 import frames
+from conch.frontends.grpc.http2 import frames, limits
 from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
 from conch.inference import InferResponse
 from tests.unit.frontends.grpc.conftest import array_request, text_of, text_request
@@ -274,3 +274,24 @@ def test_errors_keep_their_turn(frontend, conversation):
     frontend.until(lambda: model.received)
     frontend.call(lambda: model.received[0].fail(internal("late")))
     assert [next(conversation.call).infer_response.id for _ in range(2)] == ["1", "2"]
+
+
+def test_requests_beyond_those_that_run_stay_with_the_client(frontend, monkeypatch):
+    monkeypatch.setattr(stream_infer, "MAX_RUNNING", 2)
+    model = frontend.server.models["hold"]
+    with frontend.client() as client:
+        stream = client.new_stream()
+        body = message(text_request("hold", "x" * 1000).SerializeToString())
+        client.send(client.head(stream, headers(STREAM_INFER)))
+        window = limits.STREAM_WINDOW
+        client.send(frame(frames.DATA, 0, stream, (body * (window // len(body) + 1))[:window]))
+        client.ping()
+        assert len(model.received) == 2
+        # No more than a window is read of what waits.
+        given = sum(increment for target, increment in client.window_updates if target == stream)
+        assert given < window
+        for ended in range(1, 5):
+            frontend.call(echo, model.received[ended - 1])
+            frontend.until(lambda ended=ended: len(model.received) == ended + 2)
+            client.ping(ended.to_bytes(8, "big"))
+            assert len(model.received) == ended + 2

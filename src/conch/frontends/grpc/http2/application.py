@@ -18,5 +18,8 @@ class Http2Application(Protocol):
         Raises ``StreamFault`` for malformed fields.
         """
 
+    def check_trailers(self, fields: Sequence[Field]) -> None:
+        """Raises ``StreamFault`` for fields that may not end a request."""
+
     def open(self, stream: Http2Stream, head: Any) -> StreamHandler:
         """Begin to serve a request; returns the handler of what arrives for it."""

@@ -2,6 +2,7 @@
 
 Owned by the connection, which is called for each frame; runs on the event loop.  Control frames are handed over
 whole.  The payload of DATA frames goes to its stream as it arrives, so that large frames need not be collected first.
+When a turn of the loop is over, the rest of what was received waits here.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from conch.frontends.grpc.http2.frames import (
     ConnectionFault,
     Http2ErrorCode,
 )
-from conch.frontends.grpc.http2.limits import MAX_HEADER_BLOCK, RECEIVE_FRAME_SIZE
+from conch.frontends.grpc.http2.limits import MAX_CONTROL_FRAME, MAX_HEADER_BLOCK, RECEIVE_FRAME_SIZE
 from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.turns import LoopTurns
 
 #: Chunks of at least this many bytes are views of the received buffer, if they are at least a quarter of it.
 _MIN_VIEW: Final = 4096
@@ -46,28 +48,63 @@ class FrameHandler(Protocol):
 class Http2FrameReader:
     """Reads frames from bytes in pieces of any size; keeps what has arrived of an incomplete frame."""
 
-    def __init__(self, handler: FrameHandler) -> None:
+    def __init__(self, handler: FrameHandler, turns: LoopTurns) -> None:
         self._handler = handler
+        self._turns = turns
         self._greeted = False
         self._buffer = bytearray()
         #: Bytes that the buffer must hold before it is read again.
         self._needed = len(PREFACE)
+        #: What was received and put off, and where its next frame begins.
+        self._rest = b""
+        self._at = 0
         #: A DATA frame in progress: its stream, bytes of payload and of padding to come, whether it ends the stream.
         self._data: tuple[Http2Stream | None, int, int, bool] | None = None
 
-    def feed(self, data: bytes) -> None:
-        """Read what was received; raises ``ConnectionFault`` for bytes that are not valid HTTP/2."""
-        if self._buffer:
+    @property
+    def partial(self) -> bool:
+        """Whether part of a frame, or of the preface, has arrived, and the rest has not."""
+        return bool(self._buffer) or self._data is not None
+
+    def feed(self, data: bytes) -> bool:
+        """Read what was received, as far as this turn of the loop allows; returns whether that was all of it.
+
+        Raises ``ConnectionFault`` for bytes that are not valid HTTP/2.
+        """
+        if self._rest:
+            data = self._rest[self._at :] + data
+        elif self._buffer:
             self._buffer += data
             if len(self._buffer) < self._needed:
-                return
+                return True
             data = bytes(self._buffer)
             self._buffer.clear()
-        at = 0 if self._greeted else self._check_preface(data)
+        self._at = 0
+        return self._read_from(data)
+
+    def put_off(self, data: bytes) -> None:
+        """Keep what was received for :meth:`resume`."""
+        self._rest = self._rest[self._at :] + bytes(self._buffer) + data
+        self._at = 0
+        self._buffer.clear()
+
+    def resume(self) -> bool:
+        """Read what was put off, as :meth:`feed` does."""
+        return self._read_from(self._rest)
+
+    def _read_from(self, data: bytes) -> bool:
+        at = self._at
+        self._rest = b""
+        if not self._greeted:
+            at = self._check_preface(data)
         if self._greeted:
             at = self._read(data, at)
+            if self._at:
+                self._rest = data
+                return False
         if at < len(data):
             self._buffer += memoryview(data)[at:]
+        return True
 
     def _check_preface(self, data: bytes) -> int:
         size = len(PREFACE)
@@ -77,8 +114,13 @@ class Http2FrameReader:
         return size if self._greeted else 0
 
     def _read(self, data: bytes, at: int) -> int:
-        """Handle all complete frames from ``at`` on; returns where the first incomplete one begins."""
+        """Handle complete frames from ``at`` on; returns where the first incomplete one begins.
+
+        Notes in ``_at`` where it stopped because the turn is over, 0 otherwise.
+        """
         handler = self._handler
+        over = self._turns.over
+        self._at = 0
         if self._data is not None:
             at = self._continue_data(data, at)
         end = len(data)
@@ -93,14 +135,17 @@ class Http2FrameReader:
                     self._needed = 10
                     return at
                 at = self._begin_data(flags, stream_id, length, data, body)
-                continue
-            if length > MAX_HEADER_BLOCK and kind in (HEADERS, CONTINUATION):
-                raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
-            if end - body < length:
-                self._needed = 9 + length
+            else:
+                if length > MAX_CONTROL_FRAME:
+                    _check_size(kind, length)
+                if end - body < length:
+                    self._needed = 9 + length
+                    return at
+                at = body + length
+                handler.on_frame(kind, flags, stream_id, data[body:at])
+            if at < end and over():
+                self._at = at
                 return at
-            at = body + length
-            handler.on_frame(kind, flags, stream_id, data[body:at])
         self._needed = 9
         return at
 
@@ -139,6 +184,14 @@ class Http2FrameReader:
         if stream is not None and (taken or done):
             stream.receive(_chunk(data, at, at + taken), last and done)
         return at + taken + skipped
+
+
+def _check_size(kind: int, length: int) -> None:
+    """Refuse a frame, other than DATA, that is larger than such frames need to be."""
+    if kind not in (HEADERS, CONTINUATION):
+        raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "control frame too large")
+    if length > MAX_HEADER_BLOCK:
+        raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
 
 
 def _chunk(data: bytes, start: int, end: int) -> bytes | memoryview:

@@ -15,8 +15,10 @@ from hpack.table import HeaderTable
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
 from conch.frontends.grpc.http2.limits import MAX_CONTINUATIONS, MAX_HEADER_BLOCK
 
-#: Bytes of a decoded header list, counted as RFC 7541 does (32 more for each field).
+#: Bytes of a decoded header list, counted as RFC 7541 does (32 more for each field), up to which a request is served,
+#: and up to which one is decoded, so that the table stays that of the client and only the request is refused.
 MAX_HEADER_LIST: Final = 32 << 10
+MAX_DECODED_LIST: Final = 128 << 10
 #: Decoded blocks that a connection keeps, and the largest that it keeps.
 _CACHED_BLOCKS: Final = 256
 _CACHED_BLOCK_SIZE: Final = 1024
@@ -57,7 +59,7 @@ class HeaderDecoder(Generic[Head]):
     def __init__(self, parse: Callable[[Sequence[Field]], Head]) -> None:
         self._parse = parse
         self._table = _WatchedTable()
-        self._decoder = hpack.Decoder(MAX_HEADER_LIST)
+        self._decoder = hpack.Decoder(MAX_DECODED_LIST)
         self._decoder.header_table = self._table
         self._parsed: dict[bytes, Head] = {}
 
@@ -99,16 +101,23 @@ class PartialHeaderBlock:
         self.stream_id = stream_id
         self.flags = flags
         self._parts = [payload]
+        self._size = len(payload)
 
     def add(self, payload: bytes) -> None:
         """Append a part; raises ``ConnectionFault`` if the block becomes too large."""
         self._parts.append(payload)
-        if len(self._parts) > MAX_CONTINUATIONS or sum(map(len, self._parts)) > MAX_HEADER_BLOCK:
+        self._size += len(payload)
+        if len(self._parts) > MAX_CONTINUATIONS or self._size > MAX_HEADER_BLOCK:
             raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
 
     def joined(self) -> bytes:
         """The whole block."""
         return b"".join(self._parts)
+
+
+def list_size(fields: Sequence[Field]) -> int:
+    """The size (bytes) of a header list, counted as RFC 7541 does."""
+    return sum([32 + len(name) + len(value) for name, value in fields])
 
 
 def encode_headers(fields: Sequence[Field]) -> bytes:

@@ -19,15 +19,22 @@ STREAM_WINDOW: Final = 256 << 10
 MESSAGE_BUDGET: Final = 256 << 20
 #: DATA is handled as it arrives, so that large frames cost no memory and save work.
 RECEIVE_FRAME_SIZE: Final = 1 << 20
+#: Frames other than DATA and those of header blocks are smaller (bytes).
+MAX_CONTROL_FRAME: Final = 16 << 10
 #: The size of a header block (bytes) over all its frames, and the number of its CONTINUATION frames.
-MAX_HEADER_BLOCK: Final = 32 << 10
+MAX_HEADER_BLOCK: Final = 128 << 10
 MAX_CONTINUATIONS: Final = 16
+#: DATA frames with fewer bytes than that, which do not end their stream, are counted as overhead.
+TINY_DATA: Final = 32
 #: Frames that may wait because the client does not read.
 MAX_BLOCKED_FRAMES: Final = 10_000
 
 
 class RateLimiter:
-    """A token bucket: events may come ``rate`` times a second on average, and ``burst`` at once."""
+    """A token bucket: events may come ``rate`` times a second on average, and ``burst`` at once.
+
+    What makes more of them plausible adds to the bucket with ``allow``.
+    """
 
     __slots__ = ("_burst", "_events", "_rate", "_tokens", "_updated")
 
@@ -44,6 +51,10 @@ class RateLimiter:
         self._updated = now
         if self._tokens < 0:
             raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, f"too many {self._events}")
+
+    def allow(self, events: int) -> None:
+        """Let so many further events come, up to ``burst``."""
+        self._tokens = min(self._burst, self._tokens + events)
 
 
 class MessageBudget:

@@ -21,6 +21,7 @@ from conch.frontends.grpc.http2.frames import (
     window_update,
 )
 from conch.frontends.grpc.http2.limits import STREAM_WINDOW, MessageBudget
+from conch.frontends.turns import LoopTurns
 from conch.tensors import Buffer
 
 
@@ -54,12 +55,16 @@ IGNORE: Final[StreamHandler] = _IgnoringHandler()
 
 
 class StreamOwner(Protocol):
-    """What a stream needs of its connection; ``budget`` is shared by the messages arriving on all its streams."""
+    """What a stream needs of its connection.
+
+    ``budget`` is shared by the messages arriving on all its streams, ``turns`` by all connections.
+    """
 
     budget: MessageBudget
+    turns: LoopTurns
 
-    def on_stream_closed(self, stream: Http2Stream) -> None:
-        """The server has ended or reset the stream."""
+    def on_stream_closed(self, stream: Http2Stream, *, answered: bool) -> None:
+        """The server has ended the stream, ``answered``, or reset it."""
 
 
 class Http2Stream:
@@ -67,11 +72,12 @@ class Http2Stream:
 
     ``queued`` counts the bytes of DATA that wait to be sent, ``send_window`` and ``receive_window`` those that flow
     control allows.  ``remote_ended`` says that the client has sent everything, ``closed`` that nothing can be sent.
+    ``content_left`` counts the bytes of the body that the client still owes, None where it has announced no length.
     """
 
     __slots__ = (
-        "_data", "_enqueued", "_owner", "_trailers", "_writer", "closed", "handler", "id", "queued", "receive_window",
-        "remote_ended", "send_window",
+        "_data", "_enqueued", "_owner", "_trailers", "_writer", "closed", "content_left", "handler", "id", "queued",
+        "receive_window", "remote_ended", "send_window",
     )  # fmt: skip
 
     def __init__(self, owner: StreamOwner, writer: Http2FrameWriter, id: int, send_window: int) -> None:
@@ -81,6 +87,7 @@ class Http2Stream:
         self.queued = 0
         self.remote_ended = False
         self.closed = False
+        self.content_left: int | None = None
         self.handler: StreamHandler = IGNORE
         self._owner = owner
         self._writer = writer
@@ -92,6 +99,11 @@ class Http2Stream:
     def budget(self) -> MessageBudget:
         """What large messages that arrive on this connection may hold together."""
         return self._owner.budget
+
+    @property
+    def turns(self) -> LoopTurns:
+        """What says how much of a body is handled at once."""
+        return self._owner.turns
 
     # Sending
 
@@ -145,7 +157,7 @@ class Http2Stream:
     def reset(self, code: Http2ErrorCode) -> None:
         """End the stream at once; queued data is dropped, and the handler is not told."""
         if not self.closed:
-            self._owner.on_stream_closed(self)
+            self._owner.on_stream_closed(self, answered=False)
             self._writer.write(rst_stream(self.id, code))
 
     def _write_headers(self, block: bytes, flags: int) -> None:
@@ -155,7 +167,7 @@ class Http2Stream:
         writer.write(FRAME.pack(len(block) << 8 | HEADERS, flags, self.id) + block)
 
     def _ended(self) -> None:
-        self._owner.on_stream_closed(self)
+        self._owner.on_stream_closed(self, answered=True)
         if not self.remote_ended:
             # The client need not send the rest: the answer is complete (RFC 9113, 8.1).
             self._writer.write(rst_stream(self.id, Http2ErrorCode.NO_ERROR))

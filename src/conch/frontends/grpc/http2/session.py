@@ -1,0 +1,392 @@
+"""An HTTP/2 connection as RFC 9113 describes it: what each frame of the client does to the streams.
+
+Each :class:`~conch.frontends.grpc.http2.connection.Http2Connection` has one, which its frame reader calls; runs on the
+event loop.  It knows nothing of gRPC: its ``Http2Application`` parses header fields and handles streams.  Server push,
+priorities and upgrades from HTTP/1 are left out, because no gRPC client uses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from conch.frontends.grpc.http2 import frames, limits
+from conch.frontends.grpc.http2.application import Http2Application
+from conch.frontends.grpc.http2.frame_writer import MAX_SEND_FRAME_SIZE, Http2FrameWriter
+from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode, StreamFault
+from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST, HeaderDecoder, PartialHeaderBlock
+from conch.frontends.grpc.http2.limits import MessageBudget, RateLimiter
+from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.turns import LoopTurns
+
+#: The connection's receive window is never what holds a client up: each stream is bounded by its own.
+_WINDOW: Final = 1 << 30
+GREETING: Final = frames.settings(
+    {
+        frames.MAX_CONCURRENT_STREAMS: limits.MAX_STREAMS,
+        frames.INITIAL_WINDOW_SIZE: limits.STREAM_WINDOW,
+        frames.MAX_FRAME_SIZE: limits.RECEIVE_FRAME_SIZE,
+        frames.MAX_HEADER_LIST_SIZE: MAX_HEADER_LIST,
+    }
+) + frames.window_update(0, _WINDOW - frames.DEFAULT_WINDOW)
+_SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
+#: The payload of the ping behind the first GOAWAY.
+_DRAIN_PING: Final = b"conch-go"
+#: How many streams are remembered that the server closed before the client had: their late frames are no fault.
+_MAX_CLOSED_EARLY: Final = 4 * limits.MAX_STREAMS
+#: A client may well send a WINDOW_UPDATE for each so many bytes that it was sent.
+_SENT_PER_UPDATE: Final = 256
+
+
+class SessionOwner(Protocol):
+    """The connection, as its session needs it."""
+
+    def on_drained(self) -> None:
+        """The last stream of a connection that accepts no more has ended."""
+
+
+class Http2Session:
+    """``streams`` are those that are open, by id; ``closed`` is set once nothing that arrives counts any more.
+
+    ``greeted`` says that the client's SETTINGS have come, ``last_stream`` is the highest stream that it has opened.
+    """
+
+    def __init__(
+        self,
+        owner: SessionOwner,
+        application: Http2Application,
+        loop: asyncio.AbstractEventLoop,
+        writer: Http2FrameWriter,
+        turns: LoopTurns,
+    ) -> None:
+        self.streams: dict[int, Http2Stream] = {}
+        self.budget = MessageBudget(limits.MESSAGE_BUDGET)
+        self.turns = turns
+        self.closed = False
+        self.greeted = False
+        self.last_stream = 0
+        self._owner = owner
+        self._application = application
+        self._loop = loop
+        self._writer = writer
+        self._decoder: HeaderDecoder[Any] = HeaderDecoder(application.parse)
+        self._draining = False
+        #: The last stream that is served, once the client knows that there are no more.
+        self._last_accepted: int | None = None
+        self._send_window = frames.DEFAULT_WINDOW
+        self._receive_window = _WINDOW
+        self._block: PartialHeaderBlock | None = None
+        self._closed_early: dict[int, None] = {}
+        self._resets = RateLimiter("stream resets", 1000, 200)
+        self._settings = RateLimiter("SETTINGS frames", 100, 20)
+        self._pings = RateLimiter("PING frames", 20_000, 5000)
+        self._overhead = RateLimiter("frames without use", 10_000, 1000)
+        #: The windows (bytes) that the client has given the connection, and how much of what was sent has been counted.
+        self._given_window = frames.DEFAULT_WINDOW
+        self._counted_sent = 0
+
+    @property
+    def in_header_block(self) -> bool:
+        """Whether a header block has begun whose end has not arrived."""
+        return self._block is not None
+
+    # Called by the connection
+
+    def drain(self) -> None:
+        """Accept no new streams, and tell the owner when those that are open have ended.
+
+        The first GOAWAY refuses nothing yet.  When the ping behind it is answered, the client has seen it and
+        everything that it sent before has arrived: a second GOAWAY then names the last stream accepted.
+        """
+        if not self._draining and not self.closed:
+            self._draining = True
+            self._writer.write(
+                frames.goaway(frames.MAX_WINDOW, Http2ErrorCode.NO_ERROR) + frames.frame(frames.PING, 0, 0, _DRAIN_PING)
+            )
+
+    def end(self) -> None:
+        """Reset every stream: the connection has ended, or is about to."""
+        self.closed = True
+        for stream in list(self.streams.values()):
+            self._drop(stream)
+
+    # Called by streams
+
+    def on_stream_closed(self, stream: Http2Stream, *, answered: bool) -> None:
+        """Forget a stream that the server has ended, or that was reset; one ``answered`` makes a reset plausible."""
+        stream.discard()
+        if self.streams.pop(stream.id, None) is None:
+            return
+        if not stream.remote_ended:
+            self._remember_closed(stream.id)
+        if answered:
+            self._resets.allow(1)
+        if self._last_accepted is not None and not self.streams and not self.closed:
+            self._finish()
+
+    def _finish(self) -> None:
+        self.closed = True
+        self._owner.on_drained()
+
+    def _remember_closed(self, stream_id: int) -> None:
+        self._closed_early[stream_id] = None
+        if len(self._closed_early) > _MAX_CLOSED_EARLY:
+            del self._closed_early[next(iter(self._closed_early))]
+
+    def _drop(self, stream: Http2Stream) -> None:
+        """Close a stream that the client, or a fault, has reset, and tell its handler."""
+        handler = stream.handler
+        self.on_stream_closed(stream, answered=False)
+        handler.on_reset()
+
+    # Called by the frame reader
+
+    def on_data(self, stream_id: int, length: int, payload: int, last: bool) -> Http2Stream | None:
+        """Count a DATA frame against the receive windows; returns the stream that receives its payload, if any."""
+        if self._block is not None:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "header block interrupted")
+        if payload < limits.TINY_DATA and not last:
+            self._overhead.take(self._loop.time())
+        self._receive_window -= length
+        if self._receive_window <= _WINDOW // 2:
+            self._restore_receive_window()
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._check_not_idle(stream_id)
+            if stream_id not in self._closed_early:
+                self._overhead.take(self._loop.time())
+            return None
+        if stream.remote_ended or length > stream.receive_window:
+            code = Http2ErrorCode.STREAM_CLOSED if stream.remote_ended else Http2ErrorCode.FLOW_CONTROL_ERROR
+            self._reset(stream_id, code)
+            return None
+        stream.receive_window -= length - payload
+        if stream.content_left is not None:
+            stream.content_left -= payload
+            if stream.content_left < 0 or (last and stream.content_left):
+                self._reset(stream_id, Http2ErrorCode.PROTOCOL_ERROR)
+                return None
+        return stream
+
+    def on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Handle a frame of any type but DATA."""
+        if self._block is not None and kind != frames.CONTINUATION:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "header block interrupted")
+        if not self.greeted and kind != frames.SETTINGS:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
+        handler = _HANDLERS.get(kind)
+        if handler is None:
+            self._overhead.take(self._loop.time())
+            return
+        try:
+            handler(self, flags, stream_id, payload)
+        except StreamFault as fault:
+            self._reset(stream_id, fault.code)
+
+    def _restore_receive_window(self) -> None:
+        if self._receive_window < 0:
+            raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is exceeded")
+        self._writer.write(frames.window_update(0, _WINDOW - self._receive_window))
+        self._receive_window = _WINDOW
+
+    def _reset(self, stream_id: int, code: Http2ErrorCode) -> None:
+        """End a stream for which the client broke a rule."""
+        self._resets.take(self._loop.time())
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._drop(stream)
+        else:
+            self._remember_closed(stream_id)
+        self._writer.write(frames.rst_stream(stream_id, code))
+
+    def _check_not_idle(self, stream_id: int) -> None:
+        if stream_id > self.last_stream or stream_id % 2 == 0:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} does not exist")
+
+    # HEADERS and CONTINUATION
+
+    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if flags & (frames.PADDED | frames.HAS_PRIORITY):
+            payload = frames.without_padding(flags, payload)
+        if flags & frames.END_HEADERS:
+            self._on_block(flags, stream_id, payload)
+        else:
+            self._block = PartialHeaderBlock(stream_id, flags, payload)
+
+    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        block = self._block
+        if block is None or block.stream_id != stream_id:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        block.add(payload)
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self._on_block(block.flags, stream_id, block.joined())
+
+    def _on_block(self, flags: int, stream_id: int, block: bytes) -> None:
+        """Handle a whole header block: the headers of a new request, or the trailers of an open one."""
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            trailers = self._decoder.fields(block)
+            if stream.remote_ended:
+                raise StreamFault(Http2ErrorCode.STREAM_CLOSED, "headers after the end")
+            if not flags & frames.END_STREAM:
+                raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream")
+            self._application.check_trailers(trailers)
+            self._end_body(stream)
+        elif stream_id > self.last_stream and stream_id % 2:
+            self._open(flags, stream_id, block)
+        elif stream_id in self._closed_early:
+            self._decoder.fields(block)
+        else:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} cannot be opened")
+
+    def _open(self, flags: int, stream_id: int, block: bytes) -> None:
+        self.last_stream = stream_id
+        head = self._decoder.head(block)
+        if len(self.streams) >= limits.MAX_STREAMS or self._last_accepted is not None:
+            raise StreamFault(Http2ErrorCode.REFUSED_STREAM, "no more streams now")
+        stream = Http2Stream(self, self._writer, stream_id, self._send_window)
+        self.streams[stream_id] = stream
+        handler = self._application.open(stream, head)
+        if stream.closed:
+            return
+        stream.handler = handler
+        if flags & frames.END_STREAM:
+            self._end_body(stream)
+
+    def _end_body(self, stream: Http2Stream) -> None:
+        """A frame other than DATA says that no more follows."""
+        if stream.content_left:
+            raise StreamFault(Http2ErrorCode.PROTOCOL_ERROR, "the body is shorter than its content-length")
+        stream.receive(b"", True)
+
+    # Control frames
+
+    def _on_priority(self, flags: int, stream_id: int, payload: bytes) -> None:
+        self._overhead.take(self._loop.time())
+        if not stream_id:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
+        if len(payload) != 5:
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of the wrong size")
+
+    def _on_rst_stream(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of the wrong size")
+        self._check_not_idle(stream_id)
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._resets.take(self._loop.time())
+            self._drop(stream)
+        else:
+            self._overhead.take(self._loop.time())
+        self._closed_early.pop(stream_id, None)
+
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+        if len(payload) % frames.SETTING.size or (flags & frames.ACK and payload):
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of the wrong size")
+        self._settings.take(self._loop.time())
+        if flags & frames.ACK:
+            return
+        self.greeted = True
+        values: dict[int, int] = {}
+        for setting, value in frames.SETTING.iter_unpack(payload):
+            _check_setting(setting, value)
+            values[setting] = value
+        # Only the last of equal settings has an effect that outlives the frame.
+        for setting, value in values.items():
+            self._apply_setting(setting, value)
+        self._writer.write(_SETTINGS_ACK)
+        self._writer.pump()
+
+    def _apply_setting(self, setting: int, value: int) -> None:
+        if setting == frames.INITIAL_WINDOW_SIZE:
+            increment = value - self._send_window
+            largest = max((stream.send_window for stream in self.streams.values()), default=0)
+            if largest + increment > frames.MAX_WINDOW:
+                raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+            self._send_window = value
+            for stream in list(self.streams.values()):
+                stream.increase_send_window(increment)
+        elif setting == frames.MAX_FRAME_SIZE:
+            self._writer.frame_size = min(value, MAX_SEND_FRAME_SIZE)
+        elif setting == frames.HEADER_TABLE_SIZE:
+            # The answers use no dynamic table, but a smaller one has to be acknowledged (RFC 7541, 4.2).
+            self._writer.block_prefix = b"\x20"
+
+    def _on_push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
+        raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
+
+    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "PING of a stream")
+        if len(payload) != 8:
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "PING of the wrong size")
+        self._pings.take(self._loop.time())
+        if not flags & frames.ACK:
+            self._writer.write(frames.frame(frames.PING, frames.ACK, 0, payload))
+        elif payload == _DRAIN_PING and self._draining and self._last_accepted is None:
+            self._last_accepted = self.last_stream
+            self._writer.write(frames.goaway(self.last_stream, Http2ErrorCode.NO_ERROR))
+            if not self.streams:
+                self._finish()
+
+    def _on_goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Check the frame only: the client closes the connection when it has its responses."""
+        if stream_id:
+            raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
+        if len(payload) < 8:
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of the wrong size")
+        self._overhead.take(self._loop.time())
+
+    def _on_window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of the wrong size")
+        self._count_window_update()
+        increment = frames.WORD.unpack(payload)[0] & frames.MAX_WINDOW
+        if not stream_id:
+            self._given_window += increment
+            self._writer.window += increment
+            if not increment or self._writer.window > frames.MAX_WINDOW:
+                raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "window increment out of range")
+            self._writer.pump()
+            return
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._check_not_idle(stream_id)
+        elif not increment or stream.send_window + increment > frames.MAX_WINDOW:
+            raise StreamFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "window increment out of range")
+        else:
+            stream.increase_send_window(increment)
+
+    def _count_window_update(self) -> None:
+        """Count the frame as overhead, and what was sent since the last as what makes further ones plausible."""
+        sent = self._given_window - self._writer.window
+        if sent - self._counted_sent >= _SENT_PER_UPDATE:
+            self._overhead.allow((sent - self._counted_sent) // _SENT_PER_UPDATE)
+            self._counted_sent = sent
+        self._overhead.take(self._loop.time())
+
+
+def _check_setting(setting: int, value: int) -> None:
+    if setting == frames.INITIAL_WINDOW_SIZE and value > frames.MAX_WINDOW:
+        raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+    if setting == frames.MAX_FRAME_SIZE and not frames.DEFAULT_FRAME_SIZE <= value < 1 << 24:
+        raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "frame size out of range")
+    if setting == frames.ENABLE_PUSH and value > 1:
+        raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+
+
+_HANDLERS: Final[dict[int, Callable[[Http2Session, int, int, bytes], None]]] = {
+    frames.HEADERS: Http2Session._on_headers,
+    frames.PRIORITY: Http2Session._on_priority,
+    frames.RST_STREAM: Http2Session._on_rst_stream,
+    frames.SETTINGS: Http2Session._on_settings,
+    frames.PUSH_PROMISE: Http2Session._on_push_promise,
+    frames.PING: Http2Session._on_ping,
+    frames.GOAWAY: Http2Session._on_goaway,
+    frames.WINDOW_UPDATE: Http2Session._on_window_update,
+    frames.CONTINUATION: Http2Session._on_continuation,
+}
