@@ -20,6 +20,7 @@ from conch.backends.table import BACKENDS
 from conch.errors import Code, ConchError, internal, invalid
 from conch.frontends import exposure
 from conch.frontends.budget import ByteBudget
+from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.routes import Router
 from conch.frontends.http.server import HttpListener, MetricsPage
@@ -169,10 +170,11 @@ class Application:
         self.server = server = InferenceServer(settings, repository, registry)
         budget = ByteBudget.of(settings.max_bytes_in_flight)
         registry.add(budget.families)
-        self._http: HttpListener | None = HttpListener(Router(server)) if settings.allow_http else None
+        self._codec = Codec(settings.codec_memory, settings.codec_timeout_secs)
+        self._http: HttpListener | None = HttpListener(Router(server, self._codec)) if settings.allow_http else None
         self._openai: HttpListener | None = None
         if settings.openai_port >= 0:
-            self._openai = HttpListener(Router(server, openai_only=True))
+            self._openai = HttpListener(Router(server, self._codec, openai_only=True))
         self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, budget) if settings.allow_grpc else None
         self._metrics: HttpListener | None = HttpListener(MetricsPage(registry)) if settings.allow_metrics else None
         self._services: list[str] = []
@@ -241,6 +243,7 @@ class Application:
         if self._grpc is not None:
             stops.append(self._grpc.stop(FLUSH_SECONDS))
         await asyncio.gather(*stops)
+        await self._codec.close()
         return in_time
 
     def abandon(self) -> None:

@@ -125,6 +125,9 @@ class Settings:
     max_bytes_in_flight: Number = option(
         0, "Server", "Bytes of requests and unread answers that may be held; 0 for a quarter of the memory."
     )
+    # JSON takes up to 24 times its size when it has been parsed, that of floats a tenth of this.
+    codec_memory: Count = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
+    codec_timeout_secs: Count = option(60, "Server", "Seconds that decoding one large request may take.")
 
     allow_http: bool = option(True, "HTTP", "Serve HTTP.")
     http_address: str = option("127.0.0.1", "HTTP", "Address to listen on, 0.0.0.0 for all.", common=True)

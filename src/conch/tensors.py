@@ -8,7 +8,7 @@ protocol's tensor representation and its binary data extension.
 from __future__ import annotations
 
 import struct
-from typing import Dict, Iterable, List, Sequence, Tuple, Union
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from conch.errors import invalid
 
@@ -39,16 +39,18 @@ class WireTensor:
     """A named tensor whose bytes are kept as they came.
 
     ``datatype`` is the protocol's name (``FP32``, ``BYTES`` …), ``shape`` includes the batch
-    dimension where the model has one, ``data`` is any contiguous buffer of bytes.
+    dimension where the model has one, ``data`` is any contiguous buffer of bytes.  ``elements`` is how
+    many well-formed elements the data of BYTES has; None until somebody has counted them.
     """
 
-    __slots__ = ("data", "datatype", "name", "shape")
+    __slots__ = ("data", "datatype", "elements", "name", "shape")
 
     def __init__(self, name: str, datatype: str, shape: Tuple[int, ...], data: Buffer) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
         self.data = data
+        self.elements: Optional[int] = None
 
     def __repr__(self) -> str:
         return f"WireTensor({self.name!r}, {self.datatype}, {list(self.shape)}, {len(self.data)} bytes)"

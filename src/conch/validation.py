@@ -12,7 +12,7 @@ from typing import Final
 
 from conch.errors import ConchError, invalid
 from conch.inference import InferRequest, ModelSignature, TensorSpec
-from conch.tensors import ELEMENT_SIZE, WireTensor, format_shape
+from conch.tensors import ELEMENT_SIZE, Buffer, WireTensor, format_shape
 
 _LENGTH: Final = Struct("<I")
 _BATCH_NOTE: Final = (
@@ -95,7 +95,9 @@ def _check_tensor(signature: ModelSignature, request: InferRequest, spec: Tensor
         raise _wrong_shape(signature, request, name, shape)
     count = prod(dims) * (request.batch_size if signature.max_batch_size > 0 else 1)
     if spec.datatype == "BYTES":
-        _check_strings(signature, request, tensor, count)
+        if tensor.elements != count:
+            _check_strings(signature, request, tensor, count)
+            tensor.elements = count
     elif len(tensor.data) != count * ELEMENT_SIZE[spec.datatype]:
         raise request.error(
             f"input byte size mismatch for input '{name}' for model '{model}'."
@@ -126,6 +128,15 @@ def _wrong_shape(signature: ModelSignature, request: InferRequest, name: str, sh
         f"unexpected shape for input '{name}' for model '{signature.name}'."
         f" Expected {format_shape(expected)}, got {format_shape(shape)}. {_BATCH_NOTE if batching else ''}"
     )
+
+
+def count_strings(data: Buffer, most: int) -> int:
+    """The number of elements in the data of BYTES, as far as they are well-formed; counts up to ``most``."""
+    end, at, seen = len(data), 0, 0
+    while at + 4 <= end and seen < most:
+        at += 4 + _LENGTH.unpack_from(data, at)[0]
+        seen += 1
+    return seen
 
 
 def _check_strings(signature: ModelSignature, request: InferRequest, tensor: WireTensor, count: int) -> None:

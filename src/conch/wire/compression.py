@@ -28,9 +28,25 @@ def decompress(body: Buffer, encoding: str, limit: int) -> Buffer:
     Raises UNSUPPORTED for an unknown encoding, INVALID_ARG for more than ``limit`` bytes and for
     data that is damaged, cut short or followed by something else.
     """
-    encoding = encoding.strip().lower()
-    if encoding in ("", "identity"):
+    if is_identity(encoding):
         return body
+    data = decompress_at_most(body, encoding, limit)
+    if data is None:
+        raise invalid(
+            f"Decompressed data size exceeds the maximum allowed value of {limit} bytes."
+            " Use --http-max-input-size to increase the limit."
+        )
+    return data
+
+
+def is_identity(encoding: str) -> bool:
+    """Whether ``Content-Encoding`` leaves a body as it is."""
+    return encoding.strip().lower() in ("", "identity")
+
+
+def decompress_at_most(body: Buffer, encoding: str, limit: int) -> bytes | None:
+    """A compressed body as it was, None for more than ``limit`` bytes.  Raises as :func:`decompress` does."""
+    encoding = encoding.strip().lower()
     if encoding not in _WINDOW_BITS:
         raise unsupported(UNSUPPORTED_COMPRESSION)
     if not len(body):
@@ -42,10 +58,7 @@ def decompress(body: Buffer, encoding: str, limit: int) -> Buffer:
     except zlib.error as error:
         raise invalid(f"failed to decompress the request body ({encoding}): {error}") from None
     if len(data) > limit:
-        raise invalid(
-            f"Decompressed data size exceeds the maximum allowed value of {limit} bytes."
-            " Use --http-max-input-size to increase the limit."
-        )
+        return None
     if not decompressor.eof:
         raise invalid(f"failed to decompress the request body ({encoding}): it is cut short")
     if decompressor.unused_data:

@@ -10,9 +10,11 @@ from collections.abc import Awaitable
 from typing import Final
 
 from conch.errors import unavailable, unsupported
+from conch.frontends.codec.pool import LARGE, Codec
+from conch.frontends.codec.requests import decode_load
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import refuse
-from conch.frontends.http.tasks import ExchangeTasks
+from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
 from conch.server.core import InferenceServer
 from conch.wire.json import control as wire
 
@@ -23,8 +25,9 @@ _REPOSITORY: Final = "'repository_name' specification is not supported"
 class ControlRoutes:
     """The handlers; each answers its exchange, now or later, or raises :class:`ConchError`."""
 
-    def __init__(self, server: InferenceServer) -> None:
+    def __init__(self, server: InferenceServer, codec: Codec) -> None:
         self._server = server
+        self._codec = codec
         self._tasks = ExchangeTasks(refuse)
 
     def live(self, exchange: HttpExchange) -> None:
@@ -61,9 +64,8 @@ class ControlRoutes:
     def load(self, exchange: HttpExchange, repository: str, name: str) -> None:
         if repository:
             raise unsupported(_REPOSITORY)
-        parameters = wire.read_load(exchange.body)
-        loading = self._server.load(name, parameters.config, parameters.files)
-        self._tasks.start(exchange, _respond_after(exchange, loading))
+        self._server.require_explicit_control()
+        self._tasks.start(exchange, self._load(exchange, name))
 
     def unload(self, exchange: HttpExchange, repository: str, name: str) -> None:
         if repository:
@@ -88,6 +90,17 @@ class ControlRoutes:
 
     async def _respond_with_index(self, exchange: HttpExchange, ready_only: bool) -> None:
         exchange.respond(200, [JSON], wire.document_body(await self._server.index(ready_only)))
+
+    async def _load(self, exchange: HttpExchange, name: str) -> None:
+        body, exchange.body = exchange.body, b""
+        if len(body) > LARGE:
+            with given_up_by_client(exchange):
+                parameters = await decode_load(self._codec, body)
+        else:
+            parameters = wire.read_load(body)
+        del body
+        await self._server.load(name, parameters.config, parameters.files)
+        exchange.respond(200, [JSON])
 
 
 async def _respond_after(exchange: HttpExchange, action: Awaitable[None]) -> None:

@@ -1,27 +1,28 @@
 """``infer``, ``generate`` and ``generate_stream``: from an exchange to a request.
 
-Called by the router; runs on the event loop, but for large bodies, which are decoded in a thread.  A client that hangs
+Called by the router; runs on the event loop, but for large bodies, which another process decodes.  A client that hangs
 up cancels its request.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import ConchError, unsupported
+from conch.frontends.codec import requests as large
+from conch.frontends.codec.pool import LARGE, Codec
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import GenerateResponder, GenerateStreamResponder, InferResponder, TextsResponder
 from conch.frontends.http.status import refuse
-from conch.frontends.http.tasks import ExchangeTasks, is_large
+from conch.frontends.http.tasks import ExchangeTasks, content_encoding, given_up_by_client, small_body
 from conch.inference import InferRequest
 from conch.server.core import InferenceServer
 from conch.server.model import Model
+from conch.tensors import Buffer
 from conch.wire import compression
 from conch.wire.json.generate import decode_document, decode_generate, read_document
-from conch.wire.json.generate_texts import split_texts
+from conch.wire.json.generate_texts import decode_texts
 from conch.wire.json.infer import decode_infer, parse_header_length
 
 _Generate = GenerateResponder | GenerateStreamResponder
@@ -30,8 +31,9 @@ _Generate = GenerateResponder | GenerateStreamResponder
 class Inference:
     """The handlers of the three inference endpoints."""
 
-    def __init__(self, server: InferenceServer) -> None:
+    def __init__(self, server: InferenceServer, codec: Codec) -> None:
         self._server = server
+        self._codec = codec
         self._limit = server.settings.http_max_input_size
         self._forwarding = HeaderForwarding(
             server.settings.http_header_forward_pattern, "--http-header-forward-pattern"
@@ -44,11 +46,11 @@ class Inference:
         if model.signature.decoupled:
             raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
         length = exchange.headers.get(b"inference-header-content-length")
-        if is_large(exchange, binary=length is not None):
-            decode = partial(self._decode_infer, exchange, model, length)
-            self._tasks.start(exchange, _decode_and_send(exchange, model, decode))
+        body = small_body(exchange, self._limit)
+        if body is not None:
+            _send(exchange, model, self._decode_infer(exchange, model, body, length))
         else:
-            _send(exchange, model, self._decode_infer(exchange, model, length))
+            self._infer_large(exchange, model, length)
 
     def generate(self, exchange: HttpExchange, name: str, version: int) -> None:
         """``POST …/generate``."""
@@ -56,63 +58,60 @@ class Inference:
         if model.signature.by_row and not model.signature.max_batch_size:
             self._generate_texts(exchange, model)
         else:
-            self._generate(exchange, model, GenerateResponder(exchange))
+            self._generate(exchange, model, GenerateResponder(exchange, self._codec))
 
     def generate_stream(self, exchange: HttpExchange, name: str, version: int) -> None:
         """``POST …/generate_stream``."""
-        self._generate(exchange, self._server.model(name, version), GenerateStreamResponder(exchange))
+        self._generate(exchange, self._server.model(name, version), GenerateStreamResponder(exchange, self._codec))
 
-    def _generate(self, exchange: HttpExchange, model: Model, responder: _Generate) -> None:
-        compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
-        if is_large(exchange):
-            decode = partial(self._decode_generate, exchange, model, responder)
-            self._tasks.start(exchange, _decode_and_send(exchange, model, decode))
-        else:
-            _send(exchange, model, self._decode_generate(exchange, model, responder))
-
-    def _generate_texts(self, exchange: HttpExchange, model: Model) -> None:
-        compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
-        if is_large(exchange):
-            self._tasks.start(exchange, self._decode_and_send_texts(exchange, model))
-        else:
-            _send_texts(exchange, model, self._decode_texts(exchange, model))
-
-    async def _decode_and_send_texts(self, exchange: HttpExchange, model: Model) -> None:
-        with model.held():
-            requests = await asyncio.to_thread(self._decode_texts, exchange, model)
-            if not exchange.gone:
-                _send_texts(exchange, model, requests)
-
-    def _decode_texts(self, exchange: HttpExchange, model: Model) -> list[InferRequest]:
-        """A request for each text of a body, and its only request where it has no list of them."""
-        signature, limit = model.signature, self._limit
-        document = read_document(exchange.body, limit)
-        documents = split_texts(document, signature)
-        if documents is None:
-            single = GenerateResponder(exchange)
-            single.request, single.layout = decode_document(
-                document, signature, single.on_response, max_input_size=limit
-            )
-            return [single.request]
-        responder = TextsResponder(exchange)
-        size = 0
-        for index, one in enumerate(documents):
-            request, _ = decode_document(one, signature, responder.of(index), max_input_size=limit)
-            responder.requests.append(request)
-            size += sum(len(tensor.data) for tensor in request.inputs.values())
-            if size > limit:
-                raise invalid(
-                    f"the requests of {index + 1} texts have {size} bytes, which exceeds the maximum allowed input size"
-                    f" of {limit} bytes. Use --http-max-input-size to increase the limit."
-                )
-        return responder.requests
-
-    def _decode_infer(self, exchange: HttpExchange, model: Model, length: bytes | None) -> InferRequest:
+    def _infer_large(self, exchange: HttpExchange, model: Model, length: bytes | None) -> None:
+        """A body of which little is JSON is decoded here; what takes long, by the codec."""
         body = exchange.body
-        encoding = exchange.headers.get(b"content-encoding")
-        if encoding is not None:
-            body = compression.decompress(body, encoding.decode("latin-1"), self._limit)
-        responder = InferResponder(exchange, model)
+        encoding = content_encoding(exchange)
+        if length is None or not compression.is_identity(encoding):
+            self._tasks.start(exchange, self._have_decoded(exchange, model, encoding, length))
+            return
+        size = parse_header_length(length, len(body)) or 0
+        if size > LARGE:
+            self._tasks.start(exchange, self._have_header_decoded(exchange, model, size))
+            return
+        request = self._decode_infer(exchange, model, body, length)
+        if large.has_many_strings(request):
+            self._tasks.start(exchange, self._have_decoded(exchange, model, "", length))
+        else:
+            _send(exchange, model, request)
+
+    async def _have_decoded(self, exchange: HttpExchange, model: Model, encoding: str, length: bytes | None) -> None:
+        body, exchange.body = exchange.body, b""
+        responder = InferResponder(exchange, model, self._codec)
+        with model.held():
+            with given_up_by_client(exchange):
+                decoding = large.decode_infer(
+                    self._codec, body, model.signature, responder.on_response, encoding=encoding, header_length=length,
+                    limit=self._limit,
+                )  # fmt: skip
+                del body
+                request, responder.plan = await decoding
+            self._finish_infer(exchange, model, responder, request)
+
+    async def _have_header_decoded(self, exchange: HttpExchange, model: Model, size: int) -> None:
+        responder = InferResponder(exchange, model, self._codec)
+        with model.held():
+            with given_up_by_client(exchange):
+                request, responder.plan = await large.decode_json(
+                    self._codec, exchange.body, size, model.signature, responder.on_response, limit=self._limit
+                )
+            self._finish_infer(exchange, model, responder, request)
+
+    def _finish_infer(
+        self, exchange: HttpExchange, model: Model, responder: InferResponder, request: InferRequest
+    ) -> None:
+        responder.request = request
+        self._forward_headers(exchange, request)
+        _send(exchange, model, request)
+
+    def _decode_infer(self, exchange: HttpExchange, model: Model, body: Buffer, length: bytes | None) -> InferRequest:
+        responder = InferResponder(exchange, model, self._codec)
         request, responder.plan = decode_infer(
             body,
             parse_header_length(length, len(body)),
@@ -121,24 +120,74 @@ class Inference:
             max_input_size=self._limit,
         )
         responder.request = request
-        if self._forwarding.enabled:
-            self._forwarding.add(_text(exchange.headers), request)
+        self._forward_headers(exchange, request)
         return request
 
-    def _decode_generate(self, exchange: HttpExchange, model: Model, responder: _Generate) -> InferRequest:
+    def _forward_headers(self, exchange: HttpExchange, request: InferRequest) -> None:
+        if self._forwarding.enabled:
+            self._forwarding.add(_text(exchange.headers), request)
+
+    def _generate(self, exchange: HttpExchange, model: Model, responder: _Generate) -> None:
+        compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
+        if len(exchange.body) > LARGE:
+            self._tasks.start(exchange, self._have_generate_decoded(exchange, model, responder))
+            return
         request, responder.layout = decode_generate(
             exchange.body, model.signature, responder.on_response, max_input_size=self._limit
         )
         responder.request = request
-        return request
+        _send(exchange, model, request)
 
-
-async def _decode_and_send(exchange: HttpExchange, model: Model, decode: Callable[[], InferRequest]) -> None:
-    """Decode a request in a thread, by the signature of ``model``, which stays loaded meanwhile, and send it there."""
-    with model.held():
-        request = await asyncio.to_thread(decode)
-        if not exchange.gone:
+    async def _have_generate_decoded(self, exchange: HttpExchange, model: Model, responder: _Generate) -> None:
+        body, exchange.body = exchange.body, b""
+        with model.held():
+            with given_up_by_client(exchange):
+                decoding = large.decode_generate(
+                    self._codec, body, model.signature, lambda _: responder.on_response, texts=False, limit=self._limit
+                )
+                del body
+                [request], layout = await decoding
+            assert layout is not None
+            responder.request, responder.layout = request, layout
             _send(exchange, model, request)
+
+    def _generate_texts(self, exchange: HttpExchange, model: Model) -> None:
+        compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
+        single, several = GenerateResponder(exchange, self._codec), TextsResponder(exchange, self._codec)
+        if len(exchange.body) > LARGE:
+            self._tasks.start(exchange, self._have_texts_decoded(exchange, model, single, several))
+            return
+        document = read_document(exchange.body, self._limit)
+        requests = decode_texts(document, model.signature, several.of, self._limit)
+        if requests is not None:
+            several.requests = requests
+        else:
+            single.request, single.layout = decode_document(
+                document, model.signature, single.on_response, max_input_size=self._limit
+            )
+        _send_texts(exchange, model, requests or [single.request])
+
+    async def _have_texts_decoded(
+        self, exchange: HttpExchange, model: Model, single: GenerateResponder, several: TextsResponder
+    ) -> None:
+        body, exchange.body = exchange.body, b""
+        with model.held():
+            with given_up_by_client(exchange):
+                decoding = large.decode_generate(
+                    self._codec,
+                    body,
+                    model.signature,
+                    lambda index: single.on_response if index is None else several.of(index),
+                    texts=True,
+                    limit=self._limit,
+                )
+                del body
+                requests, layout = await decoding
+            if layout is None:
+                several.requests = requests
+            else:
+                [single.request], single.layout = requests, layout
+            _send_texts(exchange, model, requests)
 
 
 def _send(exchange: HttpExchange, model: Model, request: InferRequest) -> None:

@@ -1,38 +1,39 @@
 """The OpenAI API: the handlers of models, chats, completions and embeddings.
 
-Called by the router; runs on the event loop, but for large bodies, which are read in a thread.
+Called by the router; runs on the event loop, but for large bodies, which another process reads.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import ExitStack
 from time import time
 
 from conch.errors import Code, ConchError
+from conch.frontends.codec.pool import Codec
+from conch.frontends.codec.requests import decode_openai
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.openai_responders import EmbeddingResponder, GenerationResponder, OpenAiResponder
 from conch.frontends.http.openai_status import refuse
-from conch.frontends.http.tasks import ExchangeTasks, is_large
+from conch.frontends.http.tasks import ExchangeTasks, content_encoding, given_up_by_client, small_body
+from conch.inference import ModelSignature
 from conch.server.core import InferenceServer
 from conch.server.model import Model
-from conch.wire import compression
-from conch.wire.openai.chat import read_chat
-from conch.wire.openai.completions import read_completion
-from conch.wire.openai.embeddings import read_embedding
+from conch.tensors import WireTensor
+from conch.wire.openai.answering import AnswerPlan
+from conch.wire.openai.embeddings import EmbeddingPlan
+from conch.wire.openai.endpoints import ENDPOINTS
 from conch.wire.openai.errors import ApiError
-from conch.wire.openai.models import list_body, model_body, require_chat, require_completion, require_embedding, usable
-from conch.wire.openai.reading import Fields, read_body
-
-#: From a model and the fields of a request to its responder, which sends it and answers the exchange.
-Prepare = Callable[[HttpExchange, Model, Fields], OpenAiResponder]
+from conch.wire.openai.models import list_body, model_body, usable
+from conch.wire.openai.reading import read_body
 
 
 class OpenAi:
     """The handlers; each answers its exchange or raises :class:`ConchError`."""
 
-    def __init__(self, server: InferenceServer) -> None:
+    def __init__(self, server: InferenceServer, codec: Codec) -> None:
         self._server = server
+        self._codec = codec
         self._limit = server.settings.http_max_input_size
         self._created = int(time())
         self._tasks = ExchangeTasks(refuse)
@@ -50,66 +51,69 @@ class OpenAi:
 
     def chat(self, exchange: HttpExchange) -> None:
         """``POST /v1/chat/completions``."""
-        self._start(exchange, _chat)
+        self._start(exchange, "chat")
 
     def completion(self, exchange: HttpExchange) -> None:
         """``POST /v1/completions``."""
-        self._start(exchange, _completion)
+        self._start(exchange, "completion")
 
     def embedding(self, exchange: HttpExchange) -> None:
         """``POST /v1/embeddings``."""
-        self._start(exchange, _embedding)
+        self._start(exchange, "embedding")
 
     def _is_usable(self, name: str) -> bool:
         return self._server.model_ready(name) and usable(self._server.model(name).signature)
 
-    def _start(self, exchange: HttpExchange, prepare: Prepare) -> None:
-        if is_large(exchange):
-            self._tasks.start(exchange, self._start_large(exchange, prepare))
+    def _start(self, exchange: HttpExchange, endpoint: str) -> None:
+        body = small_body(exchange, self._limit)
+        if body is None:
+            self._tasks.start(exchange, self._start_large(exchange, endpoint))
             return
-        fields = self._read(exchange)
-        model = self._model(fields)
-        prepare(exchange, model, fields).start(model)
+        require, read = ENDPOINTS[endpoint]
+        fields = read_body(body)
+        model = self._model(fields.required_text("model"))
+        require(model.signature)
+        request = read(fields)
+        self._responder(exchange, model, request.plan, request.inputs(model.signature)).start(model)
 
-    async def _start_large(self, exchange: HttpExchange, prepare: Prepare) -> None:
-        """Read a request in threads; its model stays loaded meanwhile."""
-        fields = await asyncio.to_thread(self._read, exchange)
-        model = self._model(fields)
-        with model.held():
-            responder = await asyncio.to_thread(prepare, exchange, model, fields)
-            if not exchange.gone:
-                responder.start(model)
+    async def _start_large(self, exchange: HttpExchange, endpoint: str) -> None:
+        """Have a request decoded; its model stays loaded meanwhile, once its name has been read."""
+        body, exchange.body = exchange.body, b""
+        with ExitStack() as stack:
+            model: Model
 
-    def _read(self, exchange: HttpExchange) -> Fields:
-        body = exchange.body
-        encoding = exchange.headers.get(b"content-encoding")
-        if encoding is not None:
-            body = compression.decompress(body, encoding.decode("latin-1"), self._limit)
-        return read_body(body)
+            def signature_of(name: str) -> ModelSignature:
+                nonlocal model
+                model = self._model(name)
+                stack.enter_context(model.held())
+                return model.signature
 
-    def _model(self, fields: Fields) -> Model:
-        name = fields.required_text("model")
+            with given_up_by_client(exchange):
+                decoding = decode_openai(
+                    self._codec, body, endpoint, signature_of, encoding=content_encoding(exchange), limit=self._limit
+                )
+                del body
+                plan, inputs = await decoding
+            self._responder(exchange, model, plan, inputs).start(model)
+
+    def _responder(
+        self,
+        exchange: HttpExchange,
+        model: Model,
+        plan: AnswerPlan | EmbeddingPlan,
+        inputs: Sequence[dict[str, WireTensor]],
+    ) -> OpenAiResponder:
+        if isinstance(plan, EmbeddingPlan):
+            return EmbeddingResponder(exchange, model, plan, inputs, self._codec)
+        return GenerationResponder(exchange, model, plan, inputs)
+
+    def _model(self, name: str) -> Model:
         try:
             return self._server.model(name)
         except ConchError as error:
             if error.code is not Code.NOT_FOUND:
                 raise
             raise _unknown(error.message) from None
-
-
-def _chat(exchange: HttpExchange, model: Model, fields: Fields) -> OpenAiResponder:
-    require_chat(model.signature)
-    return GenerationResponder(exchange, model, read_chat(fields))
-
-
-def _completion(exchange: HttpExchange, model: Model, fields: Fields) -> OpenAiResponder:
-    require_completion(model.signature)
-    return GenerationResponder(exchange, model, read_completion(fields))
-
-
-def _embedding(exchange: HttpExchange, model: Model, fields: Fields) -> OpenAiResponder:
-    require_embedding(model.signature)
-    return EmbeddingResponder(exchange, model, read_embedding(fields))
 
 
 def _unknown(message: str) -> ApiError:

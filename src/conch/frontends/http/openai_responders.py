@@ -12,16 +12,17 @@ from functools import partial
 from typing import Final
 
 from conch.errors import ConchError, internal
+from conch.frontends.codec import answers as large
+from conch.frontends.codec.pool import LARGE, Codec
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.openai_status import STATUS, refuse
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
+from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.tensors import WireTensor
-from conch.wire.openai.answering import Answer, event
-from conch.wire.openai.chat import ChatRequest
-from conch.wire.openai.completions import CompletionRequest
-from conch.wire.openai.embeddings import EmbeddingAnswer, EmbeddingRequest, wanted_outputs
+from conch.wire.openai.answering import Answer, AnswerPlan, event
+from conch.wire.openai.embeddings import EmbeddingAnswer, EmbeddingPlan, wanted_outputs
 from conch.wire.openai.errors import error_body
 from conch.wire.openai.models import PROMPT
 from conch.wire.openai.responses import ChoiceDelta, read_response
@@ -29,6 +30,8 @@ from conch.wire.openai.responses import ChoiceDelta, read_response
 LOG = logging.getLogger("conch")
 
 _NO_CACHE: Final = (b"Cache-Control", b"no-cache")
+#: Answers that are so large that the codec encodes them.
+_ENCODING: Final = ExchangeTasks(refuse)
 
 
 class OpenAiResponder:
@@ -110,12 +113,14 @@ class OpenAiResponder:
 class GenerationResponder(OpenAiResponder):
     """Answers with a chat completion or completions, as one object or as events."""
 
-    def __init__(self, exchange: HttpExchange, model: Model, request: ChatRequest | CompletionRequest) -> None:
-        self._answer: Answer = request.answer(model.name)
-        self._choices = request.choices
-        self._top = request.top
-        self._stream = request.stream
-        super().__init__(exchange, model, request.inputs(model.signature), id=self._answer.id)
+    def __init__(
+        self, exchange: HttpExchange, model: Model, plan: AnswerPlan, inputs: Sequence[dict[str, WireTensor]]
+    ) -> None:
+        self._answer: Answer = plan.answer(model.name)
+        self._choices = plan.choices
+        self._top = plan.logprobs or 0
+        self._stream = plan.stream
+        super().__init__(exchange, model, inputs, id=self._answer.id)
         #: Requests, by number, whose prompts have been counted.
         self._counted: set[int] = set()
 
@@ -160,14 +165,31 @@ class GenerationResponder(OpenAiResponder):
 class EmbeddingResponder(OpenAiResponder):
     """Answers with the embeddings of all texts, as one object."""
 
-    def __init__(self, exchange: HttpExchange, model: Model, request: EmbeddingRequest) -> None:
-        inputs = request.inputs(model.signature)
+    def __init__(
+        self,
+        exchange: HttpExchange,
+        model: Model,
+        plan: EmbeddingPlan,
+        inputs: Sequence[dict[str, WireTensor]],
+        codec: Codec,
+    ) -> None:
         super().__init__(exchange, model, inputs, outputs=wanted_outputs(model.signature))
+        self._plan = plan
+        self._codec = codec
         self._rows = [tensors[PROMPT].shape[0] if tensors[PROMPT].shape else 1 for tensors in inputs]
-        self._answer = EmbeddingAnswer(request, model.name, model.signature, len(inputs))
+        self._answer = EmbeddingAnswer(plan, model.name, model.signature, len(inputs))
 
     def _take(self, part: int, response: InferResponse) -> None:
         self._answer.add(part, self._rows[part], response)
 
     def _finish(self) -> None:
-        self._exchange.respond(200, [JSON], self._answer.body())
+        vectors = self._answer.vectors()
+        if sum(map(len, vectors)) > LARGE:
+            _ENCODING.start(self._exchange, self._have_encoded(vectors))
+        else:
+            self._exchange.respond(200, [JSON], self._answer.body())
+
+    async def _have_encoded(self, vectors: list[memoryview]) -> None:
+        with given_up_by_client(self._exchange):
+            body = await large.encode_embeddings(self._codec, vectors, self._plan, self._model, self._answer.tokens)
+        self._exchange.respond(200, [JSON], *body)

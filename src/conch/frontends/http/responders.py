@@ -6,14 +6,19 @@ Made by the handlers (``inference.py``); called for every response, on the event
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from conch.errors import ConchError, internal, invalid
+from conch.frontends.codec import answers as large
+from conch.frontends.codec.pool import Codec
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import STATUS, refuse
+from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
+from conch.tensors import Buffer
 from conch.wire import compression
 from conch.wire.json.control import error_body
 from conch.wire.json.generate import NOT_ONE_RESPONSE, Layout, encode_generate, server_sent_event
@@ -26,6 +31,9 @@ BINARY: Final = (b"Content-Type", b"application/octet-stream")
 EVENTS: Final = (b"Content-Type", b"text/event-stream; charset=utf-8")
 #: A stream is aborted when its client leaves more than this unread (bytes).
 UNREAD_LIMIT: Final = 64 << 20
+
+#: Answers that are so large that the codec encodes them.
+_ENCODING: Final = ExchangeTasks(refuse)
 
 
 class Responder:
@@ -59,13 +67,14 @@ class Responder:
 class InferResponder(Responder):
     """``infer``: one response, which a response sender may mark as final separately."""
 
-    __slots__ = ("_kept", "_model", "plan")
+    __slots__ = ("_codec", "_kept", "_model", "plan")
 
     plan: JsonOutputPlan
 
-    def __init__(self, exchange: HttpExchange, model: Model) -> None:
+    def __init__(self, exchange: HttpExchange, model: Model, codec: Codec) -> None:
         super().__init__(exchange)
         self._model = model
+        self._codec = codec
         self._kept: list[InferResponse] | None = None
 
     def _write(self, response: InferResponse) -> None:
@@ -74,16 +83,38 @@ class InferResponder(Responder):
             return
         if response.error is not None:
             raise response.error
-        exchange = self._exchange
-        header, blobs = encode_infer(self.request, response, self.plan, self._model.labels)
-        headers = [BINARY, (b"Inference-Header-Content-Length", b"%d" % len(header))] if blobs else [JSON]
-        accepted = exchange.headers.get(b"accept-encoding")
+        accepted = self._exchange.headers.get(b"accept-encoding")
         encoding = compression.negotiate(accepted.decode("latin-1")) if accepted is not None else "identity"
+        if large.is_large(response) and (encoding != "identity" or not self._binary(response)):
+            _ENCODING.start(self._exchange, self._have_encoded(response, encoding))
+            return
+        header, blobs = encode_infer(self.request, response, self.plan, self._model.labels)
+        parts: list[Buffer] = [header, *blobs]
+        if encoding != "identity":
+            parts = [compression.compress(parts, encoding)]
+        self._respond(len(header) if blobs else 0, parts, encoding)
+
+    async def _have_encoded(self, response: InferResponse, encoding: str) -> None:
+        with self._model.held(), given_up_by_client(self._exchange):
+            header_size, parts = await large.encode_infer(
+                self._codec, self.request, response, self.plan, self._model, encoding
+            )
+        self._respond(header_size, parts, encoding)
+
+    def _respond(self, header_size: int, parts: Sequence[Buffer], encoding: str) -> None:
+        """Send a body; ``header_size`` is that of its JSON where binary tensors follow, else 0."""
+        headers = [BINARY, (b"Inference-Header-Content-Length", b"%d" % header_size)] if header_size else [JSON]
         if encoding != "identity":
             headers.append((b"Content-Encoding", encoding.encode()))
-            exchange.respond(200, headers, compression.compress([header, *blobs], encoding))
-        else:
-            exchange.respond(200, headers, header, *blobs)
+        self._exchange.respond(200, headers, *parts)
+
+    def _binary(self, response: InferResponse) -> bool:
+        """Whether nothing of a response is to be written as JSON."""
+        plan = self.plan
+        if not plan.outputs:
+            return plan.binary
+        wanted = [plan.outputs[tensor.name] for tensor in response.outputs if tensor.name in plan.outputs]
+        return all(one.binary and not one.classification for one in wanted)
 
     def _collect(self, response: InferResponse) -> None:
         """Keep the only response until the request ends, and write it then."""
@@ -102,12 +133,13 @@ class InferResponder(Responder):
 class GenerateResponder(Responder):
     """``generate``: one response, as JSON."""
 
-    __slots__ = ("_count", "_first", "layout")
+    __slots__ = ("_codec", "_count", "_first", "layout")
 
     layout: Layout
 
-    def __init__(self, exchange: HttpExchange) -> None:
+    def __init__(self, exchange: HttpExchange, codec: Codec) -> None:
         super().__init__(exchange)
+        self._codec = codec
         self._first: InferResponse | None = None
         self._count = 0
 
@@ -122,15 +154,23 @@ class GenerateResponder(Responder):
             raise first.error
         if first is None or self._count > 1:
             self._exchange.respond(200, [JSON], error_body(NOT_ONE_RESPONSE))
+        elif large.is_large(first):
+            _ENCODING.start(self._exchange, self._have_encoded(first))
         else:
             self._exchange.respond(200, [JSON], encode_generate(self.request, first, self.layout))
+
+    async def _have_encoded(self, response: InferResponse) -> None:
+        with given_up_by_client(self._exchange):
+            body = await large.encode_generate(self._codec, self.request, response, self.layout)
+        self._exchange.respond(200, [JSON], *body)
 
 
 class TextsResponder:
     """``generate`` for several texts: ``requests`` has one for each, and the exchange gets all answers, or an error."""
 
-    def __init__(self, exchange: HttpExchange) -> None:
+    def __init__(self, exchange: HttpExchange, codec: Codec) -> None:
         self._exchange = exchange
+        self._codec = codec
         self.requests: list[InferRequest] = []
         self._answers: dict[int, InferResponse] = {}
         self._ended = 0
@@ -151,13 +191,23 @@ class TextsResponder:
             if self._ended == len(self.requests):
                 if len(self._answers) < self._ended:
                     raise invalid(NOT_ONE_RESPONSE)
-                answers = [self._answers[number] for number in range(self._ended)]
-                self._exchange.respond(200, [JSON], encode_texts(self.requests, answers))
+                self._finish([self._answers[number] for number in range(self._ended)])
         except ConchError as error:
             self._give_up(error)
         except Exception:
             LOG.exception("the responses of '%s' could not be written", self.requests[0].model_name)
             self._give_up(internal("the response could not be written"))
+
+    def _finish(self, answers: list[InferResponse]) -> None:
+        if large.is_large(*answers):
+            _ENCODING.start(self._exchange, self._have_encoded(answers))
+        else:
+            self._exchange.respond(200, [JSON], encode_texts(self.requests, answers))
+
+    async def _have_encoded(self, answers: list[InferResponse]) -> None:
+        with given_up_by_client(self._exchange):
+            body = await large.encode_texts(self._codec, self.requests[0], answers)
+        self._exchange.respond(200, [JSON], *body)
 
     def _give_up(self, error: ConchError) -> None:
         refuse(self._exchange, error)
@@ -168,13 +218,45 @@ class TextsResponder:
 class GenerateStreamResponder(Responder):
     """``generate_stream``: each response is an event; the first one determines the HTTP status."""
 
-    __slots__ = ("layout",)
+    __slots__ = ("_codec", "_late", "layout")
 
     layout: Layout
 
+    def __init__(self, exchange: HttpExchange, codec: Codec) -> None:
+        super().__init__(exchange)
+        self._codec = codec
+        #: Responses from a large one on, which is being encoded.
+        self._late: deque[InferResponse] = deque()
+
     def _write(self, response: InferResponse) -> None:
+        if self._late:
+            self._late.append(response)
+        elif large.is_large(response):
+            self._late.append(response)
+            _ENCODING.start(self._exchange, self._send_late())
+        else:
+            self._send(response, *self._event(response))
+
+    async def _send_late(self) -> None:
+        """Send what is late, in order; the first of it stays until it has been sent."""
+        while self._late and not self._exchange.gone:
+            response = self._late[0]
+            if large.is_large(response):
+                status, event = await self._large_event(response)
+            else:
+                status, event = self._event(response)
+            self._send(response, status, event)
+            self._late.popleft()
+
+    async def _large_event(self, response: InferResponse) -> tuple[int, bytes]:
+        try:
+            body = await large.encode_generate(self._codec, self.request, response, self.layout)
+        except ConchError as error:
+            return STATUS[error.code], error_body(error.message)
+        return 200, b"".join(body)
+
+    def _send(self, response: InferResponse, status: int, event: bytes) -> None:
         exchange = self._exchange
-        status, event = self._event(response)
         if not exchange.started and (event or response.final):
             exchange.start(status, [EVENTS])
         if event:

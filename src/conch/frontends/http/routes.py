@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from conch import logs
 from conch.errors import Code, ConchError, invalid
 from conch.frontends.access_log import AccessRecord
+from conch.frontends.codec.pool import Codec
 from conch.frontends.http.connection import MAX_BODY_BYTES
 from conch.frontends.http.control import ControlRoutes
 from conch.frontends.http.exchange import HttpExchange
@@ -51,7 +52,7 @@ class _Route:
 class Router:
     """Passes exchanges to their handlers; ``openai_only`` is for a port that has nothing but the OpenAI API."""
 
-    def __init__(self, server: InferenceServer, *, openai_only: bool = False) -> None:
+    def __init__(self, server: InferenceServer, codec: Codec, *, openai_only: bool = False) -> None:
         self._openai_only = openai_only
         self._max_input_size = server.settings.http_max_input_size
         self._restrictions = {
@@ -59,10 +60,10 @@ class Router:
             for rule in server.settings.http_restricted_api
             for api in rule.apis
         }
-        control = ControlRoutes(server)
-        table = _openai_table(server, control) if openai_only else _kserve_table(server, control)
+        control = ControlRoutes(server, codec)
+        table = (_openai_table if openai_only else _kserve_table)(server, codec, control)
         if not openai_only:
-            table += _openai_table(server, control)
+            table += _openai_table(server, codec, control)
         self._table = [(re.compile(pattern), api, handlers) for pattern, api, handlers in table]
         self._known: dict[bytes, _Route] = {}
 
@@ -123,10 +124,10 @@ class Router:
         return "" if allowed else f"This API is restricted, expecting header '{shown}'"
 
 
-def _kserve_table(server: InferenceServer, control: ControlRoutes) -> list[_Row]:
+def _kserve_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[_Row]:
     """The routes of the KServe protocol with Triton's extensions."""
     get, post = b"GET", b"POST"
-    inference = Inference(server)
+    inference = Inference(server, codec)
     logging_handlers = {get: control.log_settings, post: control.change_log_settings}
     missing = {get: control.not_available, post: control.not_available}
     model = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
@@ -157,10 +158,10 @@ def _kserve_table(server: InferenceServer, control: ControlRoutes) -> list[_Row]
     ]
 
 
-def _openai_table(server: InferenceServer, control: ControlRoutes) -> list[_Row]:
+def _openai_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[_Row]:
     """The routes of the OpenAI API, and the health check that Triton's front end for it has."""
     get, post = b"GET", b"POST"
-    openai = OpenAi(server)
+    openai = OpenAi(server, codec)
     return [
         (r"/v1/models", "metadata", {get: openai.models}),
         (r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}),

@@ -7,26 +7,55 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from conch.errors import ConchError, internal
+from conch.frontends.codec.pool import LARGE
 from conch.frontends.http.exchange import HttpExchange
+from conch.tensors import Buffer
+from conch.wire import compression
 
 LOG = logging.getLogger("conch")
 
-#: JSON of more bytes than this is decoded in a thread, so that other clients are served meanwhile.
-LARGE_JSON: Final = 1 << 20
-#: A compressed body of more bytes than this may become as much: deflate packs at most 1032 bytes into one.
-LARGE_COMPRESSED: Final = LARGE_JSON // 1032
+
+def content_encoding(exchange: HttpExchange) -> str:
+    """The value of ``Content-Encoding``, empty without it."""
+    return exchange.headers.get(b"content-encoding", b"").decode("latin-1")
 
 
-def is_large(exchange: HttpExchange, *, binary: bool = False) -> bool:
-    """Whether the body is to be decoded in a thread; that of ``binary`` tensors only if it is compressed."""
-    size = len(exchange.body)
-    if size <= LARGE_COMPRESSED:
-        return False
-    return b"content-encoding" in exchange.headers or (size > LARGE_JSON and not binary)
+def small_body(exchange: HttpExchange, limit: int) -> Buffer | None:
+    """The body before it was compressed, None where it is large; ``limit`` is that of the settings.
+
+    Raises as :func:`conch.wire.compression.decompress` does.
+    """
+    body = exchange.body
+    if len(body) > LARGE:
+        return None
+    encoding = content_encoding(exchange)
+    if compression.is_identity(encoding):
+        return body
+    return (
+        compression.decompress_at_most(body, encoding, LARGE)
+        if limit > LARGE
+        else compression.decompress(body, encoding, limit)
+    )
+
+
+@contextmanager
+def given_up_by_client(exchange: HttpExchange) -> Iterator[None]:
+    """Cancel the running task if the client of ``exchange`` hangs up meanwhile."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def cancel() -> None:
+        task.cancel()
+
+    exchange.on_disconnect = cancel
+    try:
+        yield
+    finally:
+        exchange.on_disconnect = None
 
 
 class ExchangeTasks:

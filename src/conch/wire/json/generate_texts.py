@@ -6,16 +6,47 @@ tensor of one element.  Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from conch.errors import invalid
 from conch.inference import InferRequest, InferResponse, ModelSignature
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
+from conch.wire.json.generate import decode_document
 
 #: The most texts of a body.
 MOST_TEXTS: Final = 256
+#: The most members of a body with several texts, each of which is given with each text.
+MOST_MEMBERS: Final = 1000
+
+
+def decode_texts(
+    document: Mapping[str, Any],
+    signature: ModelSignature,
+    on_response: Callable[[int], Callable[[InferResponse], None]],
+    max_input_size: int,
+) -> list[InferRequest] | None:
+    """A request for each text of a body with these members; None where no input of one element is given as a list.
+
+    ``on_response`` gives what is called with the responses of a text, by its number.  Raises ConchError as
+    ``split_texts`` and ``decode_document`` do, INVALID_ARG for more than ``max_input_size`` bytes in all.
+    """
+    documents = split_texts(document, signature)
+    if documents is None:
+        return None
+    requests: list[InferRequest] = []
+    size = 0
+    for index, one in enumerate(documents):
+        request, _ = decode_document(one, signature, on_response(index), max_input_size=max_input_size)
+        requests.append(request)
+        size += sum(len(tensor.data) for tensor in request.inputs.values())
+        if size > max_input_size:
+            raise invalid(
+                f"the requests of {index + 1} texts have {size} bytes, which exceeds the maximum allowed input size"
+                f" of {max_input_size} bytes. Use --http-max-input-size to increase the limit."
+            )
+    return requests
 
 
 def split_texts(document: Mapping[str, Any], signature: ModelSignature) -> list[dict[str, Any]] | None:
@@ -39,6 +70,8 @@ def split_texts(document: Mapping[str, Any], signature: ModelSignature) -> list[
             )
     if not 0 < count <= MOST_TEXTS:
         raise invalid(f"'{first}' is a list of {count}; a request may have 1 to {MOST_TEXTS} texts")
+    if len(document) > MOST_MEMBERS:
+        raise invalid(f"a request for several texts has {len(document)} members; at most {MOST_MEMBERS} are allowed")
     return [{**document, **{name: values[index] for name, values in listed.items()}} for index in range(count)]
 
 

@@ -81,14 +81,25 @@ def decode_infer(
     against the model (:mod:`conch.validation` does that).  Raises :class:`ConchError` with
     Triton's texts and codes for whatever is wrong with the body.
     """
+    if header_length == 0 or (header_length is None and not body):
+        request = InferRequest(signature.name, {}, on_response, model_version=signature.version)
+        raw_input(body, signature, request, max_input_size)
+        return request, JsonOutputPlan(binary=True, batched=signature.max_batch_size > 0)
+    header, binary = _split(body, header_length)
+    return decode_split(header, binary, signature, on_response, max_input_size=max_input_size)
+
+
+def decode_split(
+    header: Buffer,
+    binary: Buffer,
+    signature: ModelSignature,
+    on_response: Callable[[InferResponse], None],
+    *,
+    max_input_size: int = MAX_INPUT_SIZE,
+) -> tuple[InferRequest, JsonOutputPlan]:
+    """The request in the JSON ``header`` of a body with ``binary`` behind it, as :func:`decode_infer` has it."""
     request = InferRequest(signature.name, {}, on_response, model_version=signature.version)
     plan = JsonOutputPlan(batched=signature.max_batch_size > 0)
-    if header_length == 0 or (header_length is None and not body):
-        plan.binary = True
-        raw_input(body, signature, request, max_input_size)
-        return request, plan
-
-    header, binary = _split(body, header_length)
     check_json_size(len(header), max_input_size)
     document = text.loads(header)
     if type(document) is not dict:

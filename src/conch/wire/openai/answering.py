@@ -7,6 +7,7 @@ model sends them, and asks it for events where the client wants a stream, else f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from time import time
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -49,20 +50,40 @@ class Usage:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPlan(ABC):
+    """What the answer to a chat or a completion depends on, but for the model's responses; small, however large the
+    request is.
+
+    ``choices`` is their number for each prompt, ``limit`` is ``max_tokens`` where the client gives it, ``logprobs`` the
+    number of alternatives to each token (None: no log-probabilities).
+    """
+
+    choices: int
+    limit: int | None
+    logprobs: int | None
+    stream: bool
+    include_usage: bool
+
+    @abstractmethod
+    def answer(self, model: str) -> Answer:
+        """An answer of the model with this name."""
+
+
 class Answer(ABC):
-    """An answer with a number of choices.  ``limit`` is ``max_tokens`` where the client gives it."""
+    """An answer with a number of choices."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, model: str, choices: int, *, include_usage: bool = False, limit: int | None = None) -> None:
+    def __init__(self, model: str, choices: int, plan: AnswerPlan) -> None:
         self.id = f"{self.prefix}-{uuid4().hex}"
         self.usage = Usage()
         self._head = {"id": self.id, "object": self.kind, "created": int(time()), "model": model}
         self._chunk_head = {**self._head, "object": self.chunk_kind, "system_fingerprint": None}
-        self._include_usage = include_usage
-        self._limit = limit
+        self._include_usage = plan.include_usage
+        self._limit = plan.limit
         self._counts = [0] * choices
         #: Why each choice has ended; empty while it goes on.
         self._ends = [""] * choices

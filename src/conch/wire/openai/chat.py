@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -10,7 +10,7 @@ import orjson
 from conch.inference import ModelSignature
 from conch.sampling.parameters import MAX_LOGPROBS
 from conch.tensors import WireTensor
-from conch.wire.openai.answering import Answer
+from conch.wire.openai.answering import Answer, AnswerPlan
 from conch.wire.openai.errors import ApiError
 from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.logprobs import chat_logprobs
@@ -25,6 +25,16 @@ from conch.wire.openai.tools import Tools, read_tools
 _REFUSED: Final = ("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options")
 #: vLLM's member for values of the chat template, and the input for them.
 TEMPLATE_VALUES: Final = "chat_template_kwargs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPlan(AnswerPlan):
+    """Of the ``tools``, how calls are found in the text is kept."""
+
+    tools: Tools
+
+    def answer(self, model: str) -> ChatAnswer:
+        return ChatAnswer(self, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +55,9 @@ class ChatRequest(Decoding):
                 given[name] = value
         return [generation_inputs(signature, given, self.sampling, stream=self.stream, logprobs=self.logprobs)]
 
-    def answer(self, model: str) -> ChatAnswer:
-        return ChatAnswer(self, model)
+    @property
+    def plan(self) -> ChatPlan:
+        return ChatPlan(tools=replace(self.tools, offered=None, schema=None), **self.common)
 
 
 def read_chat(fields: Fields) -> ChatRequest:
@@ -122,11 +133,10 @@ class ChatAnswer(Answer):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, request: ChatRequest, model: str) -> None:
-        limit = request.sampling.get("max_tokens")
-        super().__init__(model, request.choices, include_usage=request.include_usage, limit=limit)
-        self._logprobs = request.logprobs is not None
-        self._messages = [_Message(parser_for(request.tools)) for _ in range(request.choices)]
+    def __init__(self, plan: ChatPlan, model: str) -> None:
+        super().__init__(model, plan.choices, plan)
+        self._logprobs = plan.logprobs is not None
+        self._messages = [_Message(parser_for(plan.tools)) for _ in range(plan.choices)]
 
     def _chunks(self, index: int, piece: ChoiceDelta, end: str) -> list[dict[str, Any]]:
         message = self._messages[index]

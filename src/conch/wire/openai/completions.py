@@ -8,7 +8,7 @@ from typing import Any, Final
 from conch.inference import ModelSignature
 from conch.sampling.parameters import MAX_LOGPROBS, MAX_SAMPLES
 from conch.tensors import WireTensor
-from conch.wire.openai.answering import Answer
+from conch.wire.openai.answering import Answer, AnswerPlan
 from conch.wire.openai.errors import ApiError
 from conch.wire.openai.inputs import generation_inputs
 from conch.wire.openai.logprobs import completion_logprobs
@@ -19,6 +19,16 @@ from conch.wire.openai.sampling import IGNORED, Decoding, read_sampling, read_st
 
 #: Prompts of one request; each becomes a request to the model.
 MAX_PROMPTS: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionPlan(AnswerPlan):
+    """``echoes`` are what precedes the choices for each prompt: itself, or nothing."""
+
+    echoes: list[str]
+
+    def answer(self, model: str) -> CompletionAnswer:
+        return CompletionAnswer(self, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +47,9 @@ class CompletionRequest(Decoding):
             for prompt in self.prompts
         ]
 
-    def answer(self, model: str) -> CompletionAnswer:
-        return CompletionAnswer(self, model)
+    @property
+    def plan(self) -> CompletionPlan:
+        return CompletionPlan(echoes=[prompt if self.echo else "" for prompt in self.prompts], **self.common)
 
 
 def read_completion(fields: Fields) -> CompletionRequest:
@@ -89,13 +100,12 @@ class CompletionAnswer(Answer):
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, request: CompletionRequest, model: str) -> None:
-        count = len(request.prompts) * request.choices
-        limit = request.sampling.get("max_tokens")
-        super().__init__(model, count, include_usage=request.include_usage, limit=limit)
-        self._top = request.logprobs
+    def __init__(self, plan: CompletionPlan, model: str) -> None:
+        count = len(plan.echoes) * plan.choices
+        super().__init__(model, count, plan)
+        self._top = plan.logprobs
         # The prompt of each choice until it has been sent, where the client asks for it (``echo``).
-        self._echoes = [text if request.echo else "" for text in request.prompts for _ in range(request.choices)]
+        self._echoes = [text for text in plan.echoes for _ in range(plan.choices)]
         self._offsets = [0] * count
         self._texts: list[list[str]] = [[] for _ in range(count)]
         self._tokens: list[list[Token]] = [[] for _ in range(count)]

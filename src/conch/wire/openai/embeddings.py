@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Final
@@ -26,12 +27,20 @@ _COUNT: Final = "num_input_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingRequest:
-    """A request for embeddings, read and checked; ``dimensions`` 0 leaves vectors as they are."""
+class EmbeddingPlan:
+    """How the vectors of ``texts`` texts are written; ``dimensions`` 0 leaves them as they are."""
 
-    texts: list[str]
+    texts: int
     base64: bool
     dimensions: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """A request for embeddings, read and checked."""
+
+    texts: list[str]
+    plan: EmbeddingPlan
 
     def inputs(self, signature: ModelSignature) -> list[dict[str, WireTensor]]:
         """The inputs of the requests to the model, each with as many texts as the model takes at a time."""
@@ -54,7 +63,7 @@ def read_embedding(fields: Fields) -> EmbeddingRequest:
     dimensions = fields.integer("dimensions", 1, 2**31 - 1)
     fields.ignore(*IGNORED)
     fields.finish()
-    return EmbeddingRequest(texts, form == "base64", dimensions or 0)
+    return EmbeddingRequest(texts, EmbeddingPlan(len(texts), form == "base64", dimensions or 0))
 
 
 def wanted_outputs(signature: ModelSignature) -> tuple[str, ...]:
@@ -66,8 +75,8 @@ def wanted_outputs(signature: ModelSignature) -> tuple[str, ...]:
 class EmbeddingAnswer:
     """Collects the vectors of all requests to the model, in the order of the texts."""
 
-    def __init__(self, request: EmbeddingRequest, model: str, signature: ModelSignature, parts: int) -> None:
-        self._request = request
+    def __init__(self, plan: EmbeddingPlan, model: str, signature: ModelSignature, parts: int) -> None:
+        self._plan = plan
         self._model = model
         self._output = embedding_output(signature)
         self._parts: list[list[memoryview]] = [[] for _ in range(parts)]
@@ -86,30 +95,43 @@ class EmbeddingAnswer:
 
     def body(self) -> bytes:
         """The answer.  Raises INTERNAL where vectors are missing."""
+        return embedding_body(self.vectors(), self._plan, self._model, self.tokens)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all texts, 0 where the model does not count them."""
+        return self._tokens or 0
+
+    def vectors(self) -> list[memoryview]:
+        """The vectors of all texts (FP32).  Raises INTERNAL where some are missing."""
         vectors = [vector for part in self._parts for vector in part]
-        if len(vectors) != len(self._request.texts):
-            raise internal(f"the model gave {len(vectors)} embeddings for {len(self._request.texts)} texts")
-        data = [
-            {"object": "embedding", "index": index, "embedding": self._shown(vector)}
-            for index, vector in enumerate(vectors)
-        ]
-        tokens = self._tokens or 0
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return orjson.dumps({"object": "list", "data": data, "model": self._model, "usage": usage})
+        if len(vectors) != self._plan.texts:
+            raise internal(f"the model gave {len(vectors)} embeddings for {self._plan.texts} texts")
+        return vectors
 
     def _vectors(self, tensor: WireTensor, rows: int) -> list[memoryview]:
         data = memoryview(bytes(tensor.data))
         size, rest = divmod(len(data), 4 * rows)
         if rest or not size:
             raise internal(f"the model's {tensor.name} of {len(data)} bytes does not hold {rows} vectors")
-        if self._request.dimensions > size:
-            raise ApiError(f"'dimensions' is {self._request.dimensions}; the model has {size}", "dimensions")
+        if self._plan.dimensions > size:
+            raise ApiError(f"'dimensions' is {self._plan.dimensions}; the model has {size}", "dimensions")
         return [data[4 * size * row : 4 * size * (row + 1)] for row in range(rows)]
 
-    def _shown(self, vector: memoryview) -> Any:
-        request = self._request
-        if request.dimensions:
-            kept = vector[: 4 * request.dimensions].cast("f").tolist()
-            norm = sqrt(sum([value * value for value in kept]))
-            vector = memoryview(array("f", [value / norm for value in kept] if norm else kept)).cast("B")
-        return b64encode(vector).decode() if request.base64 else vector.cast("f").tolist()
+
+def embedding_body(vectors: Sequence[memoryview], plan: EmbeddingPlan, model: str, tokens: int) -> bytes:
+    """The answer with these vectors (FP32)."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": _shown(vector, plan)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return orjson.dumps({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def _shown(vector: memoryview, plan: EmbeddingPlan) -> Any:
+    if plan.dimensions:
+        kept = vector[: 4 * plan.dimensions].cast("f").tolist()
+        norm = sqrt(sum([value * value for value in kept]))
+        vector = memoryview(array("f", [value / norm for value in kept] if norm else kept)).cast("B")
+    return b64encode(vector).decode() if plan.base64 else vector.cast("f").tolist()

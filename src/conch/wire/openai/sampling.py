@@ -36,9 +36,15 @@ class Decoding:
         return count
 
     @property
-    def top(self) -> int:
-        """The number of alternatives to each token."""
-        return self.logprobs or 0
+    def common(self) -> dict[str, Any]:
+        """The members that every ``AnswerPlan`` has."""
+        return {
+            "choices": self.choices,
+            "limit": self.sampling.get("max_tokens"),
+            "logprobs": self.logprobs,
+            "stream": self.stream,
+            "include_usage": self.include_usage,
+        }
 
 
 #: Members of other servers' APIs that models understand under the same name.

@@ -182,7 +182,7 @@ def _rounded(size: int) -> int:
 
 
 def _create(id: int, size: int) -> Region:
-    fd = _anonymous_file()
+    fd = anonymous_file()
     try:
         os.ftruncate(fd, size)
         return Region(id, size, fd)
@@ -191,7 +191,8 @@ def _create(id: int, size: int) -> Region:
         raise
 
 
-def _anonymous_file() -> int:
+def anonymous_file() -> int:
+    """The descriptor of an empty file in memory, which is gone when nobody has it open or mapped."""
     try:
         return os.memfd_create("conch", os.MFD_CLOEXEC)
     except (AttributeError, OSError):  # not Linux, or a sandbox forbids it

@@ -1,20 +1,20 @@
-"""Models that are unloaded or replaced while a large request to them is being decoded in a thread."""
+"""Models that are unloaded or replaced while a large request to them is being decoded."""
 
 import asyncio
 import gzip
 import json
-import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 from conch.config.pbtxt import parse
+from conch.frontends.codec.memory import Header
+from conch.frontends.codec.pool import LARGE as LARGE_SIZE
+from conch.frontends.codec.pool import Codec
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.routes import Router
-from conch.frontends.http.tasks import LARGE_JSON
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.rollout import Rollout
@@ -22,7 +22,7 @@ from conch.server.states import ModelState, ModelTable, State, VersionState
 from conch.settings import Settings
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
-from conch.tensors import WireTensor, pack_bytes
+from conch.tensors import Buffer, WireTensor, pack_bytes
 
 CONFIG = """
 name: "m" backend: "python" max_batch_size: 0
@@ -42,7 +42,7 @@ input [{name: "text_input" data_type: TYPE_FP32 dims: [3]}]
 output [{name: "score" data_type: TYPE_FP32 dims: [1]}]
 model_transaction_policy {decoupled: true}
 """
-LARGE = "x" * (LARGE_JSON + 1)
+LARGE = "x" * (LARGE_SIZE + 1)
 
 
 class Executor:
@@ -88,26 +88,19 @@ class Core:
         return model
 
 
-class Threads(ThreadPoolExecutor):
-    """Runs functions of the event loop's; holds the one after the first ``passed`` back until ``release``."""
+class HeldCodec(Codec):
+    """Decodes, and gives what it has decoded when it is released."""
 
-    def __init__(self, passed: int) -> None:
-        super().__init__(1)
-        self.passed = passed
+    def __init__(self) -> None:
+        super().__init__(1 << 30, 30)
         self.held = asyncio.Event()
-        self.release = threading.Event()
+        self.release = asyncio.Event()
 
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        if self.passed:
-            self.passed -= 1
-            return super().submit(function, *arguments, **options)
+    async def run(self, header: Header, parts: list[Buffer], **options: Any) -> tuple[Header, list[memoryview]]:
+        decoded = await super().run(header, parts, **options)
         self.held.set()
-
-        def later() -> Any:
-            assert self.release.wait(30)
-            return function(*arguments, **options)
-
-        return super().submit(later)
+        await self.release.wait()
+        return decoded
 
 
 class Transport:
@@ -129,8 +122,8 @@ class Transport:
 class Client:
     """One exchange at a time with a router."""
 
-    def __init__(self, core: Core) -> None:
-        self.router = Router(core)  # type: ignore[arg-type]
+    def __init__(self, core: Core, codec: Codec) -> None:
+        self.router = Router(core, codec)  # type: ignore[arg-type]
         self.transport = Transport()
         self.ended = asyncio.Event()
 
@@ -140,7 +133,7 @@ class Client:
     def post(self, path: str, document: dict[str, Any]) -> HttpExchange:
         exchange = HttpExchange(self, b"POST", path.encode(), {}, True)  # type: ignore[arg-type]
         exchange.body = json.dumps(document).encode()
-        assert len(exchange.body) > LARGE_JSON
+        assert len(exchange.body) > LARGE_SIZE
         self.router.handle(exchange)
         return exchange
 
@@ -157,6 +150,13 @@ async def core() -> AsyncIterator[Core]:
     await core.rollout.finish(5)
 
 
+@pytest.fixture
+async def codec() -> AsyncIterator[HeldCodec]:
+    codec = HeldCodec()
+    yield codec
+    await codec.close()
+
+
 INFER = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [LARGE]}]}
 GENERATE = {"text_input": LARGE}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": LARGE}]}
@@ -167,25 +167,27 @@ KSERVE = [("infer", INFER), ("generate", GENERATE), ("generate_stream", GENERATE
 OPENAI = [("chat/completions", CHAT), ("completions", COMPLETION), ("embeddings", EMBEDDING)]
 
 
-async def exchange_while(core: Core, path: str, document: dict[str, Any], change: Callable[[], Any]) -> tuple[int, str]:
+async def exchange_while(
+    core: Core, codec: HeldCodec, path: str, document: dict[str, Any], change: Callable[[], Any]
+) -> tuple[int, str]:
     """The status and body of the response to a request during whose decoding ``change`` happens."""
-    threads = Threads(passed=1 if path.startswith("/v1/") else 0)  # the first one reads only what the model's name is
-    asyncio.get_running_loop().set_default_executor(threads)
-    client = Client(core)
+    client = Client(core, codec)
     client.post(path, document)
-    await asyncio.wait_for(threads.held.wait(), 30)
+    await asyncio.wait_for(codec.held.wait(), 30)
     change()
     for _ in range(10):  # what has no requests ends within these turns of the loop
         await asyncio.sleep(0)
-    threads.release.set()
+    codec.release.set()
     return await client.response()
 
 
 @pytest.mark.parametrize(("method", "document"), KSERVE)
-async def test_version_is_unloaded_while_its_request_is_decoded(core: Core, method: str, document: dict) -> None:
+async def test_version_is_unloaded_while_its_request_is_decoded(
+    core: Core, codec: HeldCodec, method: str, document: dict
+) -> None:
     first = core.load("first", 1)
     status, body = await exchange_while(
-        core, f"/v2/models/m/versions/1/{method}", document, lambda: core.load("second", 2)
+        core, codec, f"/v2/models/m/versions/1/{method}", document, lambda: core.load("second", 2)
     )
     assert status == 200
     assert "first" in body and "second" not in body
@@ -194,68 +196,72 @@ async def test_version_is_unloaded_while_its_request_is_decoded(core: Core, meth
 
 
 @pytest.mark.parametrize(("method", "document"), KSERVE)
-async def test_model_becomes_another_while_its_request_is_decoded(core: Core, method: str, document: dict) -> None:
+async def test_model_becomes_another_while_its_request_is_decoded(
+    core: Core, codec: HeldCodec, method: str, document: dict
+) -> None:
     core.load("first", 1)
-    status, body = await exchange_while(core, f"/v2/models/m/{method}", document, lambda: core.load("second", 1, OTHER))
+    status, body = await exchange_while(
+        core, codec, f"/v2/models/m/{method}", document, lambda: core.load("second", 1, OTHER)
+    )
     assert status == 200
     assert "first" in body
 
 
 @pytest.mark.parametrize(("method", "document"), OPENAI)
 async def test_model_becomes_another_while_its_openai_request_is_prepared(
-    core: Core, method: str, document: dict
+    core: Core, codec: HeldCodec, method: str, document: dict
 ) -> None:
     core.load("first", 1)
-    status, body = await exchange_while(core, f"/v1/{method}", document, lambda: core.load("second", 1, OTHER))
+    status, body = await exchange_while(core, codec, f"/v1/{method}", document, lambda: core.load("second", 1, OTHER))
     assert status == 200
     assert "first" in body or json.loads(body)["data"][0]["embedding"] == [1.0, 5.0]
 
 
 @pytest.mark.parametrize(("method", "document"), KSERVE)
-async def test_server_stops_while_a_request_is_decoded(core: Core, method: str, document: dict) -> None:
+async def test_server_stops_while_a_request_is_decoded(
+    core: Core, codec: HeldCodec, method: str, document: dict
+) -> None:
     model = core.load("first", 1)
 
     def stop() -> None:
         core.exiting = model.stopping = True
 
-    status, body = await exchange_while(core, f"/v2/models/m/{method}", document, stop)
+    status, body = await exchange_while(core, codec, f"/v2/models/m/{method}", document, stop)
     assert status == 503
     assert "Server is stopping" in body
     assert not model.in_flight
 
 
-async def test_client_hangs_up_while_its_request_is_decoded(core: Core) -> None:
+async def test_client_hangs_up_while_its_request_is_decoded(core: Core, codec: HeldCodec) -> None:
     model = core.load("first", 1)
-    threads = Threads(passed=0)
-    asyncio.get_running_loop().set_default_executor(threads)
-    exchange = Client(core).post("/v2/models/m/infer", INFER)
-    await asyncio.wait_for(threads.held.wait(), 30)
+    exchange = Client(core, codec).post("/v2/models/m/infer", INFER)
+    await asyncio.wait_for(codec.held.wait(), 30)
     exchange.disconnect()
-    threads.release.set()
+    codec.release.set()
     assert await asyncio.wait_for(model.finish(), 30)
     assert model.statistics.success_count == 0
 
 
-async def test_compressed_body_is_decoded_in_a_thread_before_it_is_known_how_large_it_becomes(core: Core) -> None:
+async def test_a_compressed_body_counts_by_what_it_becomes(core: Core, codec: HeldCodec) -> None:
     core.load("first", 1)
-    threads = Threads(passed=0)
-    asyncio.get_running_loop().set_default_executor(threads)
-    client = Client(core)
+    client = Client(core, codec)
     exchange = HttpExchange(client, b"POST", b"/v2/models/m/infer", {b"content-encoding": b"gzip"}, True)  # type: ignore[arg-type]
     exchange.body = gzip.compress(json.dumps(INFER).encode())
-    assert len(exchange.body) < LARGE_JSON // 100
+    assert len(exchange.body) < LARGE_SIZE // 100
     client.router.handle(exchange)
-    await asyncio.wait_for(threads.held.wait(), 30)
-    threads.release.set()
+    await asyncio.wait_for(codec.held.wait(), 30)
+    codec.release.set()
     status, body = await client.response()
     assert status == 200
     assert "first" in body
 
 
 @pytest.mark.parametrize("method", ["infer", "generate", "generate_stream"])
-async def test_model_is_let_go_after_a_large_request_that_cannot_be_decoded(core: Core, method: str) -> None:
+async def test_model_is_let_go_after_a_large_request_that_cannot_be_decoded(
+    core: Core, codec: HeldCodec, method: str
+) -> None:
     model = core.load("first", 1)
-    client = Client(core)
+    client = Client(core, codec)
     client.post(f"/v2/models/m/{method}", {"text_input": [[LARGE], {}], "inputs": LARGE})
     status, _ = await client.response()
     assert status >= 400

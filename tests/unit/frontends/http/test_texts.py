@@ -33,7 +33,7 @@ class Client:
 
 def asked(texts: int) -> tuple[Client, list[InferRequest]]:
     client: Any = Client()
-    responder = TextsResponder(HttpExchange(client, b"POST", b"/v2/models/m/generate", {}, True))
+    responder = TextsResponder(HttpExchange(client, b"POST", b"/v2/models/m/generate", {}, True), client)
     responder.requests += [InferRequest("m", {}, responder.of(index), model_version=1) for index in range(texts)]
     return client, responder.requests
 

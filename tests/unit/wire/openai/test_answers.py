@@ -26,7 +26,7 @@ def counts(name: str, *values: int) -> WireTensor:
 
 
 def answer(**members: Any) -> ChatAnswer:
-    return read_chat(Fields({"messages": [{"role": "user", "content": "a"}], **members})).answer("m")
+    return read_chat(Fields({"messages": [{"role": "user", "content": "a"}], **members})).plan.answer("m")
 
 
 def chunks(events: bytes) -> list[Any]:
@@ -96,7 +96,7 @@ def test_bytes_of_half_a_character_are_not_known() -> None:
 def embedding(**members: Any) -> EmbeddingAnswer:
     outputs = {"embedding": TensorSpec("embedding", "FP32", (2,))}
     asked = read_embedding(Fields({"input": ["a", "b"], **members}))
-    return EmbeddingAnswer(asked, "m", ModelSignature("m", 1, 8, {}, outputs), 1)
+    return EmbeddingAnswer(asked.plan, "m", ModelSignature("m", 1, 8, {}, outputs), 1)
 
 
 def test_vectors_of_wrong_size_are_the_models_failure() -> None:

@@ -1,0 +1,147 @@
+"""Signatures, requests, responses and errors as JSON, with the bytes of tensors beside it.
+
+Used at both ends of a codec process.  Nothing here is ever executed: there are no pickles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from conch.errors import Code, ConchError, invalid
+from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.tensors import Buffer, WireTensor
+from conch.wire.openai.errors import ApiError
+
+#: The parameters that a large request may have; every one costs the server time, whatever its size.
+MOST_PARAMETERS: Final = 10_000
+
+
+class BodySpan:
+    """Bytes that the server has and the codec process has not: the place of a tensor behind the JSON of a body."""
+
+    __slots__ = ("size", "start")
+
+    def __init__(self, start: int, size: int) -> None:
+        self.start = start
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> BodySpan:
+        start, stop, _ = part.indices(self.size)
+        return BodySpan(self.start + start, max(stop - start, 0))
+
+
+def signature_document(signature: ModelSignature) -> dict[str, Any]:
+    """A signature but for its check of parameters, which is the server's."""
+    return {
+        "name": signature.name,
+        "version": signature.version,
+        "max_batch_size": signature.max_batch_size,
+        "inputs": [asdict(spec) for spec in signature.inputs.values()],
+        "outputs": [asdict(spec) for spec in signature.outputs.values()],
+        "decoupled": signature.decoupled,
+        "by_row": signature.by_row,
+    }
+
+
+def read_signature(document: dict[str, Any]) -> ModelSignature:
+    return ModelSignature(**{**document, "inputs": _specs(document["inputs"]), "outputs": _specs(document["outputs"])})
+
+
+def _specs(documents: Iterable[dict[str, Any]]) -> dict[str, TensorSpec]:
+    specs = {}
+    for one in documents:
+        reshape = None if one["reshape"] is None else tuple(one["reshape"])
+        specs[one["name"]] = TensorSpec(**{**one, "dims": tuple(one["dims"]), "reshape": reshape})
+    return specs
+
+
+def tensor_documents(tensors: Iterable[WireTensor], parts: list[Buffer]) -> list[dict[str, Any]]:
+    """Tensors whose data is appended to ``parts``, or left where it is if that is a ``BodySpan``."""
+    documents = []
+    for tensor in tensors:
+        document: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if isinstance(tensor.data, BodySpan):
+            document["span"] = [tensor.data.start, tensor.data.size]
+        else:
+            document["part"] = len(parts)
+            document["elements"] = tensor.elements
+            parts.append(tensor.data)
+        documents.append(document)
+    return documents
+
+
+def read_tensors(
+    documents: Iterable[dict[str, Any]], parts: Sequence[memoryview], body: memoryview | None = None
+) -> list[WireTensor]:
+    """Tensors that look into ``parts``, or into ``body``, what follows the JSON of a request's."""
+    tensors = []
+    for one in documents:
+        data: Buffer
+        if "span" in one:
+            assert body is not None
+            start, size = one["span"]
+            data = body[start : start + size]
+        else:
+            data = parts[one["part"]]
+        tensor = WireTensor(one["name"], one["datatype"], tuple(one["shape"]), data)
+        tensor.elements = one.get("elements")
+        tensors.append(tensor)
+    return tensors
+
+
+def request_document(request: InferRequest, parts: list[Buffer]) -> dict[str, Any]:
+    """A request from a client.  Raises INVALID_ARG for one with more parameters than ``MOST_PARAMETERS``."""
+    if len(request.parameters) > MOST_PARAMETERS:
+        raise invalid(f"the request has {len(request.parameters)} parameters; at most {MOST_PARAMETERS} are allowed")
+    return {
+        "id": request.id,
+        "outputs": request.outputs,
+        "parameters": dict(request.parameters),
+        "correlation_id": request.correlation_id,
+        "flags": request.flags,
+        "priority": request.priority,
+        "timeout": request.timeout,
+        "inputs": tensor_documents(request.inputs.values(), parts),
+    }
+
+
+def read_request(
+    document: dict[str, Any],
+    parts: Sequence[memoryview],
+    signature: ModelSignature,
+    on_response: Callable[[InferResponse], None],
+    body: memoryview | None = None,
+) -> InferRequest:
+    """The request of a document.  Raises INVALID_ARG for parameters that the model does not take."""
+    tensors = read_tensors(document.pop("inputs"), parts, body)
+    outputs = tuple(document.pop("outputs"))
+    request = InferRequest(
+        signature.name,
+        {tensor.name: tensor for tensor in tensors},
+        on_response,
+        model_version=signature.version,
+        outputs=outputs,
+        **document,
+    )
+    if request.parameters and signature.check_parameters is not None:
+        signature.check_parameters(request.parameters)
+    return request
+
+
+def error_document(error: ConchError) -> dict[str, Any]:
+    document: dict[str, Any] = {"code": error.code.name, "message": error.message}
+    if isinstance(error, ApiError):
+        document |= {"api": True, "param": error.param, "reason": error.reason}
+    return document
+
+
+def read_error(document: dict[str, Any]) -> ConchError:
+    code = Code[document["code"]]
+    if "api" in document:
+        return ApiError(document["message"], document["param"], code=code, reason=document["reason"])
+    return ConchError(document["message"], code)

@@ -1,0 +1,98 @@
+"""What travels between the server and a codec process: a JSON header and buffers, as one file in memory.
+
+The sender writes them once, the receiver maps them: over the socket goes the descriptor alone, so that neither waits
+for the other to read.  Used at both ends.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+from array import array
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from types import TracebackType
+from typing import Any, Final
+
+from conch.errors import unavailable
+from conch.tensors import Buffer
+from conch.workers.child.memory import anonymous_file
+
+Header = dict[str, Any]
+
+#: The sizes of the header and of all that is sent.
+_SIZES: Final = Struct("<QQ")
+_ANCILLARY: Final = socket.CMSG_SPACE(4)
+
+
+class SharedMessage:
+    """A message that has been written; a context manager that forgets it."""
+
+    __slots__ = ("_fd", "_sizes")
+
+    def __init__(self, header: Header, parts: Iterable[Buffer] = ()) -> None:
+        """Write a message.  Raises UNAVAILABLE when there is no memory for it."""
+        text = json.dumps(header).encode()  # which has, unlike other JSON, numbers that are not finite
+        self._fd = anonymous_file()
+        try:
+            size = sum(_write(self._fd, part) for part in (text, *parts))
+        except OSError as error:
+            os.close(self._fd)
+            raise unavailable(f"there is no memory for a large request: {error.strerror}") from None
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._sizes = _SIZES.pack(len(text), size)
+
+    def send(self, connection: socket.socket) -> None:
+        """Send this; never waits, as the other end has read what was sent before.  Raises OSError if it is gone."""
+        connection.sendmsg([self._sizes], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [self._fd]))])
+
+    def __enter__(self) -> SharedMessage:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+
+def receive(connection: socket.socket) -> tuple[Header, memoryview]:
+    """The next message: its header, and its parts one after the other, in memory that goes with the last view.
+
+    Raises EOFError when the other end is gone, BlockingIOError from a socket that would block.
+    """
+    data, ancillary, _, _ = connection.recvmsg(_SIZES.size, _ANCILLARY, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+    if not data:
+        raise EOFError("the other end of the codec's socket is gone")
+    fds = array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) // fds.itemsize * fds.itemsize])
+    header_size, size = _SIZES.unpack(data)
+    try:
+        mapped = memoryview(mmap.mmap(fds[0], size, prot=mmap.PROT_READ))
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return json.loads(bytes(mapped[:header_size])), mapped[header_size:]
+
+
+def split(parts: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    """The parts of a message, which have these sizes (bytes)."""
+    buffers = []
+    at = 0
+    for size in sizes:
+        buffers.append(parts[at : at + size])
+        at += size
+    return buffers
+
+
+def _write(fd: int, part: Buffer) -> int:
+    view = memoryview(part).cast("B") if len(part) else memoryview(b"")
+    size = len(view)
+    while view:
+        view = view[os.write(fd, view) :]
+    return size

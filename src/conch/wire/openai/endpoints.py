@@ -1,0 +1,29 @@
+"""What the endpoints of the API that run models have of their own: the models that they take, and how they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from conch.inference import ModelSignature
+from conch.wire.openai.chat import ChatRequest, read_chat
+from conch.wire.openai.completions import CompletionRequest, read_completion
+from conch.wire.openai.embeddings import EmbeddingRequest, read_embedding
+from conch.wire.openai.models import require_chat, require_completion, require_embedding
+from conch.wire.openai.reading import Fields
+
+OpenAiRequest = ChatRequest | CompletionRequest | EmbeddingRequest
+
+
+class OpenAiEndpoint(NamedTuple):
+    """``require`` raises ApiError for a model that the endpoint does not take, ``read`` for members that are wrong."""
+
+    require: Callable[[ModelSignature], None]
+    read: Callable[[Fields], OpenAiRequest]
+
+
+ENDPOINTS: Final[Mapping[str, OpenAiEndpoint]] = {
+    "chat": OpenAiEndpoint(require_chat, read_chat),
+    "completion": OpenAiEndpoint(require_completion, read_completion),
+    "embedding": OpenAiEndpoint(require_embedding, read_embedding),
+}
