@@ -19,11 +19,11 @@ from conch import __version__, logs
 from conch.backends.table import BACKENDS
 from conch.errors import Code, ConchError, internal, invalid
 from conch.frontends import exposure
-from conch.frontends.budget import ByteBudget
 from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.http.routes import Router
 from conch.frontends.http.server import HttpListener, MetricsPage
+from conch.frontends.limits import ClientLimits
 from conch.frontends.listening import PortTakenError
 from conch.frontends.ports import holder
 from conch.repository.errors import NotFoundError, PollError
@@ -168,15 +168,18 @@ class Application:
         if settings.debug and settings.debug not in repository.names():
             raise invalid(f"--debug names a model that is missing: {repository.no_such_model(settings.debug)}")
         self.server = server = InferenceServer(settings, repository, registry)
-        budget = ByteBudget.of(settings.max_bytes_in_flight)
-        registry.add(budget.families)
-        self._codec = Codec(settings.codec_memory, settings.codec_timeout_secs)
-        self._http: HttpListener | None = HttpListener(Router(server, self._codec)) if settings.allow_http else None
+        limits = ClientLimits.of(settings)
+        registry.add(limits.budget.families)
+        registry.add(limits.counts.families)
+        self._codec = codec = Codec(settings.codec_memory, settings.codec_timeout_secs)
+        self._http: HttpListener | None = HttpListener(Router(server, codec), limits) if settings.allow_http else None
         self._openai: HttpListener | None = None
         if settings.openai_port >= 0:
-            self._openai = HttpListener(Router(server, self._codec, openai_only=True))
-        self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, budget) if settings.allow_grpc else None
-        self._metrics: HttpListener | None = HttpListener(MetricsPage(registry)) if settings.allow_metrics else None
+            self._openai = HttpListener(Router(server, codec, openai_only=True), limits)
+        self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, limits) if settings.allow_grpc else None
+        self._metrics: HttpListener | None = (
+            HttpListener(MetricsPage(registry), limits) if settings.allow_metrics else None
+        )
         self._services: list[str] = []
 
     async def listen(self) -> None:

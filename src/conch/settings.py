@@ -128,6 +128,16 @@ class Settings:
     # JSON takes up to 24 times its size when it has been parsed, that of floats a tenth of this.
     codec_memory: Count = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
     codec_timeout_secs: Count = option(60, "Server", "Seconds that decoding one large request may take.")
+    head_timeout_secs: Number = option(30, "Server", "Seconds that the head of a request may take; 0 for any time.")
+    body_timeout_secs: Number = option(
+        60, "Server", "Seconds that its body may take, and one more for every 16 KiB; 0 for any time."
+    )
+    unread_timeout_secs: Number = option(
+        60, "Server", "Seconds that a client may leave an answer unread, and one more for every 16 KiB; 0 for any time."
+    )
+    idle_timeout_secs: Number = option(
+        600, "Server", "Seconds that a connection may last on which nothing happens; 0 for any time."
+    )
 
     allow_http: bool = option(True, "HTTP", "Serve HTTP.")
     http_address: str = option("127.0.0.1", "HTTP", "Address to listen on, 0.0.0.0 for all.", common=True)

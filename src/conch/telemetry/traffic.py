@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, Literal
 
-from conch.telemetry.exposition import Metric
+from conch.telemetry.exposition import Family, Metric, MetricSample, label_text
 
 BYTES_IN_FLIGHT: Final = Metric(
     "conch_bytes_in_flight", "gauge", "Bytes of requests that are not answered and of answers that are not read"
@@ -15,3 +17,46 @@ MAX_BYTES_IN_FLIGHT: Final = Metric(
 REFUSED_FOR_BYTES: Final = Metric(
     "conch_refused_for_bytes_in_flight", "counter", "Number of requests refused because there were too many"
 )
+CONNECTIONS: Final = Metric("conch_connections", "gauge", "Number of open connections, by protocol")
+CLOSED_CONNECTIONS: Final = Metric(
+    "conch_closed_connections", "counter", "Number of connections closed because of a limit, by protocol and reason"
+)
+
+Protocol = Literal["http", "grpc"]
+#: Which limit a connection met: a head, a body or the reading of an answer took too long, or nothing happened on it,
+#: or there were too many.
+Reason = Literal["head", "body", "unread", "idle", "connections"]
+
+
+class ConnectionCounts:
+    """Counts connections; front ends call it on the event loop."""
+
+    def __init__(self) -> None:
+        self._open: Counter[Protocol] = Counter({"http": 0, "grpc": 0})
+        self._closed: Counter[tuple[Protocol, Reason]] = Counter()
+
+    @property
+    def total(self) -> int:
+        """How many are open."""
+        return self._open.total()
+
+    def opened(self, protocol: Protocol) -> None:
+        self._open[protocol] += 1
+
+    def ended(self, protocol: Protocol) -> None:
+        self._open[protocol] -= 1
+
+    def closed_for(self, protocol: Protocol, reason: Reason) -> None:
+        """A limit of the server's closes a connection."""
+        self._closed[protocol, reason] += 1
+
+    def families(self) -> Iterator[Family]:
+        """What the metrics page shows of connections."""
+        yield CONNECTIONS, [MetricSample(label_text({"protocol": name}), count) for name, count in self._open.items()]
+        yield (
+            CLOSED_CONNECTIONS,
+            [
+                MetricSample(label_text({"protocol": protocol, "reason": reason}), count)
+                for (protocol, reason), count in self._closed.items()
+            ],
+        )

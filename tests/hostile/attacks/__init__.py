@@ -1,4 +1,5 @@
 """The attacks, a module for each part of the server's surface; importing this declares all of them."""
 
+from tests.hostile.attacks import bodies as bodies
 from tests.hostile.attacks import http2 as http2
 from tests.hostile.attacks import pipelines as pipelines

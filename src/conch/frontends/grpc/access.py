@@ -5,6 +5,7 @@ Made once from the settings; pure.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterable
 from typing import Final
 
@@ -28,6 +29,6 @@ class Access:
     def check(self, head: RequestHead) -> ConchError | None:
         """The error that refuses a call with this head; None if it is allowed."""
         for header, value in self._required:
-            if head.get(header.lower()) != value:
+            if not hmac.compare_digest((head.get(header.lower()) or "").encode(), value.encode()):
                 return unavailable(f"This protocol is restricted, expecting header '{header}'")
         return None

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.lifetime import Lifetime
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.grpc.tls import make_context
+from conch.frontends.limits import ClientLimits
 from conch.frontends.listening import listen
 from conch.frontends.turns import LoopTurns
 from conch.server.core import InferenceServer
@@ -23,10 +23,11 @@ from conch.settings import Settings
 class GrpcFrontend:
     """Serves ``server`` over gRPC, as ``settings`` say; it is the observer of its connections."""
 
-    def __init__(self, server: InferenceServer, settings: Settings, budget: ByteBudget) -> None:
+    def __init__(self, server: InferenceServer, settings: Settings, limits: ClientLimits) -> None:
         self._server = server
         self._settings = settings
-        self._budget = budget
+        self._limits = limits
+        self._budget = limits.budget
         self._lifetimes: dict[Http2Connection, Lifetime] = {}
         self._listener: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
@@ -70,11 +71,13 @@ class GrpcFrontend:
                     connection.fail(Http2ErrorCode.NO_ERROR, "server is stopping")
 
     def on_connection_made(self, connection: Http2Connection) -> None:
+        self._limits.counts.opened("grpc")
         self._lifetimes[connection] = Lifetime(connection, self._settings)
         if self._stopping:
             connection.drain()
 
     def on_connection_lost(self, connection: Http2Connection) -> None:
+        self._limits.counts.ended("grpc")
         self._lifetimes.pop(connection).stop()
         if not self._lifetimes:
             self._all_gone.set()

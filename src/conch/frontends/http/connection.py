@@ -1,9 +1,8 @@
-"""The server's side of an HTTP/1.1 connection: parsing by httptools, keep-alive, pipelining, limits.
+"""The server's side of an HTTP/1.1 connection: keep-alive, pipelining, turns, limits of time.
 
-Runs on the event loop as an ``asyncio.Protocol``.  A request is handed to the application once it has arrived in full,
-the next one of the same connection after the response.  Everything that a client can make the server keep is bounded:
-header bytes, body bytes, chunks, pipelined requests, time.  Why not an ASGI server:
-docs/decisions/0002-http-over-httptools.md.
+Runs on the event loop as an ``asyncio.Protocol``; its ``RequestReader`` parses what arrives.  A request is handed to
+the application once it has arrived in full, the next one of the same connection after the response, and only one in a
+turn of the event loop.  Why not an ASGI server: docs/decisions/0002-http-over-httptools.md.
 """
 
 from __future__ import annotations
@@ -11,35 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from time import monotonic
-from typing import Protocol
+from typing import Final
 
-import httptools
+from conch.errors import invalid
+from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.http.reader import HttpApplication, RequestReader
+from conch.frontends.limits import SLOWEST, ClientLimits
+from conch.telemetry.traffic import Reason
+from conch.tensors import Buffer
 
-from conch.frontends.http.exchange import JSON, HttpExchange
-
-#: Bytes that may be read while a head is not complete; the read in which it begins counts as a whole.
-MAX_HEAD_BYTES = 512 * 1024
-_HEAD_TOO_LARGE = f"request header exceeds the maximum of {MAX_HEAD_BYTES} bytes"
-MAX_CHUNKS = 65536
-MAX_PIPELINED = 64
-#: The largest body of all (bytes): more than 2 GiB does not fit into a gRPC message either.
-MAX_BODY_BYTES = 2**31 - 1
-
-
-class HttpApplication(Protocol):
-    """Serves the requests of connections; called on the event loop."""
-
-    def handle(self, exchange: HttpExchange) -> None:
-        """Answer an exchange whose request has arrived in full, now or later."""
-
-    def body_limit(self, exchange: HttpExchange) -> int:
-        """The largest body (bytes) to read for a request of which only the head has arrived."""
-
-    def too_large(self, size: int, limit: int) -> str:
-        """The error message for a body of at least ``size`` bytes."""
-
-    def error_body(self, message: str) -> bytes:
-        """The JSON body of the response to a request that cannot be parsed, or is too large."""
+MAX_PIPELINED: Final = 64
+#: How long a client may go on sending what nobody reads, so that it sees why it was refused (s).
+_LINGER_SECONDS: Final = 2.0
 
 
 class HttpConnection(asyncio.Protocol):
@@ -47,23 +29,27 @@ class HttpConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, application: HttpApplication, connections: set[HttpConnection]) -> None:
+    def __init__(self, application: HttpApplication, connections: set[HttpConnection], limits: ClientLimits) -> None:
         self._application = application
         self._connections = connections
-        self._parser = httptools.HttpRequestParser(self)
+        self._limits = limits
+        self.budget = limits.budget
         self._current: HttpExchange | None = None
         self._waiting: deque[HttpExchange] = deque()
-        self._closing = False
-        self._unread = False  # whether the client does not read its responses
+        self._reader = RequestReader(application, self)
+        self._closing = False  # after the answer that is due
+        self._lingering = False
+        self._scheduled = False  # whether the next request is going to be handled
+        self._had_its_turn = False  # whether a request was handled since the last read
+        # Time (s): when something arrived or was answered, since when nothing is read.
+        self._active = monotonic()
         self._reading = True
-        self.active = monotonic()
-        self._in_head = True
-        self._head_bytes = 0
-        self._target = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
-        self._body_size = 0
-        self._chunks = 0
+        self._paused_at = 0.0
+        # What the client does not read, and has read since when (bytes).
+        self._unread = False
+        self._unread_since = 0.0
+        self._unread_bytes = 0
+        self._read_bytes = 0
 
     # Called by the transport
 
@@ -71,10 +57,17 @@ class HttpConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self.transport = transport  # type: ignore[assignment]
         self._connections.add(self)
+        self._limits.counts.opened("http")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        self._limits.counts.ended("http")
         self._closing = True
+        self._reader.close()
+        self._unread = False
+        self._count_unread()
+        for exchange in self._waiting:
+            exchange.let_go()
         self._waiting.clear()
         if self._current is not None:
             current, self._current = self._current, None
@@ -83,116 +76,70 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read: read nothing from it either until it does."""
         self._unread = True
+        self._count_unread()
+        self._unread_since = monotonic()
+        self._read_bytes = 0
         self._control_reading()
 
     def resume_writing(self) -> None:
         self._unread = False
+        self._count_unread()
         self._control_reading()
-        self._next()
+        self._schedule()
 
     def data_received(self, data: bytes) -> None:
-        self.active = monotonic()
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError as error:
-            cause = error.__context__
-            if isinstance(cause, _Refused):
-                self._refuse(cause.status, cause.message)
-            else:
-                self._refuse(400, "invalid HTTP request")
-        else:
-            if self._in_head:
-                self._head_bytes += len(data)
-                if self._head_bytes > MAX_HEAD_BYTES:
-                    self._refuse(431, _HEAD_TOO_LARGE)
+        self._active = monotonic()
+        self._had_its_turn = False
+        self._reader.feed(data)
 
-    # Called by the parser
+    # Called by the reader
 
-    def on_message_begin(self) -> None:
-        self._target = b""
-        self._headers = {}
-        self._body = []
-        self._body_size = 0
-        self._chunks = 0
+    @property
+    def has_room(self) -> bool:
+        return len(self._waiting) < MAX_PIPELINED
 
-    def on_url(self, url: bytes) -> None:
-        self._target += url
+    @property
+    def idle(self) -> bool:
+        return self._current is None and not self._waiting
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
-            self._headers[name.lower()] = value
-            return
-        # A trailer: none has a meaning here, and they are no way around the bounds.
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise _Refused(431, _HEAD_TOO_LARGE)
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._head_bytes = 0
-        path = self._target.partition(b"?")[0]
-        if not path.startswith(b"/"):
-            try:
-                path = httptools.parse_url(path).path or b"/"
-            except httptools.HttpParserInvalidURLError:
-                raise _Refused(400, "invalid request target") from None
-        self._exchange = HttpExchange(
-            self, self._parser.get_method(), path, self._headers, self._parser.should_keep_alive()
-        )
-        self._body_limit = self._application.body_limit(self._exchange)
-        length = self._headers.get(b"content-length")
-        if length is not None and int(length) > self._body_limit:
-            raise _Refused(400, self._application.too_large(int(length), self._body_limit))
-        if self._headers.get(b"expect", b"").lower() == b"100-continue" and self._current is None:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_chunk_header(self) -> None:
-        self._chunks += 1
-        if self._chunks > MAX_CHUNKS:
-            raise _Refused(
-                400,
-                f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. "
-                "Send fewer or larger HTTP chunks.",
-            )
-
-    def on_body(self, body: bytes) -> None:
-        self._body_size += len(body)
-        if self._body_size > self._body_limit:
-            raise _Refused(400, self._application.too_large(self._body_size, self._body_limit))
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        self._in_head = True
-        if self._parser.should_upgrade():
-            return
-        exchange = self._exchange
-        exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []
-        if self._current is None and not self._waiting and not self._unread:
-            self._current = exchange
-            self._application.handle(exchange)
-        else:
+    def on_request(self, exchange: HttpExchange) -> None:
+        """Handle a request at once if it is its turn; a client that sends many without pause has one at a time."""
+        if self._had_its_turn or self._unread or not self.idle or exchange is self._reader.starving:
             self._waiting.append(exchange)
             self._control_reading()
+            self._schedule()
+        else:
+            self._had_its_turn = True
+            self._handle(exchange)
+
+    def on_reader_changed(self) -> None:
+        self._control_reading()
+        self._schedule()
 
     # Called by exchanges and by the listener
+
+    def write(self, data: bytes) -> None:
+        """Send a part of a response."""
+        unread = self._unread
+        self.transport.write(data)
+        if unread:
+            self._count_unread(len(data))
+
+    def writelines(self, parts: list[Buffer]) -> None:
+        """Send the last parts of a response, which are not copied."""
+        if isinstance(self.transport, asyncio.Transport):  # asyncio's own may never pause who writes lines
+            self.transport.write(b"".join(parts))
+        else:
+            self.transport.writelines(parts)
 
     def on_exchange_ended(self, exchange: HttpExchange) -> None:
         """Go on with the next request, or close if the response said so."""
         self._current = None
-        self.active = monotonic()
+        self._active = monotonic()
         if not exchange.keep_alive or self._closing:
-            self.transport.close()
+            self._close()
         elif self._waiting:
-            # Not from here: exchanges that are answered at once would nest.
-            asyncio.get_running_loop().call_soon(self._next)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self._current is None and not self._waiting
+            self._schedule()
 
     def shut_down(self) -> None:
         """Close now if idle, otherwise after the response that is due."""
@@ -202,53 +149,90 @@ class HttpConnection(asyncio.Protocol):
         elif self._current is not None and not self._current.started:
             self._current.keep_alive = False
 
+    def sweep(self, now: float) -> None:
+        """End the connection if its client has taken too long for something."""
+        times, reader = self._limits.times, self._reader
+        if self._lingering:
+            if now - self._active > _LINGER_SECONDS:
+                self.transport.abort()
+        elif self._unread:
+            self._count_unread()
+            if now - self._unread_since > times.unread + self._read_bytes / SLOWEST:
+                self._end("unread")
+        elif reader.begun:
+            seconds = now - reader.since - reader.kept_waiting
+            if not self._reading:
+                return
+            if reader.in_head and seconds > times.head:
+                self._end("head", "the head of the request did not arrive within --head-timeout-secs")
+            elif not reader.in_head and seconds > times.body + reader.size / SLOWEST:
+                self._end("body", "the body of the request did not arrive within --body-timeout-secs")
+        elif self.idle and now - self._active > (times.idle if reader.since else min(times.head, times.idle)):
+            self._end("idle" if reader.since else "head")
+
+    # Requests, one at a time
+
+    def _handle(self, exchange: HttpExchange) -> None:
+        self._current = exchange
+        if exchange.refusal is not None:
+            self._application.refuse(exchange, *exchange.refusal)
+        else:
+            self._application.handle(exchange)
+
+    def _schedule(self) -> None:
+        """Handle the next request in the next turn of the event loop, when others have had theirs."""
+        if not self._scheduled and self._waiting and self._current is None:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
+
     def _next(self) -> None:
-        if self._waiting and self._current is None and not self._unread and not self.transport.is_closing():
-            self._current = self._waiting.popleft()
-            self._control_reading()
-            self._application.handle(self._current)
-
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """Ignore the offer of another protocol (RFC 9110, 7.8).
-
-        The parser ends such a request with its head; a new parser gets the head without the offer, and ``rest``.
-        """
-        exchange = self._exchange
-        if exchange.method == b"CONNECT":
-            self._refuse(400, "this server is no proxy")
+        self._scheduled = False
+        if not self._waiting or self._current is not None or self._unread or self.transport.is_closing():
             return
-        head = [b"%b %b HTTP/1.1" % (exchange.method, self._target)]
-        head += [b"%b: %b" % header for header in self._headers.items() if header[0] not in (b"upgrade", b"connection")]
-        if b"close" in self._headers.get(b"connection", b"").lower():
-            head.append(b"connection: close")
-        self._parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join([*head, b"", rest]))
+        if self._waiting[0] is not self._reader.starving:
+            exchange = self._waiting.popleft()
+            self._current = exchange  # what is parsed now comes behind it
+            self._reader.go_on()
+            self._handle(exchange)
 
     def _control_reading(self) -> None:
-        wanted = not self._unread and len(self._waiting) < MAX_PIPELINED
+        wanted = self._lingering or (not self._unread and self.has_room and not self._reader.full)
         if wanted == self._reading or self.transport.is_closing():
             return
         self._reading = wanted
         if wanted:
+            self._reader.kept_waiting += monotonic() - self._paused_at
             self.transport.resume_reading()
         else:
+            self._paused_at = monotonic()
             self.transport.pause_reading()
 
-    def _refuse(self, status: int, message: str) -> None:
-        """Answer a request that cannot be read, and close; responses that are still due are given up."""
-        if self.transport.is_closing():
-            return
-        if self._current is None:
-            refused = HttpExchange(self, b"", b"", {}, keep_alive=False)
-            refused.respond(status, [JSON], self._application.error_body(message))
+    # What is not read, and the end
+
+    def _count_unread(self, written: int = 0) -> None:
+        """Count in the budget what the client leaves unread, to which ``written`` bytes have just been added."""
+        unread = self.transport.get_write_buffer_size() if self._unread else 0
+        change = unread - self._unread_bytes
+        self._unread_bytes = unread
+        self._read_bytes += written - change
+        if change > 0:
+            self.budget.take(change)
+        elif change:
+            self.budget.release(-change)
+
+    def _end(self, reason: Reason, message: str = "") -> None:
+        """End the connection because of a limit of time, after the answers that are due if ``message`` can follow."""
+        self._limits.counts.closed_for("http", reason)
+        if message:
+            self._reader.refuse(408, invalid(message))
         else:
+            self.transport.abort()
+
+    def _close(self) -> None:
+        """Close when everything is sent; what the client still sends of a request that was refused is read."""
+        if self._closing or not self._reader.broken or self.transport.is_closing():
             self.transport.close()
-
-
-class _Refused(Exception):
-    """Raised by the parser's callbacks to stop reading this connection."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+        else:
+            self._lingering = True
+            self.transport.write_eof()
+            self._control_reading()

@@ -61,16 +61,18 @@ class ControlRoutes:
     def index(self, exchange: HttpExchange) -> None:
         self._tasks.start(exchange, self._respond_with_index(exchange, wire.read_index(exchange.body)))
 
-    def load(self, exchange: HttpExchange, repository: str, name: str) -> None:
+    def admit(self, repository: str, name: str) -> None:
+        """Raise UNSUPPORTED or UNAVAILABLE for a load or an unload that will not be."""
         if repository:
             raise unsupported(_REPOSITORY)
         self._server.require_explicit_control()
+
+    def load(self, exchange: HttpExchange, repository: str, name: str) -> None:
+        self.admit(repository, name)
         self._tasks.start(exchange, self._load(exchange, name))
 
     def unload(self, exchange: HttpExchange, repository: str, name: str) -> None:
-        if repository:
-            raise unsupported(_REPOSITORY)
-        self._server.require_explicit_control()
+        self.admit(repository, name)
         unloading = self._server.unload(name, wire.read_unload(exchange.body))
         self._tasks.start(exchange, _respond_after(exchange, unloading))
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+from conch.errors import ConchError
 from conch.frontends.access_log import AccessRecord
+from conch.frontends.budget import ByteBudget
 from conch.tensors import Buffer
 
 #: A header that many responses have.
@@ -23,44 +25,67 @@ _JOIN_BELOW = 32 * 1024
 
 
 class ExchangeOwner(Protocol):
-    """The connection of an exchange: it sends on ``transport``, and goes on with the next exchange."""
+    """The connection of an exchange; ``budget`` is where the bytes of bodies are counted."""
 
     transport: asyncio.Transport
+    budget: ByteBudget
+
+    def write(self, data: bytes) -> None:
+        """Send a part of a response of which more parts follow."""
+
+    def writelines(self, parts: list[Buffer]) -> None:
+        """Send a large response, in parts that are not copied."""
 
     def on_exchange_ended(self, exchange: HttpExchange) -> None:
         """The response has been written."""
 
 
 class HttpExchange:
-    """A request that arrived in full, and the means to answer it.
+    """A request, and the means to answer it once it has arrived in full.
 
     ``path`` is the raw target without its query, ``headers`` have lower-case names (the last of
     equal ones wins), ``body`` is the whole body, after chunked framing and before decompression.
     Answer with :meth:`respond`, or with :meth:`start`, :meth:`write` … and :meth:`finish`.  If the client hangs up
     first, ``on_disconnect`` is called, and what is sent after that is dropped.
+
+    The body is gone once the exchange has been answered, or its client has hung up and nobody works for it.
     """
 
     __slots__ = (
+        "_budget",
         "_owner",
         "body",
         "headers",
+        "held",
         "keep_alive",
         "method",
         "on_disconnect",
         "path",
         "record",
+        "refusal",
+        "route",
         "started",
+        "worked_for",
     )
 
     def __init__(
         self, owner: ExchangeOwner, method: bytes, path: bytes, headers: dict[bytes, bytes], keep_alive: bool
     ) -> None:
         self._owner: ExchangeOwner | None = owner
+        self._budget = owner.budget
         self.method = method
         self.path = path
         self.headers = headers
         self.keep_alive = keep_alive
         self.body: Buffer = b""
+        #: The bytes of the body that are counted in the budget.
+        self.held = 0
+        #: What the application found out about the head, for itself.
+        self.route: Any = None
+        #: With what the request is refused instead of being handled, and the status.
+        self.refusal: tuple[ConchError, int] | None = None
+        #: Whether a task works for this exchange, which ends by calling :meth:`let_go`.
+        self.worked_for = False
         self.on_disconnect: Callable[[], None] | None = None
         self.started = False
         #: What verbose logging says of this exchange when it ends.
@@ -81,7 +106,7 @@ class HttpExchange:
         elif length < _JOIN_BELOW:
             owner.transport.write(b"".join((head, *body)))
         else:
-            owner.transport.writelines([head, *body])
+            owner.writelines([head, *body])
         self._end(owner)
 
     def start(self, status: int, headers: Headers) -> None:
@@ -97,7 +122,7 @@ class HttpExchange:
         if self._owner is not None and data:
             if self.record is not None:
                 self.record.sent += len(data)
-            self._owner.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._owner.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def finish(self) -> None:
         """End a response that :meth:`start` began."""
@@ -130,6 +155,15 @@ class HttpExchange:
         callback, self.on_disconnect = self.on_disconnect, None
         if callback is not None:
             callback()
+        if not self.worked_for:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Forget the body, and give its bytes back to the budget."""
+        self.body = b""
+        if self.held:
+            self._budget.release(self.held)
+            self.held = 0
 
     def _head(self, status: int, headers: Headers, framing: bytes) -> bytes:
         lines = [_STATUS_LINE[status]]
@@ -144,4 +178,5 @@ class HttpExchange:
         if self.record is not None:
             self.record.log()
         self.on_disconnect = None
+        self.let_go()
         owner.on_exchange_ended(self)

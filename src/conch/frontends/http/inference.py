@@ -40,11 +40,20 @@ class Inference:
         )
         self._tasks = ExchangeTasks(refuse)
 
-    def infer(self, exchange: HttpExchange, name: str, version: int) -> None:
-        """``POST …/infer``."""
+    def admit(self, name: str, version: int) -> Model:
+        """The model of a request; raises NOT_FOUND or UNAVAILABLE where there is none that serves."""
+        return self._server.model(name, version)
+
+    def admit_infer(self, name: str, version: int) -> Model:
+        """The model of a request to ``infer``; raises UNSUPPORTED, too, for a decoupled one."""
         model = self._server.model(name, version)
         if model.signature.decoupled:
             raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
+        return model
+
+    def infer(self, exchange: HttpExchange, name: str, version: int) -> None:
+        """``POST …/infer``."""
+        model = self.admit_infer(name, version)
         length = exchange.headers.get(b"inference-header-content-length")
         body = small_body(exchange, self._limit)
         if body is not None:

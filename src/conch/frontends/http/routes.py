@@ -5,18 +5,18 @@ The tables below are the whole HTTP surface.  ``Router`` is the application of t
 
 from __future__ import annotations
 
+import hmac
 import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from conch import logs
 from conch.errors import Code, ConchError, invalid
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.codec.pool import Codec
-from conch.frontends.http.connection import MAX_BODY_BYTES
 from conch.frontends.http.control import ControlRoutes
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.inference import Inference
@@ -24,14 +24,35 @@ from conch.frontends.http.openai import OpenAi
 from conch.frontends.http.openai_status import refuse as refuse_openai
 from conch.frontends.http.status import refuse as refuse_kserve
 from conch.server.core import InferenceServer
-from conch.wire.json.control import error_body
-from conch.wire.openai.errors import error_body as openai_error_body
 
 LOG = logging.getLogger("conch")
 
 Handler = Callable[..., None]
-#: A regular expression for paths, the API that they belong to (as restrictions name it), and a handler per method.
-_Row = tuple[str, str, dict[bytes, Handler]]
+#: Raises ConchError for a request that will be refused in any case; called with the handler's arguments.
+Admit = Callable[..., object]
+
+#: The largest body of all (bytes), that of ``infer`` with binary tensors: a gRPC message cannot be larger either.
+MAX_BODY_BYTES: Final = 2**31 - 1
+#: The largest body (bytes) of a request that has no tensors, prompts or files.
+MAX_CONTROL_BODY: Final = 64 << 10
+#: Before a body of more bytes than this is read, it is asked whether its request will be refused in any case.
+_WORTH_ASKING: Final = 64 << 10
+
+
+class _Endpoint(NamedTuple):
+    """A regular expression for paths, and what they mean.
+
+    ``api`` and ``handlers`` are those of the route; ``large`` says that bodies may be as large as
+    ``--http-max-input-size``, ``binary`` that binary tensors may follow.
+    """
+
+    pattern: str
+    api: str
+    handlers: dict[bytes, Handler]
+    admit: Admit | None = None
+    large: bool = False
+    binary: bool = False
+
 
 #: How many paths are remembered with their routes, and how long they may be (bytes).
 _CACHE_SIZE: Final = 4096
@@ -42,10 +63,9 @@ _OPENAI: Final = b"/v1/"
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """The meaning of a path: its API (as restrictions name it), a handler per method, and the handler's arguments."""
+    """The meaning of a path: its endpoint, and the arguments of the handlers."""
 
-    api: str
-    handlers: dict[bytes, Handler]
+    endpoint: _Endpoint
     arguments: tuple[Any, ...] = ()
 
 
@@ -64,54 +84,79 @@ class Router:
         table = (_openai_table if openai_only else _kserve_table)(server, codec, control)
         if not openai_only:
             table += _openai_table(server, codec, control)
-        self._table = [(re.compile(pattern), api, handlers) for pattern, api, handlers in table]
+        self._table = [(re.compile(one.pattern), one) for one in table]
         self._known: dict[bytes, _Route] = {}
+
+    def open(self, exchange: HttpExchange) -> int:
+        """Find the handler, and whether the client may call it; returns how large the body may be."""
+        try:
+            route = self._known.get(exchange.path) or self._find(exchange.path)
+            endpoint = route.endpoint
+            handler = endpoint.handlers.get(exchange.method)
+            if handler is None:
+                exchange.refusal = (ConchError("Method Not Allowed"), 405)
+                return 0
+            if endpoint.api in self._restrictions and (missing := self._missing_header(exchange, endpoint.api)):
+                exchange.refusal = (ConchError(missing), 401 if self._is_openai(exchange) else 403)
+                return 0
+            exchange.route = handler, route.arguments
+            if endpoint.admit is not None and _may_be_large(exchange.headers):
+                endpoint.admit(*route.arguments)
+        except _NotFound:
+            exchange.refusal = (ConchError("Not Found"), 404)
+            return 0
+        except ConchError as error:
+            exchange.refusal = (error.with_traceback(None), 0)
+            return 0
+        if endpoint.binary and b"inference-header-content-length" in exchange.headers:
+            return MAX_BODY_BYTES
+        return self._max_input_size if endpoint.large else min(MAX_CONTROL_BODY, self._max_input_size)
 
     def handle(self, exchange: HttpExchange) -> None:
         """Answer an exchange; errors that handlers raise become its response."""
-        if logs.current().log_verbose_level:
-            what = f"{exchange.method.decode()} {logs.shortened(exchange.path.decode('latin-1'))}"
-            logs.verbose(1, "HTTP request: %s", what)
-            exchange.record = AccessRecord("HTTP", what, len(exchange.body))
-        openai = self._openai_only or exchange.path.startswith(_OPENAI)
-        refuse = refuse_openai if openai else refuse_kserve
+        self._record(exchange)
+        handler, arguments = exchange.route
         try:
-            route = self._known.get(exchange.path) or self._find(exchange.path)
-            handler = route.handlers.get(exchange.method)
-            if handler is None:
-                refuse(exchange, ConchError("Method Not Allowed"), 405)
-                return
-            if route.api in self._restrictions and (missing := self._missing_header(exchange, route.api)):
-                refuse(exchange, ConchError(missing), 401 if openai else 403)
-                return
-            handler(exchange, *route.arguments)
-        except _NotFound:
-            refuse(exchange, ConchError("Not Found"), 404)
+            handler(exchange, *arguments)
         except ConchError as error:
-            refuse(exchange, error)
+            self._refuse(exchange, error)
         except Exception:
             LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
-            refuse(exchange, ConchError("internal server error", Code.INTERNAL))
+            self._refuse(exchange, ConchError("internal server error", Code.INTERNAL))
 
-    def body_limit(self, exchange: HttpExchange) -> int:
-        """The limit for JSON is a setting, that for binary tensors what the protocol can express."""
-        return MAX_BODY_BYTES if b"inference-header-content-length" in exchange.headers else self._max_input_size
+    def refuse(self, exchange: HttpExchange, error: ConchError, status: int) -> None:
+        """Answer a request that is not handled."""
+        if exchange.path:
+            self._record(exchange)
+        self._refuse(exchange, error, status)
 
-    def too_large(self, size: int, limit: int) -> str:
+    def too_large(self, exchange: HttpExchange, size: int, limit: int) -> str:
+        if limit < self._max_input_size:
+            return f"a request body of {size} bytes exceeds the maximum of {limit} bytes for this path"
         return (
             f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes."
             " Use --http-max-input-size to increase the limit."
         )
 
-    def error_body(self, message: str) -> bytes:
-        return openai_error_body(400, ConchError(message)) if self._openai_only else error_body(message)
+    def _is_openai(self, exchange: HttpExchange) -> bool:
+        return self._openai_only or exchange.path.startswith(_OPENAI)
+
+    def _refuse(self, exchange: HttpExchange, error: ConchError, status: int = 0) -> None:
+        (refuse_openai if self._is_openai(exchange) else refuse_kserve)(exchange, error, status)
+
+    def _record(self, exchange: HttpExchange) -> None:
+        """Prepare the line that verbose logging has for an exchange."""
+        if logs.current().log_verbose_level:
+            what = f"{exchange.method.decode()} {logs.shortened(exchange.path.decode('latin-1'))}"
+            logs.verbose(1, "HTTP request: %s", what)
+            exchange.record = AccessRecord("HTTP", what, len(exchange.body))
 
     def _find(self, path: bytes) -> _Route:
         text = path.decode("utf-8", "replace")
-        for pattern, api, handlers in self._table:
+        for pattern, endpoint in self._table:
             match = pattern.fullmatch(text)
             if match is not None:
-                route = _Route(api, handlers, _arguments(match))
+                route = _Route(endpoint, _arguments(match))
                 if len(path) < _CACHED_LENGTH and len(self._known) < _CACHE_SIZE:
                     self._known[path] = route
                 return route
@@ -120,11 +165,17 @@ class Router:
     def _missing_header(self, exchange: HttpExchange, api: str) -> str:
         """The message that refuses a request to a restricted API; empty if it is allowed."""
         header, value, shown = self._restrictions[api]
-        allowed = exchange.headers.get(header) == value
+        allowed = hmac.compare_digest(exchange.headers.get(header, b""), value)
         return "" if allowed else f"This API is restricted, expecting header '{shown}'"
 
 
-def _kserve_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[_Row]:
+def _may_be_large(headers: dict[bytes, bytes]) -> bool:
+    """Whether a body may be worth refusing before it is read."""
+    length = headers.get(b"content-length")
+    return int(length) > _WORTH_ASKING if length is not None else b"transfer-encoding" in headers
+
+
+def _kserve_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[_Endpoint]:
     """The routes of the KServe protocol with Triton's extensions."""
     get, post = b"GET", b"POST"
     inference = Inference(server, codec)
@@ -133,24 +184,34 @@ def _kserve_table(server: InferenceServer, codec: Codec, control: ControlRoutes)
     model = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
     repository = r"/v2/repository(?:/(?P<repository>[^/]+))?"
     return [
-        (r"/v2", "metadata", {get: control.server_metadata}),
-        (r"/v2/health/live", "health", {get: control.live}),
-        (r"/v2/health/ready", "health", {get: control.ready}),
-        (r"/v2/models/stats", "statistics", {get: control.statistics}),
-        (r"/v2/logging", "logging", logging_handlers),
-        (rf"{model}/infer", "inference", {post: inference.infer}),
-        (rf"{model}/generate", "inference", {post: inference.generate}),
-        (rf"{model}/generate_stream", "inference", {post: inference.generate_stream}),
-        (rf"{model}/ready", "health", {get: control.model_ready}),
-        (rf"{model}/config", "model-config", {get: control.config}),
-        (rf"{model}/stats", "statistics", {get: control.statistics}),
-        (model, "metadata", {get: control.model_metadata}),
-        (r"/v2/repository(?:/[^/]+)?/index", "model-repository", {post: control.index}),
-        (rf"{repository}/models/(?P<name>[^/]+)/load", "model-repository", {post: control.load}),
-        (rf"{repository}/models/(?P<name>[^/]+)/unload", "model-repository", {post: control.unload}),
-        (r"/v2(?:/models/[^/]+)?/trace/setting", "trace", missing),
-        (r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/status", "shared-memory", {get: missing[get]}),
-        (
+        _Endpoint(r"/v2", "metadata", {get: control.server_metadata}),
+        _Endpoint(r"/v2/health/live", "health", {get: control.live}),
+        _Endpoint(r"/v2/health/ready", "health", {get: control.ready}),
+        _Endpoint(r"/v2/models/stats", "statistics", {get: control.statistics}),
+        _Endpoint(r"/v2/logging", "logging", logging_handlers),
+        _Endpoint(
+            rf"{model}/infer", "inference", {post: inference.infer}, inference.admit_infer, large=True, binary=True
+        ),
+        _Endpoint(rf"{model}/generate", "inference", {post: inference.generate}, inference.admit, large=True),
+        _Endpoint(
+            rf"{model}/generate_stream", "inference", {post: inference.generate_stream}, inference.admit, large=True
+        ),
+        _Endpoint(rf"{model}/ready", "health", {get: control.model_ready}),
+        _Endpoint(rf"{model}/config", "model-config", {get: control.config}),
+        _Endpoint(rf"{model}/stats", "statistics", {get: control.statistics}),
+        _Endpoint(model, "metadata", {get: control.model_metadata}),
+        _Endpoint(r"/v2/repository(?:/[^/]+)?/index", "model-repository", {post: control.index}),
+        _Endpoint(
+            rf"{repository}/models/(?P<name>[^/]+)/load",
+            "model-repository",
+            {post: control.load},
+            control.admit,
+            large=True,
+        ),
+        _Endpoint(rf"{repository}/models/(?P<name>[^/]+)/unload", "model-repository", {post: control.unload}),
+        _Endpoint(r"/v2(?:/models/[^/]+)?/trace/setting", "trace", missing),
+        _Endpoint(r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/status", "shared-memory", {get: missing[get]}),
+        _Endpoint(
             r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/(?:un)?register",
             "shared-memory",
             {post: missing[post]},
@@ -158,17 +219,17 @@ def _kserve_table(server: InferenceServer, codec: Codec, control: ControlRoutes)
     ]
 
 
-def _openai_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[_Row]:
+def _openai_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[_Endpoint]:
     """The routes of the OpenAI API, and the health check that Triton's front end for it has."""
     get, post = b"GET", b"POST"
     openai = OpenAi(server, codec)
     return [
-        (r"/v1/models", "metadata", {get: openai.models}),
-        (r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}),
-        (r"/v1/chat/completions", "inference", {post: openai.chat}),
-        (r"/v1/completions", "inference", {post: openai.completion}),
-        (r"/v1/embeddings", "inference", {post: openai.embedding}),
-        (r"/health/ready", "health", {get: control.ready}),
+        _Endpoint(r"/v1/models", "metadata", {get: openai.models}),
+        _Endpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}),
+        _Endpoint(r"/v1/chat/completions", "inference", {post: openai.chat}, large=True),
+        _Endpoint(r"/v1/completions", "inference", {post: openai.completion}, large=True),
+        _Endpoint(r"/v1/embeddings", "inference", {post: openai.embedding}, large=True),
+        _Endpoint(r"/health/ready", "health", {get: control.ready}),
     ]
 
 

@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from time import monotonic
 
-from conch.frontends.http.connection import HttpApplication, HttpConnection
-from conch.frontends.http.exchange import JSON, HttpExchange
+from conch.errors import ConchError
+from conch.frontends.http.connection import HttpConnection
+from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.http.reader import HttpApplication
+from conch.frontends.http.status import refuse
+from conch.frontends.limits import SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
 from conch.telemetry.metrics import Registry
-from conch.wire.json.control import error_body
-
-#: Connections on which nothing has happened for this long (s) are closed.
-IDLE_SECONDS = 600.0
-_SWEEP_SECONDS = 30.0
 
 
 class HttpListener:
-    """A port and its connections."""
+    """A port and its connections, which keep to ``limits``."""
 
-    def __init__(self, application: HttpApplication) -> None:
+    def __init__(self, application: HttpApplication, limits: ClientLimits) -> None:
         self._application = application
+        self._limits = limits
         self._connections: set[HttpConnection] = set()
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
+    @property
+    def connections(self) -> Collection[HttpConnection]:
+        """The connections that are open."""
+        return self._connections
+
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> tuple[str, int]:
         """Listen; returns the address.  Raises PortTakenError."""
         self._server, address = await listen(
-            lambda: HttpConnection(self._application, self._connections), host, port, reuse_port=reuse_port
+            lambda: HttpConnection(self._application, self._connections, self._limits),
+            host,
+            port,
+            reuse_port=reuse_port,
         )
-        self._sweep = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._close_idle)
+        self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)
         return address
 
     def refuse_new(self) -> None:
@@ -51,12 +60,15 @@ class HttpListener:
         for connection in list(self._connections):
             connection.transport.abort()
 
-    def _close_idle(self) -> None:
-        oldest = monotonic() - IDLE_SECONDS
+    def sweep(self, now: float) -> None:
+        """End the connections of clients that have taken too long at ``now`` (s, monotonic)."""
         for connection in list(self._connections):
-            if connection.idle and connection.active < oldest:
-                connection.transport.abort()
-        self._sweep = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._close_idle)
+            connection.sweep(now)
+
+    def _sweep_again(self) -> None:
+        """Look at all connections: one timer for all of them."""
+        self.sweep(monotonic())
+        self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)
 
 
 class MetricsPage:
@@ -67,19 +79,19 @@ class MetricsPage:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    def handle(self, exchange: HttpExchange) -> None:
+    def open(self, exchange: HttpExchange) -> int:
         if exchange.method != b"GET":
-            exchange.respond(405, [JSON], error_body("Method Not Allowed"))
-        elif exchange.path == b"/metrics":
+            exchange.refusal = (ConchError("Method Not Allowed"), 405)
+        return 0
+
+    def handle(self, exchange: HttpExchange) -> None:
+        if exchange.path == b"/metrics":
             exchange.respond(200, [self._TEXT], self._registry.render())
         else:
             exchange.respond(200, [self._TEXT])
 
-    def body_limit(self, exchange: HttpExchange) -> int:
-        return 0
+    def refuse(self, exchange: HttpExchange, error: ConchError, status: int) -> None:
+        refuse(exchange, error, status)
 
-    def too_large(self, size: int, limit: int) -> str:
+    def too_large(self, exchange: HttpExchange, size: int, limit: int) -> str:
         return "the metrics port takes no request bodies"
-
-    def error_body(self, message: str) -> bytes:
-        return error_body(message)

@@ -67,6 +67,7 @@ class ExchangeTasks:
 
     def start(self, exchange: HttpExchange, work: Awaitable[None]) -> None:
         """Run ``work``, which answers the exchange unless it raises."""
+        exchange.worked_for = True
         task = asyncio.get_running_loop().create_task(self._run(exchange, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -79,3 +80,7 @@ class ExchangeTasks:
         except Exception as error:
             LOG.exception("a request to %s failed", exchange.path.decode("latin-1"))
             self._refuse(exchange, internal(f"{type(error).__name__}: {error}"))
+        finally:
+            exchange.worked_for = False
+            if exchange.gone:
+                exchange.let_go()

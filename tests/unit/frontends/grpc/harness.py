@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.server import GrpcFrontend
+from conch.frontends.limits import ClientLimits
 from conch.settings import Settings
 from tests.unit.frontends.grpc.fake_core import FakeModel, FakeServer
 from tests.unit.frontends.grpc.raw_client import RawClient
@@ -31,7 +31,7 @@ class Frontend:
     def __enter__(self) -> Frontend:
         self._thread.start()
         try:
-            self.frontend = GrpcFrontend(self.server, self.settings, ByteBudget.of(0))  # type: ignore[arg-type]
+            self.frontend = GrpcFrontend(self.server, self.settings, ClientLimits.of(self.settings))  # type: ignore[arg-type]
             self.address = self.wait(self.frontend.start("127.0.0.1", 0))
         except BaseException:
             self._end()

@@ -1,95 +1,15 @@
 """HTTP over a real socket, in front of an application that the test controls."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from conch.errors import ConchError
-from conch.frontends.http import connection as module
+from conch.frontends.http import reader as module
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.server import HttpListener
-
-LIMIT = 1000
-
-
-class Client:
-    """A raw client; reads one response at a time."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    def send(self, text: bytes) -> None:
-        self.writer.write(text)
-
-    async def response(self) -> tuple[int, dict[str, str], bytes]:
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
-        body = b""
-        if "content-length" in headers:
-            body = await self.reader.readexactly(int(headers["content-length"]))
-        elif headers.get("transfer-encoding") == "chunked":
-            while size := int(await self.reader.readuntil(b"\r\n"), 16):
-                body += await self.reader.readexactly(size)
-                await self.reader.readexactly(2)
-            await self.reader.readexactly(2)
-        return int(head[0].split()[1]), headers, body
-
-    async def is_closed(self) -> bool:
-        return await self.reader.read() == b""
-
-
-class Site:
-    """The application under test: ``exchanges`` collects what arrived; ``answer`` may answer at once."""
-
-    def __init__(self) -> None:
-        self.exchanges: list[HttpExchange] = []
-        self.arrived = asyncio.Event()
-        self.answer: Callable[[HttpExchange], None] | None = lambda exchange: exchange.respond(200, [], exchange.body)
-
-    def handle(self, exchange: HttpExchange) -> None:
-        self.exchanges.append(exchange)
-        self.arrived.set()
-        if self.answer is not None:
-            self.answer(exchange)
-
-    def body_limit(self, exchange: HttpExchange) -> int:
-        return LIMIT
-
-    def too_large(self, size: int, limit: int) -> str:
-        return "too large"
-
-    def error_body(self, message: str) -> bytes:
-        return message.encode()
-
-    async def next(self) -> HttpExchange:
-        await self.arrived.wait()
-        self.arrived.clear()
-        return self.exchanges[-1]
-
-
-@pytest.fixture
-async def site() -> Site:
-    return Site()
-
-
-@pytest.fixture
-async def listener(site: Site) -> AsyncIterator[HttpListener]:
-    listener = HttpListener(site)
-    listener.address = await listener.start("127.0.0.1", 0)  # type: ignore[attr-defined]
-    yield listener
-    await listener.stop(0)
-
-
-@pytest.fixture
-async def client(listener: HttpListener) -> AsyncIterator[Client]:
-    reader, writer = await asyncio.open_connection(*listener.address)  # type: ignore[attr-defined]
-    yield Client(reader, writer)
-    writer.close()
-
-
-def post(body: bytes, *headers: bytes) -> bytes:
-    return b"\r\n".join([b"POST /p?q=1 HTTP/1.1", b"Content-Length: %d" % len(body), *headers, b"", b""]) + body
+from conch.frontends.limits import ClientLimits
+from tests.unit.frontends.http.site import Client, Site, post
 
 
 async def test_connection_serves_one_request_after_the_other(client: Client, site: Site) -> None:
@@ -241,8 +161,8 @@ async def test_shutdown_closes_idle_connections(client: Client, listener: HttpLi
     assert await client.is_closed()
 
 
-async def test_port_that_is_taken_is_an_error(site: Site, listener: HttpListener) -> None:
-    other = HttpListener(site)
+async def test_port_that_is_taken_is_an_error(site: Site, limits: ClientLimits, listener: HttpListener) -> None:
+    other = HttpListener(site, limits)
     with pytest.raises(ConchError, match="already in use"):
         await other.start(*listener.address)  # type: ignore[attr-defined]
 

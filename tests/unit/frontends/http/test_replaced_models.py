@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from conch.config.pbtxt import parse
+from conch.frontends.budget import ByteBudget
 from conch.frontends.codec.memory import Header
 from conch.frontends.codec.pool import LARGE as LARGE_SIZE
 from conch.frontends.codec.pool import Codec
@@ -123,9 +124,16 @@ class Client:
     """One exchange at a time with a router."""
 
     def __init__(self, core: Core, codec: Codec) -> None:
+        self.budget = ByteBudget(1 << 30)
         self.router = Router(core, codec)  # type: ignore[arg-type]
         self.transport = Transport()
         self.ended = asyncio.Event()
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.transport.writelines(parts)
 
     def on_exchange_ended(self, exchange: HttpExchange) -> None:
         self.ended.set()
@@ -134,6 +142,7 @@ class Client:
         exchange = HttpExchange(self, b"POST", path.encode(), {}, True)  # type: ignore[arg-type]
         exchange.body = json.dumps(document).encode()
         assert len(exchange.body) > LARGE_SIZE
+        assert self.router.open(exchange) >= len(exchange.body)
         self.router.handle(exchange)
         return exchange
 
@@ -248,6 +257,7 @@ async def test_a_compressed_body_counts_by_what_it_becomes(core: Core, codec: He
     exchange = HttpExchange(client, b"POST", b"/v2/models/m/infer", {b"content-encoding": b"gzip"}, True)  # type: ignore[arg-type]
     exchange.body = gzip.compress(json.dumps(INFER).encode())
     assert len(exchange.body) < LARGE_SIZE // 100
+    client.router.open(exchange)
     client.router.handle(exchange)
     await asyncio.wait_for(codec.held.wait(), 30)
     codec.release.set()

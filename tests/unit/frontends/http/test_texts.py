@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from conch.errors import unavailable
+from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import TextsResponder
 from conch.inference import InferRequest, InferResponse
@@ -18,6 +19,7 @@ class Client:
 
     def __init__(self) -> None:
         self.transport = self
+        self.budget = ByteBudget(1 << 30)
         self.written = b""
         self.ended = 0
 

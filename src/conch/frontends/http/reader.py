@@ -1,0 +1,305 @@
+"""From the bytes of an HTTP/1.1 connection to requests: parsing by httptools, and the bounds of what is read.
+
+Each connection has a ``RequestReader``; runs on the event loop.  The application decides from the head who answers and
+how large a body may be.  A body counts in the budget of all connections while it arrives; when that is used up, the
+reader waits.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any, Final, Protocol
+
+import httptools
+
+from conch.errors import ConchError, invalid
+from conch.frontends.budget import SMALL, BudgetWait
+from conch.frontends.http.exchange import ExchangeOwner, HttpExchange
+
+#: Bytes that may be read while a head is not complete; the piece in which it begins counts as a whole.
+MAX_HEAD_BYTES = 512 * 1024
+_HEAD_TOO_LARGE = f"request header exceeds the maximum of {MAX_HEAD_BYTES} bytes"
+MAX_CHUNKS = 65536
+#: A request that is refused for its head is answered behind its body if that is no larger than this (bytes), so that
+#: the connection can go on; otherwise at once, and the connection closes.
+MAX_IGNORED_BODY: Final = 64 << 10
+#: How many bytes are parsed at a time where they can be many requests.
+_PIECE: Final = 4 << 10
+_NOTHING: Final = memoryview(b"")
+
+
+class HttpApplication(Protocol):
+    """Serves the requests of connections; called on the event loop."""
+
+    def open(self, exchange: HttpExchange) -> int:
+        """Decide who will answer a request of which only the head has arrived; returns how large its body may be.
+
+        Sets ``exchange.refusal`` where nobody will.
+        """
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer an exchange whose request has arrived in full, now or later."""
+
+    def refuse(self, exchange: HttpExchange, error: ConchError, status: int) -> None:
+        """Answer with an error; ``exchange`` has no path if its head cannot be parsed."""
+
+    def too_large(self, exchange: HttpExchange, size: int, limit: int) -> str:
+        """The error message for a body of at least ``size`` bytes."""
+
+
+class RequestReceiver(ExchangeOwner, Protocol):
+    """The connection of a reader."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether requests may be parsed, or enough of them wait."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no answer is due."""
+
+    def on_request(self, exchange: HttpExchange) -> None:
+        """A request has arrived, or its refusal is due; behind one that closes the connection nothing follows."""
+
+    def on_reader_changed(self) -> None:
+        """The reader wants bytes, or wants none: see :attr:`RequestReader.full`."""
+
+
+class RequestReader:
+    """Parses what a client sends.
+
+    ``begun`` says that a request has arrived in part, ``in_head`` that its body has not begun, ``since`` when it began
+    (s, monotonic), ``size`` how much of its body is there (bytes).  The connection adds to ``kept_waiting`` how long it
+    did not read (s).  ``starving`` is the exchange that waits for the
+    budget; ``broken`` says that nothing more is read.
+    """
+
+    def __init__(self, application: HttpApplication, receiver: RequestReceiver) -> None:
+        self._application = application
+        self._receiver: RequestReceiver | None = receiver
+        self._budget = receiver.budget
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._rest = _NOTHING
+        self._exchange: HttpExchange | None = None
+        self._wait: BudgetWait | None = None
+        self._head_bytes = 0
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._length = 0
+        self._limit = 0
+        self._chunks = 0
+        self.starving: HttpExchange | None = None
+        self.broken = False
+        self.begun = False
+        self.in_head = True
+        self.since = 0.0
+        self.kept_waiting = 0.0
+        self.size = 0
+
+    # Called by the connection
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is to be read now."""
+        return self.broken or self._wait is not None or len(self._rest) > 0
+
+    def feed(self, data: bytes) -> None:
+        """Parse what has arrived; a part of it later, if the connection has enough requests."""
+        if len(data) <= _PIECE and not self.full:
+            self._feed(data)
+        elif not self.broken:
+            self._rest = memoryview(bytes(self._rest) + data if self._rest else data)
+            self.go_on()
+
+    def go_on(self) -> None:
+        """Parse what is left, while the connection takes requests."""
+        receiver = self._receiver
+        while self._rest and self._wait is None and receiver is not None and receiver.has_room:
+            # What belongs to a body costs next to nothing.
+            size = _PIECE if self.in_head else max(_PIECE, self._length - self.size)
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            self._feed(piece)
+        if receiver is not None:
+            receiver.on_reader_changed()
+
+    def refuse(self, status: int, error: ConchError) -> None:
+        """Give up the request that arrives: its refusal is the last that is written on the connection."""
+        if self.broken or self._receiver is None:
+            return
+        exchange = self._exchange or HttpExchange(self._receiver, b"", b"", {}, keep_alive=False)
+        exchange.keep_alive = False
+        exchange.refusal = (error, status)
+        self._give_up()
+        self._receiver.on_request(exchange)
+
+    def close(self) -> None:
+        """The connection is gone: forget everything, and the connection too."""
+        self._give_up()
+        # The parser holds the reader: without the cycles all are freed at once, not by the garbage collector.
+        self._receiver = self._parser = None
+
+    def _give_up(self) -> None:
+        if self._wait is not None:
+            self._budget.cancel(self._wait)
+            self._wait = self.starving = None
+        if self._exchange is not None:
+            self._exchange.let_go()
+            self._exchange = None
+        self.broken = True
+        self.begun = False
+        self._body = []
+        self._rest = _NOTHING
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            if isinstance(cause, _Refused):
+                self.refuse(cause.status, cause.error)
+            else:
+                self.refuse(400, invalid("invalid HTTP request"))
+        else:
+            if self.in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self.refuse(431, invalid(_HEAD_TOO_LARGE))
+
+    def _decline_upgrade(self, rest: bytes | memoryview) -> None:
+        """Ignore the offer of another protocol (RFC 9110, 7.8).
+
+        The parser ends such a request with its head; a new parser gets the head without the offer, and ``rest``.
+        """
+        exchange = self._exchange
+        assert exchange is not None
+        if exchange.method == b"CONNECT":
+            self.refuse(400, invalid("this server is no proxy"))
+            return
+        head = [b"%b %b HTTP/1.1" % (exchange.method, self._target)]
+        head += [b"%b: %b" % header for header in self._headers.items() if header[0] not in (b"upgrade", b"connection")]
+        if b"close" in self._headers.get(b"connection", b"").lower():
+            head.append(b"connection: close")
+        self._parser = httptools.HttpRequestParser(self)
+        self._feed(b"\r\n".join([*head, b"", rest]))
+
+    # Called by the parser
+
+    def on_message_begin(self) -> None:
+        self.begun = True
+        self.since = monotonic()
+        self.kept_waiting = 0.0
+        self.size = 0
+        self._target = b""
+        self._headers = {}
+        self._chunks = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.in_head:
+            self._headers[name.lower()] = value
+            return
+        # A trailer: none has a meaning here, and they are no way around the bounds.
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise _Refused(431, _HEAD_TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        self._head_bytes = 0
+        path = self._target.partition(b"?")[0]
+        if not path.startswith(b"/"):
+            try:
+                path = httptools.parse_url(path).path or b"/"
+            except httptools.HttpParserInvalidURLError:
+                raise _Refused(400, "invalid request target") from None
+        receiver, headers = self._receiver, self._headers
+        assert receiver is not None
+        keep_alive = self._parser.should_keep_alive()
+        self._exchange = exchange = HttpExchange(receiver, self._parser.get_method(), path, headers, keep_alive)
+        self._limit = limit = self._application.open(exchange)
+        length = headers.get(b"content-length")
+        self._length = size = int(length) if length is not None else 0
+        expects = b"expect" in headers and headers[b"expect"].lower() == b"100-continue"
+        if exchange.refusal is not None:
+            self._limit = MAX_IGNORED_BODY
+            if size > MAX_IGNORED_BODY or expects:
+                raise _Refused(exchange.refusal[1], exchange.refusal[0])
+        elif size > limit:
+            raise _Refused(400, self._application.too_large(exchange, size, limit))
+        elif size > self._budget.size:
+            raise _Refused(400, f"a body of {size} bytes is more than --max-bytes-in-flight, {self._budget.size}")
+        elif expects and receiver.idle:
+            receiver.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        if self._chunks > MAX_CHUNKS:
+            raise _Refused(
+                400,
+                f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. "
+                "Send fewer or larger HTTP chunks.",
+            )
+
+    def on_body(self, body: bytes) -> None:
+        exchange, size = self._exchange, len(body)
+        assert exchange is not None
+        self.size += size
+        if self.size > self._limit:
+            if exchange.refusal is not None:
+                raise _Refused(exchange.refusal[1], exchange.refusal[0])
+            raise _Refused(400, self._application.too_large(exchange, self.size, self._limit))
+        if exchange.refusal is not None:
+            return
+        self._body.append(body)
+        exchange.held += size
+        budget = self._budget
+        if not budget.take(size) and self._wait is None and (self.size > SMALL or budget.overdrawn):
+            self.starving = exchange
+            self._wait = budget.wait(self.since, self._on_room, self._on_no_room)
+            assert self._receiver is not None
+            self._receiver.on_reader_changed()
+
+    def on_message_complete(self) -> None:
+        exchange = self._exchange
+        self.in_head = True
+        if self._parser.should_upgrade():
+            return
+        assert exchange is not None and self._receiver is not None
+        self.begun = False
+        self._exchange = None
+        self._headers = {}
+        if self._body:
+            exchange.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._body = []
+        self._receiver.on_request(exchange)
+
+    # Called by the budget
+
+    def _on_room(self) -> None:
+        self._wait = self.starving = None
+        self.go_on()
+
+    def _on_no_room(self, error: ConchError) -> None:
+        """Refuse the request for which there was no room for too long, whether or not all of it is here."""
+        exchange, self.starving, self._wait = self.starving, None, None
+        assert exchange is not None
+        if exchange is self._exchange:
+            self.refuse(503, error)
+        else:
+            exchange.let_go()
+            exchange.refusal = (error, 503)
+            self.go_on()
+
+
+class _Refused(Exception):
+    """Raised by the parser's callbacks to read no further."""
+
+    def __init__(self, status: int, error: ConchError | str) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error if isinstance(error, ConchError) else invalid(error)

@@ -1,0 +1,76 @@
+"""An application in front of which connections are tested, and a client that talks to it over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from conch.errors import ConchError
+from conch.frontends.http.exchange import HttpExchange
+
+LIMIT = 1000
+
+
+class Client:
+    """A raw client; reads one response at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, text: bytes) -> None:
+        self.writer.write(text)
+
+    async def response(self) -> tuple[int, dict[str, str], bytes]:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        body = b""
+        if "content-length" in headers:
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        elif headers.get("transfer-encoding") == "chunked":
+            while size := int(await self.reader.readuntil(b"\r\n"), 16):
+                body += await self.reader.readexactly(size)
+                await self.reader.readexactly(2)
+            await self.reader.readexactly(2)
+        return int(head[0].split()[1]), headers, body
+
+    async def is_closed(self) -> bool:
+        return await self.reader.read() == b""
+
+
+class Site:
+    """The application under test: ``exchanges`` collects what arrived; ``answer`` may answer at once."""
+
+    def __init__(self) -> None:
+        self.exchanges: list[HttpExchange] = []
+        self.opened = 0
+        self.limit = LIMIT
+        self.refuses: str | None = None
+        self.arrived = asyncio.Event()
+        self.answer: Callable[[HttpExchange], None] | None = lambda exchange: exchange.respond(200, [], exchange.body)
+
+    def handle(self, exchange: HttpExchange) -> None:
+        self.exchanges.append(exchange)
+        self.arrived.set()
+        if self.answer is not None:
+            self.answer(exchange)
+
+    def open(self, exchange: HttpExchange) -> int:
+        self.opened += 1
+        if self.refuses is not None:
+            exchange.refusal = (ConchError(self.refuses), 403)
+        return self.limit
+
+    def refuse(self, exchange: HttpExchange, error: ConchError, status: int) -> None:
+        exchange.respond(status or 400, [], error.message.encode())
+
+    def too_large(self, exchange: HttpExchange, size: int, limit: int) -> str:
+        return "too large"
+
+    async def next(self) -> HttpExchange:
+        await self.arrived.wait()
+        self.arrived.clear()
+        return self.exchanges[-1]
+
+
+def post(body: bytes, *headers: bytes) -> bytes:
+    return b"\r\n".join([b"POST /p?q=1 HTTP/1.1", b"Content-Length: %d" % len(body), *headers, b"", b""]) + body

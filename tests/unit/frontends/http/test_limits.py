@@ -1,0 +1,388 @@
+"""What a client may take of the server: bodies that nobody reads, the budget, turns, time, memory that comes back."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from time import monotonic
+
+import pytest
+
+from conch.frontends.budget import SMALL
+from conch.frontends.http.connection import MAX_PIPELINED
+from conch.frontends.http.reader import MAX_IGNORED_BODY
+from conch.frontends.http.server import HttpListener
+from conch.frontends.limits import SLOWEST, ClientLimits
+from tests.unit.frontends.http.site import Client, Site, post
+
+GET = b"GET /p HTTP/1.1\r\n\r\n"
+
+
+class Part:
+    """Something that an exchange has, and that can be referred to weakly."""
+
+
+class Watched:
+    """The last exchange of a site, which forgets it."""
+
+    def __init__(self, site: Site) -> None:
+        exchange = site.exchanges.pop()
+        exchange.route = Part()
+        self._part = weakref.ref(exchange.route)
+
+    def gone(self) -> bool:
+        return self._part() is None
+
+
+async def turns(number: int = 20) -> None:
+    """Let the loop turn; what is on its way through a socket of this machine arrives."""
+    for _ in range(number):
+        await asyncio.sleep(0.001)
+
+
+# Decided from the head
+
+
+async def test_a_request_that_is_refused_for_its_head_is_answered_behind_a_small_body(
+    client: Client, site: Site, limits: ClientLimits
+) -> None:
+    site.refuses = "no"
+    client.send(post(b"x" * 1000))
+    assert (await client.response())[::2] == (403, b"no")
+    site.refuses = None
+    client.send(post(b"next"))
+    assert (await client.response())[2] == b"next"
+    assert [bytes(exchange.body) for exchange in site.exchanges] == [b""]  # the one that was handled, and is over
+    assert limits.budget.used == 0
+
+
+async def test_a_request_that_is_refused_for_its_head_is_answered_before_a_large_body(
+    client: Client, site: Site, limits: ClientLimits
+) -> None:
+    site.refuses = "no"
+    client.send(b"POST /p HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_IGNORED_BODY + 1))
+    status, headers, body = await client.response()
+    assert (status, body, headers["connection"]) == (403, b"no", "close")
+    assert await client.is_closed()
+
+
+async def test_a_refused_body_of_unknown_length_is_not_read_to_its_end(client: Client, site: Site) -> None:
+    site.refuses = "no"
+    client.send(b"POST /p HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    client.send((b"4000\r\n" + b"x" * 0x4000 + b"\r\n") * 5)
+    assert (await client.response())[0] == 403
+    assert await client.is_closed()
+
+
+async def test_nobody_is_told_to_continue_with_a_body_that_is_refused(client: Client, site: Site) -> None:
+    site.refuses = "no"
+    client.send(b"POST /p HTTP/1.1\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+    assert (await client.response())[0] == 403
+    assert await client.is_closed()
+
+
+async def test_answers_that_are_due_come_before_a_refusal(client: Client, site: Site) -> None:
+    site.answer = None
+    client.send(post(b"one") + post(b"two") + b"garbage\r\n\r\n")
+    first = await site.next()
+    await turns()
+    first.respond(200, [], b"1")
+    (await site.next()).respond(200, [], b"2")
+    answers = [await client.response() for _ in range(3)]
+    assert [status for status, _, _ in answers] == [200, 200, 400]
+    assert await client.is_closed()
+
+
+async def test_a_client_that_goes_on_sending_sees_why_it_was_refused(client: Client, site: Site) -> None:
+    site.limit = 1 << 30
+    site.refuses = "no"
+    client.send(b"POST /p HTTP/1.1\r\nContent-Length: 50000000\r\n\r\n")
+    client.send(b"x" * 10_000_000)
+    assert (await client.response())[::2] == (403, b"no")
+
+
+# Turns
+
+
+async def test_one_connection_has_one_request_in_a_turn_of_the_loop(client: Client, site: Site) -> None:
+    loop = asyncio.get_running_loop()
+    turn, seen = 0, []
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        if len(seen) < 1000:
+            loop.call_soon(next_turn)
+
+    next_turn()
+    site.answer = lambda exchange: (seen.append(turn), exchange.respond(200, []))[0]
+    client.send(GET * 1000)
+    for _ in range(1000):
+        await client.response()
+    assert len(seen) == 1000
+    assert len(set(seen)) > 900  # a read may bring one and the loop another in the same turn
+
+
+async def test_requests_beyond_those_that_may_wait_are_not_parsed(client: Client, site: Site) -> None:
+    site.answer = None
+    site.opened = 0
+    client.send(GET * 10_000)
+    exchange = await site.next()
+    await turns()
+    assert site.opened < MAX_PIPELINED + 4096 / len(GET) + 2
+    site.answer = lambda exchange: exchange.respond(200, [])
+    exchange.respond(200, [])
+    for _ in range(10_000):
+        await client.response()
+
+
+# The budget
+
+
+async def test_bodies_count_until_they_are_answered(client: Client, site: Site, limits: ClientLimits) -> None:
+    site.answer = None
+    client.send(post(b"x" * 700) + post(b"y" * 300))
+    exchange = await site.next()
+    await turns()
+    assert limits.budget.used == 1000
+    exchange.respond(200, [])
+    assert limits.budget.used == 300
+    client.writer.close()
+    await turns()
+    assert limits.budget.used == 0
+
+
+async def test_a_body_that_a_task_works_with_counts_until_the_task_ends(
+    client: Client, site: Site, limits: ClientLimits
+) -> None:
+    site.answer = None
+    client.send(post(b"x" * 700))
+    exchange = await site.next()
+    exchange.worked_for = True
+    client.writer.close()
+    await turns()
+    assert exchange.gone
+    assert limits.budget.used == len(exchange.body) == 700
+    exchange.let_go()
+    assert limits.budget.used == len(exchange.body) == 0
+
+
+async def test_a_large_body_waits_while_the_budget_is_used_up(client: Client, site: Site, limits: ClientLimits) -> None:
+    site.limit = 1 << 20
+    limits.budget.take(limits.budget.size)
+    client.send(post(b"x" * (SMALL + 1)))
+    await turns()
+    assert site.exchanges == []
+    limits.budget.release(limits.budget.size)
+    assert len((await client.response())[2]) == SMALL + 1
+
+
+async def test_small_requests_are_served_while_the_budget_is_used_up(
+    client: Client, site: Site, limits: ClientLimits
+) -> None:
+    limits.budget.take(limits.budget.size)
+    client.send(post(b"x"))
+    assert (await client.response())[2] == b"x"
+
+
+@pytest.mark.parametrize("missing", [0, 10_000])
+async def test_a_body_for_which_there_is_never_room_is_refused(
+    client: Client, site: Site, limits: ClientLimits, missing: int
+) -> None:
+    site.limit = 1 << 20
+    limits.budget.patience = 0
+    limits.budget.take(limits.budget.size)
+    client.send(post(b"x" * 100_000)[: -missing or None])
+    status, _, body = await client.response()
+    assert status == 503
+    assert b"--max-bytes-in-flight" in body
+    assert limits.budget.used == limits.budget.size
+    assert site.exchanges == []
+
+
+async def test_a_body_that_is_larger_than_the_budget_is_refused_at_once(
+    client: Client, site: Site, limits: ClientLimits
+) -> None:
+    site.limit = 1 << 30
+    client.send(b"POST /p HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (limits.budget.size + 1))
+    status, _, body = await client.response()
+    assert status == 400
+    assert b"--max-bytes-in-flight" in body
+
+
+async def test_answers_that_are_not_read_count(client: Client, site: Site, limits: ClientLimits) -> None:
+    site.answer = lambda exchange: exchange.respond(200, [], b"x" * 50_000_000)
+    client.send(post(b""))
+    await turns()
+    assert limits.budget.used > 10_000_000
+    assert len((await client.response())[2]) == 50_000_000
+    await turns()
+    assert limits.budget.used == 0
+
+
+# Time
+
+
+async def swept(listener: HttpListener, seconds: float) -> None:
+    await turns()
+    listener.sweep(monotonic() + seconds)
+
+
+def closed(limits: ClientLimits) -> dict[str, float]:
+    """How many connections were closed, by reason."""
+    samples = dict(limits.counts.families())
+    (closed,) = (numbers for metric, numbers in samples.items() if metric.name == "conch_closed_connections")
+    return {sample.labels.split('"')[3]: sample.value for sample in closed}
+
+
+@pytest.mark.parametrize("head", [b"G", b"POST /p HTTP/1.1\r\nHost: x\r\n"])
+async def test_a_head_that_does_not_end_has_its_time(
+    client: Client, listener: HttpListener, limits: ClientLimits, head: bytes
+) -> None:
+    client.send(head)
+    await swept(listener, 29)
+    assert closed(limits) == {}
+    await swept(listener, 31)
+    status, _, body = await client.response()
+    assert status == 408
+    assert b"--head-timeout-secs" in body
+    assert closed(limits) == {"head": 1}
+    assert await client.is_closed()
+
+
+async def test_bytes_that_drip_in_give_a_head_no_more_time(client: Client, listener: HttpListener) -> None:
+    client.send(b"GET /")
+    await turns()
+    client.send(b"p")
+    await swept(listener, 31)
+    assert (await client.response())[0] == 408
+
+
+async def test_a_body_has_its_time_and_more_the_more_of_it_arrives(
+    client: Client, site: Site, listener: HttpListener, limits: ClientLimits
+) -> None:
+    site.limit = 1 << 20
+    client.send(post(b"x" * 10 * SLOWEST)[:-1])
+    await swept(listener, 69)
+    assert closed(limits) == {}
+    await swept(listener, 71)
+    assert (await client.response())[0] == 408
+    assert closed(limits) == {"body": 1}
+    assert limits.budget.used == 0
+
+
+async def test_a_body_that_the_server_does_not_read_keeps_its_time(
+    client: Client, site: Site, listener: HttpListener, limits: ClientLimits
+) -> None:
+    site.limit = 1 << 20
+    limits.budget.take(limits.budget.size)
+    client.send(post(b"x" * 100_000)[:-1])
+    await swept(listener, 1000)
+    assert closed(limits) == {}
+
+
+async def test_a_request_that_runs_has_any_time(client: Client, site: Site, listener: HttpListener) -> None:
+    site.answer = None
+    client.send(post(b"x"))
+    exchange = await site.next()
+    await swept(listener, 1e6)
+    exchange.respond(200, [], b"late")
+    assert (await client.response())[2] == b"late"
+
+
+async def test_an_idle_connection_is_closed_in_the_end(
+    client: Client, listener: HttpListener, limits: ClientLimits
+) -> None:
+    client.send(post(b"x"))
+    await client.response()
+    await swept(listener, 599)
+    assert closed(limits) == {}
+    await swept(listener, 601)
+    assert await client.is_closed()
+    assert closed(limits) == {"idle": 1}
+
+
+async def test_a_connection_on_which_nothing_ever_comes_has_the_time_of_a_head(
+    client: Client, listener: HttpListener, limits: ClientLimits
+) -> None:
+    await swept(listener, 31)
+    assert await client.is_closed()
+    assert closed(limits) == {"head": 1}
+
+
+async def test_a_client_that_does_not_read_is_given_up(
+    client: Client, site: Site, listener: HttpListener, limits: ClientLimits
+) -> None:
+    site.answer = lambda exchange: exchange.respond(200, [], b"x" * 50_000_000)
+    client.send(post(b""))
+    await swept(listener, 59)
+    assert closed(limits) == {}
+    await swept(listener, 61)
+    await turns()
+    assert closed(limits) == {"unread": 1}
+    assert limits.budget.used == 0
+
+
+async def test_a_stream_that_is_read_slowly_goes_on(
+    client: Client, site: Site, listener: HttpListener, limits: ClientLimits
+) -> None:
+    site.answer = None
+    client.send(post(b""))
+    exchange = await site.next()
+    exchange.start(200, [])
+    exchange.write(b"x" * 20_000_000)
+    await turns()
+    for _ in range(10):
+        await client.reader.readexactly(1_000_000)
+        exchange.write(b"y" * 1_000_000)
+        await turns(3)
+    # At least 9 MB have gone since the client fell behind: that is worth nine minutes.
+    await swept(listener, 60 + 500)
+    assert closed(limits) == {}
+    await swept(listener, 60 + 50_000_000 / SLOWEST)
+    assert closed(limits) == {"unread": 1}
+
+
+# Memory
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is freed is freed by reference counts alone."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_an_exchange_that_was_answered_is_gone_while_its_connection_is_idle(client: Client, site: Site) -> None:
+    client.send(post(b"one"))
+    await client.response()
+    exchange = Watched(site)
+    assert exchange.gone()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_an_exchange_is_gone_whose_client_has_hung_up(client: Client, site: Site) -> None:
+    site.answer = None
+    client.send(post(b"one") + post(b"two"))
+    await site.next()
+    site.exchanges[-1].on_disconnect = lambda: None
+    exchange = Watched(site)
+    assert not exchange.gone()
+    client.writer.close()
+    await turns()
+    assert exchange.gone()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_nothing_is_left_of_a_connection_that_has_ended(
+    client: Client, site: Site, listener: HttpListener
+) -> None:
+    client.send(post(b"one"))
+    await client.response()
+    (connection,) = map(weakref.ref, listener.connections)
+    client.writer.close()
+    await turns()
+    assert connection() is None
