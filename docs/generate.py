@@ -136,6 +136,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "histograms": _metrics_of(families.HISTOGRAMS),
     "response cache": _metrics_of(families.CACHE),
     "memory": _metrics_of(families.MEMORY),
+    "workers": _metrics_of(families.WORKERS),
     "work": _metrics_of(families.WORK),
     "generation": _metrics_of(families.GENERATION),
     "traffic": _metrics_of([*_declared(traffic)]),

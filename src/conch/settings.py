@@ -139,6 +139,27 @@ class Settings:
         600, "Server", "Seconds that a connection may last on which nothing happens; 0 for any time."
     )
 
+    stopped_worker_secs: Number = option(
+        1, "Workers", "Seconds before a worker that a signal has stopped is replaced; 0 for never."
+    )
+    silent_worker_secs: Number = option(
+        60, "Workers", "Seconds without heartbeat and processor time before a worker is replaced; 0 for never."
+    )
+    execute_timeout_secs: Number = option(
+        3600, "Workers", "Seconds that one execution may take before its worker is replaced; 0 for any."
+    )
+    step_timeout_secs: Number = option(
+        300, "Workers", "Seconds that one step of a language model's engine may take; 0 for any."
+    )
+    load_idle_secs: Number = option(
+        120, "Workers", "Seconds that a model may load without computing or reading anything; 0 for any."
+    )
+    load_timeout_secs: Number = option(0, "Workers", "Seconds that a model may load in all; 0 for any.")
+    unload_timeout_secs: Number = option(
+        300, "Workers", "Seconds for the last requests of a model that is unloaded or replaced; 0 for any."
+    )
+    finalize_timeout_secs: Number = option(10, "Workers", "Seconds that a worker may take to end, with its finalize.")
+
     allow_http: bool = option(True, "HTTP", "Serve HTTP.")
     http_address: str = option("127.0.0.1", "HTTP", "Address to listen on, 0.0.0.0 for all.", common=True)
     http_port: Port = option(8000, "HTTP", "Port to listen on; 0 takes a free one.", common=True)

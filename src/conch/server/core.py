@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +25,15 @@ from conch.server.loading import Loader
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
 from conch.server.overrides import check_allowed
+from conch.server.patience import patience_of
 from conch.server.rollout import Rollout
 from conch.server.starting import log_levels
 from conch.server.states import ModelTable
 from conch.settings import SERVER_VERSION, Settings
+from conch.telemetry import families
+from conch.telemetry.exposition import Family
 from conch.telemetry.metrics import Registry
 from conch.workers.host.environment import Environments
-from conch.workers.host.process import STOP_SECONDS
 from conch.workers.host.processes import WorkerProcesses
 
 LOG = logging.getLogger("conch")
@@ -56,7 +58,7 @@ class InferenceServer:
         self._table = ModelTable()
         self._table.starting = None
         self._environments = Environments()
-        self._processes = WorkerProcesses()
+        self._processes = WorkerProcesses(patience=patience_of(settings))
         loader = Loader(
             settings,
             visible_gpus(),
@@ -76,9 +78,12 @@ class InferenceServer:
             parallel_loads=settings.model_load_thread_count,
             retries=settings.model_load_retry_count,
             ledger=self.ledger,
+            unload_seconds=settings.unload_timeout_secs,
         )
+        registry.add(self._worker_families)
         self._lifecycle = Lifecycle(repository, loader, self._table, self._rollout)
         self._polling: asyncio.Task[None] | None = None
+        self._loading: set[asyncio.Task[None]] = set()
 
     @property
     def logs(self) -> LogSettings:
@@ -172,6 +177,11 @@ class InferenceServer:
         check_model_name(name)
         await self._lifecycle.unload(name, dependents)
 
+    def _worker_families(self) -> Iterator[Family]:
+        """Which models are ready, and how many workers had to be killed."""
+        yield families.readiness((model.name, model.version, model.ready) for model in self._table.loaded())
+        yield families.kills((model, cause.value, count) for (model, cause), count in self._processes.kills.items())
+
     def update_logs(self, changes: Mapping[str, Any]) -> None:
         """Change what is logged, here and in the workers."""
         logs.current().update(**changes)
@@ -250,22 +260,32 @@ class InferenceServer:
             await asyncio.wait([loop.create_task(model.finish(min(left, 1.0))) for model in busy])
         if used:
             LOG.info("All models are stopped, unloading models")
-        seconds = STOP_SECONDS if in_time else 0.0
-        await asyncio.gather(*(model.stop(seconds) for model in models))
+        patience = None if in_time else 0.0
+        await asyncio.gather(*(model.stop(patience) for model in models))
         ended = await self._rollout.finish(max(deadline - loop.time(), 0.0))
         await self._processes.close()
         await self._rollout.dispose_all()
         await self._environments.close()
         return ended and in_time
 
+    async def _load_changed(self, names: list[str]) -> None:
+        """Load models while the repository is polled on, since one may take long or hang."""
+        try:
+            await self._lifecycle.load_all(names)
+        except Exception:
+            LOG.exception("failed to load what has changed in the model repository")
+
     async def _poll(self, watch: Watch) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self.settings.repository_poll_secs)
             try:
                 changes = await asyncio.to_thread(watch.look)
                 for name in changes.removed:
                     await self._lifecycle.unload(name)
-                await self._lifecycle.load_all([*changes.added, *changes.modified])
+                loading = loop.create_task(self._load_changed([*changes.added, *changes.modified]))
+                self._loading.add(loading)
+                loading.add_done_callback(self._loading.discard)
             except Exception:
                 LOG.exception("failed to poll the model repository")
 

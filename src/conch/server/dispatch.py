@@ -77,8 +77,8 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        """Whether every worker can run a batch."""
-        return all(worker.ready for worker in self._workers)
+        """Whether every worker can run a batch, and shows signs of life."""
+        return all(worker.responsive for worker in self._workers)
 
     @property
     def runs_with(self) -> RunsWith:
@@ -136,8 +136,8 @@ class Dispatcher:
         for worker in self._workers:
             worker.set_log(levels)
 
-    async def stop(self, seconds: float) -> None:
-        """End all workers, by force after ``seconds``."""
+    async def stop(self, seconds: float | None) -> None:
+        """End all workers, by force after ``seconds``, or when patience with them ends."""
         if self._timer is not None:
             self._timer.cancel()
         workers = [*self._workers, *self._retiring.values()]

@@ -38,5 +38,5 @@ class EnsembleExecutor:
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """No code of an ensemble logs."""
 
-    async def stop(self, seconds: float) -> None:
+    async def stop(self, seconds: float | None) -> None:
         """There is nothing to stop."""

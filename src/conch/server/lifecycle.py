@@ -15,7 +15,7 @@ from conch.errors import ConchError, unavailable
 from conch.repository.override import Override
 from conch.repository.scan import ModelRepository
 from conch.server.loading import Loader
-from conch.server.operation import LoadOperation, NameLocks
+from conch.server.operation import LoadOperation, NameLocks, RunningLoads
 from conch.server.rollout import Rollout
 from conch.server.states import ModelTable, State
 
@@ -34,7 +34,7 @@ class Lifecycle:
         self._table = table
         self._rollout = rollout
         self._locks = NameLocks()
-        self._loading: set[asyncio.Task[None]] = set()
+        self._loading = RunningLoads()
         self._unloading: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -63,10 +63,11 @@ class Lifecycle:
         self._revalidate([name])
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Stop serving a model; returns while its last requests still run.
+        """Stop serving a model; returns while its last requests still run.  A load of it is given up.
 
         ``dependents`` are the members of an ensemble that nobody asked for by name and nobody else needs.
         """
+        self._loading.give_up("the model was unloaded meanwhile", name)
         async with self._locks.of(name):
             model_state = self._table.models.get(name)
             if model_state is None:
@@ -84,8 +85,8 @@ class Lifecycle:
     async def close(self) -> None:
         """Give up what is being loaded, and accept no further loads; the models that serve are left as they are."""
         self._closed = True
-        tasks = [*self._loading, *self._unloading]
-        for task in tasks:
+        tasks = [*self._loading.give_up("the server is stopping"), *self._unloading]
+        for task in self._unloading:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic_ns
 from typing import Any, Protocol
@@ -22,7 +22,9 @@ from conch.repository.scan import ModelFiles
 from conch.schedulers.ensemble import Ensemble, Member, Step
 from conch.server.dispatch import Dispatcher
 from conch.server.ensemble import EnsembleExecutor
+from conch.server.gathering import gather_all
 from conch.server.model import Model
+from conch.server.places import LeavePlace
 from conch.server.scheduling import make_scheduler, preserves_ordering
 from conch.server.starting import WorkerPlacement, WorkerStarter, placements_of
 from conch.server.worker import SupervisedWorker
@@ -82,11 +84,14 @@ class Loader:
             LOG.warning("model '%s': %s", config.name, problem.message)
         return config
 
-    async def load(self, files: ModelFiles, version: int, config: ModelConfig) -> Model:
-        """Start one version of a model that is not an ensemble.  Raises the reason why it cannot run."""
+    async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> Model:
+        """Start one version of a model that is not an ensemble.  Raises the reason why it cannot run.
+
+        ``on_stalled`` is called while a worker stands still.
+        """
         LOG.info("loading: %s:%d", files.name, version)
         begun = monotonic_ns()
-        starter = self._starter(files, version, config)
+        starter = self._starter(files, version, config, on_stalled)
         first: WorkerProcess | None = None
         if self._settings.disable_auto_complete_config:
             validate_load(config, self._gpus)
@@ -115,7 +120,7 @@ class Loader:
         statistics.load_ns = monotonic_ns() - begun
         return model
 
-    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig) -> None:
+    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: LeavePlace) -> None:
         """Give a running version the instances that ``config`` asks for; those that stay are not touched."""
         changed = without_placement(model.config)
         changed.instance_group.extend(config.instance_group)
@@ -125,7 +130,7 @@ class Loader:
         assert isinstance(dispatcher, Dispatcher)
         wanted = self._placements(changed)
         new = [placement for placement in wanted if placement not in dispatcher.placements()]
-        await self._add_workers(dispatcher, self._starter(files, model.version, changed), new)
+        await self._add_workers(dispatcher, self._starter(files, model.version, changed, on_stalled), new)
         dispatcher.keep(wanted)
         model.reconfigure(changed)
         model.tell(dispatcher.runs_with)
@@ -164,10 +169,12 @@ class Loader:
             prepares=backend_of(config.backend, parameters(config)).prepares,
         )
 
-    def _starter(self, files: ModelFiles, version: int, config: ModelConfig) -> WorkerStarter:
+    def _starter(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> WorkerStarter:
         settings = {one.key: one.value for one in self._settings.backend_config if one.scope in ("", config.backend)}
         new_process = partial(WorkerProcess, spawn=spawn_at_terminal) if self._debugs(config) else self._new_process
-        return WorkerStarter(files, version, config, settings, self._models, self._environments, new_process)
+        return WorkerStarter(
+            files, version, config, settings, self._models, self._environments, new_process, on_stalled
+        )
 
     def _placements(self, config: ModelConfig) -> list[WorkerPlacement]:
         """Where the workers go; a model that is debugged has one instance, since one can read from the terminal."""
@@ -194,9 +201,9 @@ class Loader:
             worker.adopt(process)
 
 
-async def _all_or_none(starts: Iterator[Awaitable[WorkerProcess]]) -> list[WorkerProcess]:
+async def _all_or_none(starts: Iterator[Coroutine[Any, Any, WorkerProcess]]) -> list[WorkerProcess]:
     """Wait for all workers; when one cannot start, end the others and raise its reason."""
-    results = await asyncio.gather(*starts, return_exceptions=True)
+    results = await gather_all(starts, lambda worker: worker.stop(0))
     failure = next((result for result in results if isinstance(result, BaseException)), None)
     workers = [result for result in results if not isinstance(result, BaseException)]
     if failure is not None:

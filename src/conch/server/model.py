@@ -26,7 +26,7 @@ from conch.server.runs_with import RunsWith, shown
 from conch.telemetry.statistics import FailureReason, ModelStatistics
 from conch.tensors import WireTensor
 from conch.validation import validate_request
-from conch.workers.host.process import STOP_SECONDS, WorkerProcess
+from conch.workers.host.process import WorkerProcess
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
@@ -46,7 +46,7 @@ class Executor(Protocol):
 
     def set_log(self, levels: Mapping[str, Any]) -> None: ...
 
-    async def stop(self, seconds: float) -> None: ...
+    async def stop(self, seconds: float | None) -> None: ...
 
 
 class Model:
@@ -166,8 +166,8 @@ class Model:
             return False
         return True
 
-    async def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """End the executor within ``seconds``; what still waits fails."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """End the executor within ``seconds``, or when patience with its workers ends; what still waits fails."""
         self.stopping = True
         self.executor.fail_waiting(unavailable(STOPPING))
         await self.executor.stop(seconds)

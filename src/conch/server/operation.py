@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import cycle_problem
@@ -42,11 +42,35 @@ class NameLocks:
         return lock
 
 
+class RunningLoads:
+    """The loads that have not ended, whose callers may have gone: they can be given up by whoever stops the server or
+    unloads the model."""
+
+    def __init__(self) -> None:
+        self._names: dict[asyncio.Task[None], str] = {}
+        self._reasons: WeakKeyDictionary[asyncio.Task[None], str] = WeakKeyDictionary()
+
+    def add(self, name: str, task: asyncio.Task[None]) -> None:
+        self._names[task] = name
+        task.add_done_callback(self._names.pop)
+
+    def give_up(self, reason: str, name: str | None = None) -> list[asyncio.Task[None]]:
+        """Cancel the loads of one model, or all; their callers are told ``reason``.  Returns their tasks."""
+        tasks = [task for task, loading in self._names.items() if name in (None, loading)]
+        for task in tasks:
+            self._reasons[task] = reason
+            task.cancel()
+        return tasks
+
+    def reason(self, task: asyncio.Task[None]) -> str:
+        """Why a load was given up."""
+        return self._reasons.get(task, "")
+
+
 class LoadOperation:
     """Loads what is ``wanted``, with ``override`` in place of its files where that is given.
 
-    A load goes on when nobody waits for it any more; ``running`` has the tasks of those that have not ended, for
-    whoever stops the server.
+    A load goes on when nobody waits for it any more; ``running`` is told of it.
     """
 
     def __init__(
@@ -58,7 +82,7 @@ class LoadOperation:
         locks: NameLocks,
         wanted: frozenset[str],
         override: Override | None,
-        running: set[asyncio.Task[None]],
+        running: RunningLoads,
     ) -> None:
         self._repository = repository
         self._loader = loader
@@ -75,14 +99,13 @@ class LoadOperation:
         task = self._tasks.get(name)
         if task is None:
             task = self._tasks[name] = asyncio.get_running_loop().create_task(self._load_locked(name))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running.add(name, task)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if task.cancelled() and caller is not None and not caller.cancelling():
-                raise unavailable(f"load failed for model '{name}': the server is stopping") from None
+                raise unavailable(f"load failed for model '{name}': {self._running.reason(task)}") from None
             raise
 
     async def _load_locked(self, name: str) -> None:

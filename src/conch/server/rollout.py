@@ -19,9 +19,11 @@ from conch.repository.fingerprint import Fingerprint
 from conch.repository.override import UploadedModel
 from conch.repository.scan import ModelFiles, ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
+from conch.server.gathering import gather_all
 from conch.server.loading import Loader, without_placement
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
+from conch.server.places import LoadPlaces, no_place
 from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState, at_state
 from conch.telemetry.metrics import Registry
 
@@ -32,7 +34,9 @@ asked_by_model: ContextVar[bool] = ContextVar("asked_by_model", default=False)
 
 
 class Rollout:
-    """Changes which versions of models serve.  ``parallel_loads`` bounds how many start at the same time."""
+    """Changes which versions of models serve.  ``parallel_loads`` bounds how many start at the same time,
+    and ``unload_seconds`` how long the last requests of a version may take that is replaced or unloaded; 0 is for ever.
+    """
 
     def __init__(
         self,
@@ -44,14 +48,16 @@ class Rollout:
         parallel_loads: int = 4,
         retries: int = 0,
         ledger: MemoryLedger | None = None,
+        unload_seconds: float = 0,
     ) -> None:
         self._repository = repository
         self._loader = loader
         self._table = table
         self._registry = registry
-        self._slots = asyncio.Semaphore(parallel_loads)
+        self._places = LoadPlaces(parallel_loads)
         self._retries = retries
         self._ledger = ledger or MemoryLedger(table)
+        self._unload_seconds = unload_seconds
         self._retiring: dict[asyncio.Task[None], Model] = {}
         self._disposals: set[asyncio.Task[None]] = set()
 
@@ -74,9 +80,9 @@ class Rollout:
             with contextlib.suppress(ConchError, OSError):
                 fingerprint = await asyncio.to_thread(self._repository.fingerprint, files.name)
         kept = {} if overridden else self._untouched(model_state, config, fingerprint)
-        loaded = await asyncio.gather(
-            *(self._load_version(files, version, config, kept.get(version)) for version in versions),
-            return_exceptions=True,
+        loaded = await gather_all(
+            (self._load_version(files, version, config, kept.get(version)) for version in versions),
+            lambda model: asyncio.sleep(0) if model in kept.values() else model.stop(0),
         )
         models = [result for result in loaded if isinstance(result, Model)]
         failed = {
@@ -110,9 +116,9 @@ class Rollout:
         }
 
     async def _load_version(self, files: ModelFiles, version: int, config: ModelConfig, running: Model | None) -> Model:
-        async with contextlib.nullcontext() if asked_by_model.get() else self._slots:
+        async with no_place() if asked_by_model.get() else self._places.take() as leave_place:
             if running is not None:
-                await self._loader.rescale(running, files, config)
+                await self._loader.rescale(running, files, config, leave_place)
                 return running
             await self._ledger.check(files, version, config)
             for attempt in range(self._retries + 1):
@@ -121,8 +127,12 @@ class Rollout:
                         return await self._loader.load_ensemble(
                             files, version, config, partial(self.members_of, config)
                         )
-                    model = await self._loader.load(files, version, config)
-                    await self._ledger.note_load(model, files)
+                    model = await self._loader.load(files, version, config, leave_place)
+                    try:
+                        await self._ledger.note_load(model, files)
+                    except asyncio.CancelledError:
+                        await model.stop(0)
+                        raise
                     return model
                 except ConchError as error:
                     LOG.error("failed to load '%s' version %d: %s", files.name, version, error.status)
@@ -207,8 +217,14 @@ class Rollout:
         task.add_done_callback(self._retiring.pop)
 
     async def _end_when_idle(self, model: Model, version_state: VersionState | None) -> None:
-        await model.finish()
+        in_time = await model.finish(self._unload_seconds or None)
         await self._ledger.note_end(model)
+        if not in_time:
+            LOG.warning(
+                "the last requests of '%s' version %d, which is unloaded, have taken %g s and fail "
+                "(--unload-timeout-secs)", model.name, model.version, self._unload_seconds,
+            )  # fmt: skip
+            await model.stop(0)
         self._registry.unregister(model.statistics)
         await model.stop()
         self._ledger.note_ended(model)

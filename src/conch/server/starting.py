@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -22,6 +23,8 @@ from conch.config.signature import parameters
 from conch.errors import invalid
 from conch.repository.scan import ModelFiles
 from conch.server.devices import environment_for
+from conch.server.patience import with_stub_timeout
+from conch.server.places import LeavePlace
 from conch.server.runs_with import sentence
 from conch.server.warmup import read_samples, warm_up
 from conch.telemetry.processes import resident_bytes
@@ -31,8 +34,12 @@ from conch.workers.host.process import WorkerProcess
 
 LOG = logging.getLogger("conch")
 
+#: How often a load is looked at (s).
+LOOK_SECONDS = 1.0
 #: How often the log says of a model that it is still being loaded (s).
 PROGRESS_SECONDS = 5.0
+#: How long a load may stand still before it leaves its place to another (s).
+STALLED_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,10 @@ class WorkerPlacement:
 
 
 class WorkerStarter:
-    """Starts workers of one model version under ``config``, its effective configuration."""
+    """Starts workers of one model version under ``config``, its effective configuration.
+
+    ``on_stalled`` is called while a worker that loads neither computes nor reads.
+    """
 
     def __init__(
         self,
@@ -60,6 +70,7 @@ class WorkerStarter:
         models: BlsServer | None = None,
         environments: Environments | None = None,
         new_process: Callable[[str], WorkerProcess] = WorkerProcess,
+        on_stalled: LeavePlace = lambda: None,
     ) -> None:
         if config.backend not in BACKENDS:
             raise invalid(
@@ -73,13 +84,15 @@ class WorkerStarter:
         self._models = models
         self._environments = environments or Environments()
         self._new_process = new_process
+        self._on_stalled = on_stalled
         self._said: set[str] = set()
 
     async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
         """Start a worker and have its model complete the configuration.  Returns both; raises what the model raised."""
         worker = await self._start(f"{self.config.name}_0", dict(os.environ))
         try:
-            answer = await self._ask(worker, {"op": "complete"})
+            async with self._followed(worker):
+                answer = await worker.ask({"op": "complete"})
             return worker, render.from_json(answer["config"])
         except BaseException:
             worker.kill()
@@ -95,21 +108,17 @@ class WorkerStarter:
             worker = await self._start(placement.name, environment)
         worker.name = placement.name
         try:
-            answer = await self._ask(
-                worker,
-                {
-                    "op": "start",
-                    "instance": instance_fields(placement),
-                    "config": render.to_json(self.config),
-                },
-            )
-            worker.slots = answer.get("slots", 0)
-            worker.runs_with = self._runs_with(placement, answer.get("runs_with", {}))
-            samples = await asyncio.to_thread(read_samples, self.config, self._files.directory)
-            await warm_up(worker, self.config, samples)
+            config = render.to_json(self.config)
+            async with self._followed(worker):
+                answer = await worker.ask({"op": "start", "instance": instance_fields(placement), "config": config})
+                worker.slots = answer.get("slots", 0)
+                worker.runs_with = self._runs_with(placement, answer.get("runs_with", {}))
+                samples = await asyncio.to_thread(read_samples, self.config, self._files.directory)
+                await warm_up(worker, self.config, samples)
         except BaseException:
             worker.kill()
             raise
+        worker.loading = False
         LOG.info(
             "instance %s of '%s' version %d%s: %s",
             placement.name,
@@ -120,18 +129,24 @@ class WorkerStarter:
         )
         return worker
 
-    async def _ask(self, worker: WorkerProcess, header: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a frame; as long as it takes, the log says every few seconds how far the worker is."""
-        progress = asyncio.get_running_loop().create_task(self._log_progress(worker))
+    @asynccontextmanager
+    async def _followed(self, worker: WorkerProcess) -> AsyncIterator[None]:
+        """As long as the block takes, the log says every few seconds how far the worker is."""
+        following = asyncio.get_running_loop().create_task(self._follow(worker))
         try:
-            return await worker.ask(header)
+            yield
         finally:
-            progress.cancel()
+            following.cancel()
 
-    async def _log_progress(self, worker: WorkerProcess) -> None:
-        begun = monotonic()
+    async def _follow(self, worker: WorkerProcess) -> None:
+        begun = said = monotonic()
         while True:
-            await asyncio.sleep(PROGRESS_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS)
+            if worker.verdict.idle >= STALLED_SECONDS:
+                self._on_stalled()
+            if monotonic() < said + PROGRESS_SECONDS:
+                continue
+            said = monotonic()
             memory = resident_bytes(worker.pid)
             LOG.info(
                 "still loading '%s' version %d after %.0f s%s",
@@ -157,6 +172,10 @@ class WorkerStarter:
         python = await self._environments.python(execution_env_path, files.directory)
         worker = self._new_process(name)
         worker.said = self._said
+        worker.model = files.name
+        worker.loading = True
+        if config.backend == "python":
+            worker.patience = with_stub_timeout(worker.patience, self._backend_config.get("stub-timeout-seconds"))
         if self._models is not None:
             worker.serve_bls(self._models, files.name)
         frame = init_frame(files, self._version, config, self._backend_config)

@@ -16,7 +16,7 @@ from conch.inference import InferRequest, InferResponse
 from conch.server.runs_with import RunsWith
 from conch.server.starting import WorkerPlacement
 from conch.workers.host.execution import Execution
-from conch.workers.host.process import STOP_SECONDS, WorkerProcess
+from conch.workers.host.process import WorkerProcess
 
 LOG = logging.getLogger("conch")
 
@@ -93,6 +93,11 @@ class SupervisedWorker:
         return self._process is not None and self._process.alive
 
     @property
+    def responsive(self) -> bool:
+        """Whether it is ready and shows signs of life."""
+        return self._process is not None and self._process.alive and self._process.verdict.responsive
+
+    @property
     def slots(self) -> int:
         """How many batches it can run at a time."""
         return (self._process.slots if self._process is not None else 0) or self.placement.count
@@ -140,10 +145,10 @@ class SupervisedWorker:
         self._stopped = True
         if self._process is not None:
             await self._process.finish()
-        await self.stop(STOP_SECONDS)
+        await self.stop()
 
-    async def stop(self, seconds: float) -> None:
-        """Finalize the model and end the process, by force after ``seconds``."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """Finalize the model and end the process, by force after ``seconds``, or when patience with it ends."""
         self._stopped = True
         if self._restart is not None:
             self._restart.cancel()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from conch.telemetry.distributions import Histogram, Summary
-from conch.telemetry.exposition import Metric, MetricSample, label_text, number
+from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, number
 from conch.telemetry.statistics import ModelStatistics
 
 
@@ -130,6 +130,29 @@ def _histogram(name: str, help: str, read: Read) -> tuple[Metric, Read]:
 
 def _summary(name: str, help: str, read: Read) -> tuple[Metric, Read]:
     return Metric(name, "summary", help), read
+
+
+_READY: Final = Metric("conch_model_ready", "gauge", "Whether requests to the model version can run now (1) or not (0)")
+_KILLS: Final = Metric("conch_worker_kills", "counter", "Number of workers that the server killed, by model and reason")
+
+
+#: Shown for the server as a whole, not from the statistics of models.
+WORKERS: Final = (_READY, _KILLS)
+
+
+def readiness(models: Iterable[tuple[str, int, bool]]) -> Family:
+    """Which versions, by name and number, are ready."""
+    return _READY, [
+        MetricSample(label_text({"model": name, "version": str(version)}), int(ready))
+        for name, version, ready in sorted(models)
+    ]
+
+
+def kills(counts: Iterable[tuple[str, str, int]]) -> Family:
+    """How many workers were killed, by model and reason."""
+    return _KILLS, [
+        MetricSample(label_text({"model": model, "reason": reason}), count) for model, reason, count in sorted(counts)
+    ]
 
 
 # fmt: off

@@ -195,7 +195,7 @@ class _Waiting:
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """Ignore levels: the test's own logging chooses."""
 
-    async def stop(self, seconds: float) -> None:
+    async def stop(self, seconds: float | None) -> None:
         """End nothing: the instance is closed by the test."""
 
 

@@ -8,6 +8,7 @@ from conch.errors import ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.tensors import WireTensor
 from conch.workers.host.execution import Execution
+from conch.workers.host.liveness import DEFAULT_PATIENCE, Verdict
 
 
 class FakeWorker:
@@ -22,6 +23,8 @@ class FakeWorker:
         self.exit_status = -9
         self.alive = True
         self.stopped = False
+        self.verdict = Verdict()
+        self.patience = DEFAULT_PATIENCE
         self.on_exit: Callable[[FakeWorker], None] | None = None
         self.on_response_sent: Callable[[InferRequest, InferResponse], None] | None = None
         self.batches: list[Execution] = []

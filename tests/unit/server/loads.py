@@ -13,6 +13,7 @@ from conch.inference import InferRequest
 from conch.repository.scan import ModelFiles, ModelRepository
 from conch.server.lifecycle import Lifecycle
 from conch.server.model import Model
+from conch.server.places import LeavePlace
 from conch.server.rollout import Rollout
 from conch.server.states import ModelTable, State
 from conch.telemetry.metrics import Registry
@@ -31,7 +32,7 @@ class FakeExecutor:
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []
-        self.stopped: list[float] = []
+        self.stopped: list[float | None] = []
 
     def submit(self, request: InferRequest) -> None:
         self.requests.append(request)
@@ -40,17 +41,22 @@ class FakeExecutor:
 
     def set_log(self, levels: Mapping[str, Any]) -> None: ...
 
-    async def stop(self, seconds: float) -> None:
+    async def stop(self, seconds: float | None) -> None:
         self.stopped.append(seconds)
 
 
 class FakeLoader:
-    """Makes models that run nothing.  ``held`` lets a load of that name wait, ``failures`` are raised in turn."""
+    """Makes models that run nothing.
+
+    ``held`` lets a load of that name, or ``name:version``, wait; ``failures`` are raised in turn.
+    A load of a model among ``stalled`` stands still.
+    """
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.made: list[Model] = []
         self.rescaled: list[tuple[Model, ModelConfig]] = []
+        self.stalled: set[str] = set()
         self.held: dict[str, asyncio.Event] = {}
         self.failures: dict[str, list[Exception]] = {}
         self.under_way = 0
@@ -62,14 +68,17 @@ class FakeLoader:
         config.name = files.name
         return config
 
-    async def load(self, files: ModelFiles, version: int, config: ModelConfig) -> Model:
+    async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> Model:
         key = f"{files.name}:{version}"
         self.log.append(f"load {key}")
+        if files.name in self.stalled:
+            on_stalled()
+            on_stalled()
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
-            if files.name in self.held:
-                await self.held[files.name].wait()
+            for held in {files.name, key} & self.held.keys():
+                await self.held[held].wait()
         finally:
             self.under_way -= 1
         if self.failures.get(key):
@@ -83,7 +92,7 @@ class FakeLoader:
         self.log.append(f"ensemble {files.name} of {','.join(sorted(find_members()))}")
         return self._model(config, version)
 
-    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig) -> None:
+    async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: LeavePlace) -> None:
         self.rescaled.append((model, config))
 
     def check_ensemble(self, config: ModelConfig, members: Mapping[str, Model]) -> None:
@@ -141,7 +150,7 @@ class House:
         return answers
 
 
-def stopped(model: Model) -> list[float]:
+def stopped(model: Model) -> list[float | None]:
     """The deadlines with which the model's executor was stopped."""
     executor = model.executor
     assert isinstance(executor, FakeExecutor)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.errors import ConchError, internal
+from conch.errors import Code, ConchError, internal
 from conch.inference import InferResponse
 from conch.server.states import UNLOADED, State
 from tests.unit.server.loads import CONFIG, House, stopped, until
@@ -131,19 +131,65 @@ async def test_loads_of_a_model_exclude_each_other(house: House) -> None:
     assert house.loader.most_under_way == 1
 
 
-async def test_unload_waits_for_the_load_that_is_under_way(house: House) -> None:
+async def test_unload_gives_up_the_loads_that_are_under_way_or_wait(house: House) -> None:
     house.write("m")
+    house.loader.held["m"] = asyncio.Event()
+    loads = [asyncio.create_task(house.lifecycle.load("m")) for _ in range(2)]
+    await until(lambda: house.loader.under_way)
+    await house.lifecycle.unload("m")
+    for load in loads:
+        with pytest.raises(ConchError, match="load failed for model 'm': the model was unloaded meanwhile") as raised:
+            await load
+        assert raised.value.code is Code.UNAVAILABLE
+    assert house.states("m") == {1: (State.UNAVAILABLE, UNLOADED)} and not house.loader.made
+    house.loader.held["m"].set()
+    await house.lifecycle.load("m")
+    assert house.states("m") == {1: (State.READY, "")}
+
+
+async def test_unload_during_a_reload_ends_the_old_version_too(house: House) -> None:
+    house.write("m")
+    await house.lifecycle.load("m")
+    old = house.table.find("m")
+    house.write("m", content="changed")
     house.loader.held["m"] = asyncio.Event()
     loading = asyncio.create_task(house.lifecycle.load("m"))
     await until(lambda: house.loader.under_way)
-    unloading = asyncio.create_task(house.lifecycle.unload("m"))
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert not unloading.done()
-    house.loader.held["m"].set()
-    await asyncio.gather(loading, unloading)
+    await house.lifecycle.unload("m")
+    with pytest.raises(ConchError, match="unloaded meanwhile"):
+        await loading
     await until(lambda: house.states("m") == {1: (State.UNAVAILABLE, UNLOADED)})
-    assert len(stopped(house.loader.made[0])) == 1
+    assert len(stopped(old)) == 1
+
+
+async def test_versions_that_had_loaded_end_when_their_load_is_given_up(house: House) -> None:
+    house.write("m", CONFIG + "version_policy {all {}}", versions=(1, 2))
+    house.loader.held["m:2"] = asyncio.Event()
+    loading = asyncio.create_task(house.lifecycle.load("m"))
+    await until(lambda: house.loader.made and house.loader.under_way == 1)
+    await house.lifecycle.unload("m")
+    assert [stopped(model) for model in house.loader.made] == [[0]]
+    with pytest.raises(ConchError, match="unloaded meanwhile"):
+        await loading
+
+
+async def test_load_that_stands_still_leaves_its_place(tmp_path: Path) -> None:
+    house = House(tmp_path, parallel_loads=1)
+    house.loader.stalled = {"a"}
+    for name in ("a", "b", "c"):
+        house.write(name)
+    house.loader.held["a"] = asyncio.Event()
+    house.loader.held["b"] = asyncio.Event()
+    loading = [asyncio.create_task(house.lifecycle.load("a"))]
+    await until(lambda: house.loader.under_way == 1)
+    loading += [asyncio.create_task(house.lifecycle.load(name)) for name in ("b", "c")]
+    await until(lambda: house.loader.under_way == 2)
+    house.loader.held["b"].set()
+    await loading[1]
+    await loading[2]
+    assert not loading[0].done() and house.loader.most_under_way == 2
+    house.loader.held["a"].set()
+    await loading[0]
 
 
 async def test_other_models_load_side_by_side_up_to_the_limit(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from conch.server.loading import Loader
 from conch.server.model import Model
 from conch.settings import Settings
 from conch.telemetry.metrics import FIRST_RESPONSE_BUCKETS, MetricsConfig, Registry
+from conch.workers.host.liveness import Verdict
 from tests.unit.server.fakes import FakeWorker
 from tests.unit.server.loads import CONFIG, until
 
@@ -88,7 +89,7 @@ class Bench:
         return describe("m", self.directory)
 
     async def load(self) -> Model:
-        return await self.loader.load(self.files, 1, self.loader.configure(self.files))
+        return await self.loader.load(self.files, 1, self.loader.configure(self.files), lambda: None)
 
 
 async def test_worker_that_completed_the_configuration_becomes_the_first_instance(tmp_path: Path) -> None:
@@ -131,11 +132,34 @@ async def test_each_instance_says_what_it_runs_with(tmp_path: Path, caplog: pyte
     }  # fmt: skip
 
 
+async def test_load_that_stands_still_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "LOOK_SECONDS", 0.0)
+    held = asyncio.Event()
+
+    def stall(process: FakeProcess) -> None:
+        process.held = held
+
+    bench = Bench(tmp_path, CONFIG, stall)
+    stalled: list[bool] = []
+    configuration = bench.loader.configure(bench.files)
+    load = bench.loader.load(bench.files, 1, configuration, lambda: stalled.append(True))
+    loading = asyncio.create_task(load)
+    await until(lambda: bench.processes and "start" in bench.processes[0].asked)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not stalled
+    bench.processes[0].verdict = Verdict(idle=starting.STALLED_SECONDS)
+    await until(lambda: stalled)
+    held.set()
+    await loading
+
+
 async def test_load_that_takes_long_says_how_far_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "conch")
     monkeypatch.setattr(starting, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(starting, "LOOK_SECONDS", 0.0)
     leave = asyncio.Event()
     loading = asyncio.create_task(Bench(tmp_path, CONFIG, lambda process: setattr(process, "held", leave)).load())
     await until(lambda: any("still loading 'm' version 1 after 0 s" in line for line in caplog.messages))

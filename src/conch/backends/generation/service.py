@@ -22,6 +22,7 @@ from conch.backends.generation.request_state import RequestState
 from conch.backends.native.arrays import Request, Result, failure
 from conch.errors import ConchError, cancelled, internal, unavailable
 from conch.workers.child.channel import Channel
+from conch.workers.child.heartbeat import HEARTBEAT
 from conch.workers.child.packing import Packer
 from conch.workers.child.tracebacks import log_frame
 
@@ -86,7 +87,9 @@ class GenerationService:
     def _run(self) -> None:
         try:
             while not self._stopping:
+                HEARTBEAT.step(stepping=not self._idle)
                 self._run_commands()
+                HEARTBEAT.step(stepping=True)
                 self._refuse_overdue()
                 self._admit()
                 self._process(self._engine.step())

@@ -173,6 +173,13 @@ class Channel:
         if self._waiting or self._posted:
             self._flush()
 
+    def share(self, header: Header, size: int) -> memoryview:
+        """Memory that the server maps too, until the channel ends; it is sent ``header`` with the ``region``."""
+        region = self._endpoint.pool.take(size)
+        region.map[:size] = bytes(size)
+        self.send({**header, "region": region.id})
+        return memoryview(region.map)[:size]
+
     def receive(self) -> Frame:
         """Wait for the next frame that ``early`` left.  Raises EOFError when the server has gone."""
         while True:

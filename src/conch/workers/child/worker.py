@@ -47,6 +47,7 @@ def main(fd: int, at_terminal: bool = False) -> None:
 
     from conch.workers.child.breakpoints import debug_at_terminal, pass_breakpoints
     from conch.workers.child.channel import Channel
+    from conch.workers.child.heartbeat import HEARTBEAT
     from conch.workers.child.messages import line_buffer_streams, send_messages
 
     line_buffer_streams()
@@ -54,6 +55,7 @@ def main(fd: int, at_terminal: bool = False) -> None:
     connection = socket.socket(fileno=fd)
     os.register_at_fork(after_in_child=connection.close)
     channel = Channel(connection, on_closed=lambda: os._exit(1))
+    HEARTBEAT.start(channel)
     send_messages(channel)
     if at_terminal:
         debug_at_terminal(channel)

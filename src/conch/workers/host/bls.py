@@ -64,6 +64,11 @@ class BlsHandler:
                 return False
         return True
 
+    @property
+    def busy(self) -> bool:
+        """Whether the worker may be waiting for an answer."""
+        return bool(self._requests or self._tasks)
+
     def close(self) -> None:
         """Cancel what is under way: the worker has ended."""
         self._closed = True

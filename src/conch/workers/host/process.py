@@ -11,20 +11,22 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from conch import logs
 from conch.errors import Code, ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.workers.child.channel import Frame
+from conch.workers.child.heartbeat import SIZE, Pulse, read_pulse
 from conch.workers.child.packing import Packer, Unpacker
 from conch.workers.host.bls import BlsHandler, BlsServer
 from conch.workers.host.execution import Execution, description, response_of, take_times
 from conch.workers.host.link import Link
+from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Kill, Patience, Signs, Verdict, not_ended
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
+from conch.workers.host.speech import Speech
 
 LOG = logging.getLogger("conch")
 
-#: How long a worker may take to end after it has been asked to, before it is killed (s).
-STOP_SECONDS = 10.0
+#: How long the end of a killed process is waited for (s); one that waits for a disk does not end before it has that.
+KILL_SECONDS = 2.0
 
 
 class WorkerProcess:
@@ -34,8 +36,11 @@ class WorkerProcess:
     was called before.
     """
 
-    def __init__(self, name: str, spawn: Spawn = spawn) -> None:
+    def __init__(self, name: str, spawn: Spawn = spawn, patience: Patience = DEFAULT_PATIENCE) -> None:
         self.name = name
+        #: The model that it runs, for metrics.
+        self.model = ""
+        self.patience = patience
         self._spawn = spawn
         self.on_exit: Callable[[WorkerProcess], None] | None = None
         #: Called with every response that a response sender gave, before the request gets it.
@@ -50,15 +55,22 @@ class WorkerProcess:
         self.runs_with: dict[str, str] = {}
         #: What has been logged for the model once and for all; its workers share it.
         self.said: set[str] = set()
+        self._speech = Speech()
         self.alive = False
+        #: Whether its model is being loaded, from the first frame to the end of its warm-up.
+        self.loading = False
+        #: What the watch found at its last look.
+        self.verdict = Verdict()
+        #: Called when the server kills the worker for something.
+        self.on_kill: Callable[[WorkerProcess, Cause], None] | None = None
+        self._killed: Kill | None = None
+        self._heartbeat: memoryview | None = None
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, InferRequest] = {}
         self._prepared: dict[int, InferRequest] = {}
         self._executions: dict[int, Execution] = {}
         self._bls: BlsHandler | None = None
         self._batches = 0
-        self._lines = 0
-        self._prompting = False
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._stopping = False
         self._idle: asyncio.Event | None = None  # only while somebody waits for it
@@ -74,6 +86,14 @@ class WorkerProcess:
     def shared_bytes(self) -> int:
         """The size of the memory that the server and the worker share for tensors."""
         return self._link.shared_bytes if self.alive else 0
+
+    @property
+    def signs(self) -> Signs:
+        """What tells whether the worker runs; read several times a second."""
+        pulse = read_pulse(self._heartbeat) if self._heartbeat is not None else Pulse()
+        # One that generates has its requests for as long as they generate: the steps of its engine are watched instead.
+        execution = 0 if self.slots else next(iter(self._executions), 0)
+        return Signs(pulse, execution, self.loading, self._bls is not None and self._bls.busy)
 
     @property
     def idle(self) -> bool:
@@ -178,43 +198,62 @@ class WorkerProcess:
             self._link.send({"op": "log", "log": log})
 
     async def finish(self) -> None:
-        """Wait until no request is with the worker."""
+        """Wait until no request is with the worker, for as long as there is patience with a model that is unloaded."""
         if not self.idle:
             self._idle = asyncio.Event()
-            await self._idle.wait()
+            try:
+                await asyncio.wait_for(self._idle.wait(), self.patience.unload or None)
+            except TimeoutError:
+                self.kill_for(not_ended(self.patience.unload, idle=False))
 
-    async def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Let the model finalize and wait for the process to end; kill it when it takes too long."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """Let the model finalize and wait for the process to end; kill it after ``seconds``, or when patience ends."""
         self._stopping = True
         if self.alive:
+            seconds = self.patience.finalize if seconds is None else seconds
             self._link.send({"op": "stop"})
             try:
                 await asyncio.wait_for(self._ended.wait(), seconds)
-            except TimeoutError:
-                LOG.warning("worker of '%s' does not end; killing it", self.name)
+            except asyncio.CancelledError:
                 self.kill()
+                raise
+            except TimeoutError:
+                self.kill_for(not_ended(seconds, idle=self.idle))
         await self._ended.wait()
+
+    def heed(self, verdict: Verdict) -> None:
+        """Take over what the watch has found."""
+        if verdict.responsive != self.verdict.responsive and verdict.kill is None and not self.loading:
+            if verdict.responsive:
+                LOG.info("worker of '%s' (pid %d) responds again", self.name, self.pid)
+            else:
+                LOG.warning("worker of '%s' (pid %d) does not respond", self.name, self.pid)
+        self.verdict = verdict
+        if verdict.kill is not None:
+            self.kill_for(verdict.kill)
+
+    def kill_for(self, kill: Kill) -> None:
+        """Kill the process and say why: in the log, in metrics, and to the clients whose requests it has."""
+        if not self.alive or self._killed is not None:
+            return
+        self._killed = kill
+        LOG.error("worker of '%s' (pid %d) is killed: %s", self.name, self.pid, kill.reason)
+        if self.on_kill is not None:
+            self.on_kill(self, kill.cause)
+        self.kill()
 
     def kill(self) -> None:
         """End the process now, by its id; what it was doing fails."""
         self._process.kill()
+        if self.alive:
+            self._loop.call_later(KILL_SECONDS, self._exited)
 
     async def ended(self) -> None:
         """Wait until the process has ended and its requests have been failed."""
         await self._ended.wait()
 
     def _printed(self, line: str) -> None:
-        """Log a line that the model, or a program that it started, wrote to standard output or error."""
-        self._lines += 1
-        logs.emit_from_worker("INFO", "output", self._lines, line, self.name, self.pid)
-
-    def _at_prompt(self, opened: bool) -> None:
-        """Keep the log's lines while a debugger's prompt is open at the terminal, and write them when it closes."""
-        self._prompting = opened
-        if opened:
-            logs.hold()
-        else:
-            logs.release()
+        self._speech.line(line, self.name, self.pid)
 
     def _received(self, frames: list[Frame]) -> None:
         for frame in frames:
@@ -239,27 +278,17 @@ class WorkerProcess:
             elif op == "prepared":
                 self._note_lengths(header["lengths"])
             elif op == "log":
-                if self._is_news(header):
-                    logs.emit_from_worker(
-                        header["level"], header["file"], header["line"], header["message"], self.name, self.pid
-                    )
+                self._speech.message(header, self.said, self.name, self.pid)
             elif op == "prompt":
-                self._at_prompt(header["open"])
+                self._speech.at_prompt(header["open"])
+            elif op == "heartbeat":
+                self._heartbeat = memoryview(self._link.regions.get(header["region"]))[:SIZE]
             elif self._bls is not None and self._bls.handle(header, Unpacker(payload, self._link.regions)):
                 pass
             elif self._answer is not None and not self._answer.done():
                 self._answer.set_result(header)
         except (ConchError, KeyError, TypeError, ValueError) as error:
-            LOG.error("worker of '%s' broke the protocol and is killed: frame %r: %r", self.name, op, error)
-            self._hung_up(None)
-
-    def _is_news(self, header: dict[str, Any]) -> bool:
-        """Whether a log frame is to be logged: one that is for ``once`` is not, if any worker of the model sent it."""
-        if not header.get("once"):
-            return True
-        known = header["message"] in self.said
-        self.said.add(header["message"])
-        return not known
+            self._hung_up(internal(f"frame {op!r}: {error!r}"))
 
     def _done(self, header: dict[str, Any], unpacker: Unpacker) -> None:
         execution = self._executions.pop(header["batch"])
@@ -323,21 +352,21 @@ class WorkerProcess:
 
     def _hung_up(self, reason: ConchError | None) -> None:
         """Kill the process, whose channel has closed or (with a ``reason``) been misused."""
-        if reason is not None:
-            LOG.error("worker of '%s' broke the protocol and is killed: %s", self.name, reason.message)
         if self.alive:
             self._link.stop_reading()
-            self.kill()
+            if reason is not None:
+                self.kill_for(Kill(Cause.PROTOCOL, f"it broke the protocol: {reason.message}"))
+            else:
+                self.kill()
 
     def _exited(self) -> None:
         if not self.alive:
             return
         self.alive = False
         self._link.drain()
-        if self._prompting:
-            self._at_prompt(False)
+        self._speech.at_prompt(False)
         self._link.close()
-
+        self._heartbeat = None
         if self._bls is not None:
             self._bls.close()
         error = self._unhealthy()
@@ -357,7 +386,10 @@ class WorkerProcess:
             self.on_exit(self)
 
     def _unhealthy(self) -> ConchError:
-        return internal(f"Stub process '{self.name}' is not healthy.")
+        why = ""
+        if self._killed is not None and self._killed.cause is not Cause.PROTOCOL:  # which is nobody's business
+            why = f" It was killed: {self._killed.reason}."
+        return internal(f"Stub process '{self.name}' is not healthy.{why}")
 
     @property
     def exit_status(self) -> int | None:

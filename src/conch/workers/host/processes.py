@@ -1,4 +1,4 @@
-"""All worker processes of a server, so that none outlives it.
+"""All worker processes of a server: made here, watched, and ended, so that none outlives it.
 
 Belongs to the server; on its event loop.
 """
@@ -6,27 +6,41 @@ Belongs to the server; on its event loop.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from weakref import WeakSet
 
 from conch.errors import unavailable
+from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Patience
 from conch.workers.host.process import WorkerProcess
+from conch.workers.host.watch import WorkerWatch
 
 
 class WorkerProcesses:
-    """Makes workers, and ends those that are left when everybody who owned one is gone."""
+    """Makes workers, has them watched, and ends those that are left when everybody who owned one is gone.
 
-    def __init__(self, new: Callable[[str], WorkerProcess] = WorkerProcess) -> None:
+    ``kills`` counts those that the server killed, by model and cause.
+    """
+
+    def __init__(
+        self, new: Callable[[str], WorkerProcess] = WorkerProcess, patience: Patience = DEFAULT_PATIENCE
+    ) -> None:
         self._new = new
+        self._patience = patience
         self._made: WeakSet[WorkerProcess] = WeakSet()
+        self._watch = WorkerWatch(self._made)
         self._closed = False
+        self.kills: Counter[tuple[str, Cause]] = Counter()
 
     def new(self, name: str) -> WorkerProcess:
         """A worker that has not been started.  Raises UNAVAILABLE after :meth:`close`."""
         if self._closed:
             raise unavailable(f"worker '{name}' is not started: the server is stopping")
         process = self._new(name)
+        process.patience = self._patience
+        process.on_kill = self._count
         self._made.add(process)
+        self._watch.start()
         return process
 
     async def close(self) -> None:
@@ -36,3 +50,7 @@ class WorkerProcesses:
         for process in left:
             process.kill()
         await asyncio.gather(*(process.ended() for process in left))
+        self._watch.stop()
+
+    def _count(self, process: WorkerProcess, cause: Cause) -> None:
+        self.kills[process.model or process.name, cause] += 1

@@ -101,10 +101,10 @@ def test_while_two_threads_compute_the_third_receives(tmp_path: Path) -> None:
             ):
                 write(ours, endpoint.encode(header))
             frames = []
-            while len(frames) < 4:
+            while len(frames) < 5:
                 frames += [frame[0] for frame in endpoint.receive(ours)]
         finally:
             process.kill()
             process.wait()
-    assert [frame["op"] for frame in frames] == ["ready", "told", "told", "told"]
-    assert all(frame["alone"] for frame in frames[1:])
+    assert [frame["op"] for frame in frames] == ["heartbeat", "ready", "told", "told", "told"]
+    assert all(frame["alone"] for frame in frames[2:])

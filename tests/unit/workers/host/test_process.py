@@ -11,7 +11,8 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.workers.host.execution import Execution
-from conch.workers.host.process import STOP_SECONDS, WorkerProcess
+from conch.workers.host.liveness import DEFAULT_PATIENCE
+from conch.workers.host.process import WorkerProcess
 from tests.unit.fake_clock import fake_clock, settle
 from tests.unit.workers.host.fakes import EMPTY, Client, make_process
 
@@ -155,7 +156,7 @@ async def test_worker_that_stops_in_time_is_not_killed() -> None:
     stopping = asyncio.create_task(process.stop())
     await settle()
     assert [header["op"] for header in child.received()] == ["stop"]
-    await asyncio.sleep(STOP_SECONDS - 1)
+    await asyncio.sleep(DEFAULT_PATIENCE.finalize - 1)
     assert not stopping.done()
     child.exit(0)
     await stopping
@@ -168,8 +169,12 @@ async def test_worker_that_does_not_stop_is_killed_at_its_deadline() -> None:
     (client,) = run(process)
     begun = asyncio.get_running_loop().time()
     await process.stop()
-    assert asyncio.get_running_loop().time() - begun == pytest.approx(STOP_SECONDS)
-    assert (child.kills, client.finals, client.errors) == (1, 1, [UNHEALTHY])
+    assert asyncio.get_running_loop().time() - begun == pytest.approx(DEFAULT_PATIENCE.finalize)
+    assert (child.kills, client.finals) == (1, 1)
+    assert client.errors == [
+        f"{UNHEALTHY} It was killed: its requests had not ended when they had to "
+        "(--unload-timeout-secs, --exit-timeout-secs)."
+    ]
 
 
 @fake_clock

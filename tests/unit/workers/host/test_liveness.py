@@ -1,0 +1,176 @@
+"""How a worker that hangs is told from one that works, with a clock and signs of the test's."""
+
+from __future__ import annotations
+
+import pytest
+
+from conch.workers.child.heartbeat import Pulse
+from conch.workers.host.activity import TICKS, Activity
+from conch.workers.host.liveness import Cause, Liveness, Patience, Signs, Verdict
+from conch.workers.host.watch import INTERVAL, WatchClock
+
+
+class Worker:
+    """A worker as the watch sees it; ``run`` lets time pass, with what the worker does in each second."""
+
+    def __init__(self, **patience: float) -> None:
+        self.now = 0.0
+        self.liveness = Liveness(0.0, Patience(**patience))
+        self.beats = self.steps = self.execution = 0
+        self.cpu = self.moved = 0.0
+        self.stepping = self.loading = self.calling = False
+        self.reads = 0
+
+    def look(self, state: str = "S") -> Verdict:
+        def read() -> Activity:
+            self.reads += 1
+            return Activity(state, int(self.cpu), int(self.moved))
+
+        pulse = Pulse(self.beats, self.steps, self.stepping)
+        return self.liveness.look(self.now, Signs(pulse, self.execution, self.loading, self.calling), read)
+
+    def run(
+        self, seconds: float, *, beats: bool = True, cores: float = 0.0, bytes: float = 0, state: str = "S"
+    ) -> Verdict:
+        """The first verdict that a worker must go, or the last one."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += INTERVAL
+            self.beats += 2 * beats
+            self.cpu += cores * TICKS * INTERVAL
+            self.moved += bytes * INTERVAL
+            verdict = self.look(state)
+            if verdict.kill is not None:
+                break
+        return verdict
+
+
+def cause(verdict: Verdict) -> Cause | None:
+    return verdict.kill.cause if verdict.kill is not None else None
+
+
+def test_worker_that_beats_is_alive_and_costs_no_question() -> None:
+    worker = Worker(silent=5)
+    assert worker.run(60) == Verdict()
+    assert worker.reads == 0
+
+
+def test_stopped_worker_goes_within_two_seconds() -> None:
+    worker = Worker()
+    worker.run(5)
+    begun = worker.now
+    verdict = worker.run(10, beats=False, state="T")
+    assert cause(verdict) is Cause.STOPPED and not verdict.responsive
+    assert worker.now - begun <= 2
+
+
+def test_stopped_worker_stays_where_the_operator_wants_it_and_is_not_ready() -> None:
+    worker = Worker(stopped=0, silent=0)
+    worker.run(5)
+    verdict = worker.run(600, beats=False, state="T")
+    assert verdict.kill is None and not verdict.responsive
+    assert worker.run(INTERVAL).responsive
+
+
+def test_worker_that_a_debugger_holds_is_left_alone() -> None:
+    worker = Worker(silent=5, load_idle=5)
+    worker.loading = True
+    assert worker.run(600, beats=False, state="t") == Verdict()
+    worker.loading = False
+    assert worker.run(600, beats=False, state="t") == Verdict()
+
+
+def test_worker_that_computes_without_a_beat_holds_the_interpreter() -> None:
+    worker = Worker(silent=5, execution=100)
+    worker.execution = 1
+    verdict = worker.run(90, beats=False, cores=1)
+    assert verdict.responsive and verdict.kill is None
+    assert cause(worker.run(20, beats=False, cores=1)) is Cause.EXECUTION
+
+
+@pytest.mark.parametrize(("state", "seconds"), [("D", 2), ("S", 11)])
+def test_silent_worker_leaves_readiness_and_returns(state: str, seconds: float) -> None:
+    worker = Worker()
+    worker.run(5)
+    verdict = worker.run(seconds, beats=False, state=state)
+    assert not verdict.responsive and verdict.kill is None
+    assert worker.run(INTERVAL).responsive
+
+
+def test_silent_worker_goes_when_patience_ends() -> None:
+    worker = Worker(silent=30)
+    worker.run(5)
+    assert worker.run(29, beats=False).kill is None
+    assert cause(worker.run(2, beats=False)) is Cause.SILENT
+
+
+def test_nothing_is_held_against_a_worker_where_the_system_tells_nothing() -> None:
+    worker = Liveness(0.0, Patience(silent=5))
+    for second in range(60):
+        assert worker.look(second, Signs(Pulse(7)), lambda: None) == Verdict()
+
+
+def test_execution_is_timed_from_its_beginning() -> None:
+    worker = Worker(execution=10)
+    for _ in range(20):
+        worker.execution += 1
+        assert worker.run(9).kill is None
+    worker.execution = 0
+    assert worker.run(60).kill is None
+    worker.execution = 99
+    assert cause(worker.run(11)) is Cause.EXECUTION
+
+
+def test_step_that_does_not_come_back() -> None:
+    worker = Worker(step=10)
+    for _ in range(10):
+        worker.steps, worker.stepping = worker.steps + 1, True
+        assert worker.run(9).kill is None
+    worker.stepping = False
+    assert worker.run(60).kill is None
+    worker.steps, worker.stepping = worker.steps + 1, True
+    assert cause(worker.run(11)) is Cause.STEP
+
+
+def test_load_that_works_may_take_as_long_as_it_takes() -> None:
+    worker = Worker(load_idle=20, silent=5, start=3)
+    worker.loading = True
+    assert worker.run(300, cores=0.2) == Verdict()
+    assert worker.run(300, beats=False, bytes=50e6, state="D").kill is None
+
+
+def test_load_that_does_nothing_is_given_up() -> None:
+    worker = Worker(load_idle=20)
+    worker.loading = True
+    worker.run(5, cores=1)
+    verdict = worker.run(15, cores=0.01)
+    assert verdict.kill is None and verdict.idle == pytest.approx(15)
+    assert cause(worker.run(6, cores=0.01)) is Cause.LOAD
+
+
+def test_load_that_waits_for_another_model_is_not_idle() -> None:
+    worker = Worker(load_idle=20)
+    worker.loading = worker.calling = True
+    assert worker.run(300) == Verdict()
+
+
+def test_load_has_a_deadline_where_the_operator_sets_one() -> None:
+    worker = Worker(load=30)
+    worker.loading = True
+    assert worker.run(29, cores=1).kill is None
+    assert cause(worker.run(2, cores=1)) is Cause.LOAD
+
+
+def test_worker_that_does_not_start_is_told_from_a_model_that_does_not_load() -> None:
+    worker = Worker(start=3, load_idle=20)
+    worker.loading = True
+    assert cause(worker.run(5, beats=False, cores=1)) is Cause.START
+
+
+def test_what_the_server_slept_itself_counts_for_nothing() -> None:
+    clock = WatchClock()
+    assert clock.look(100.0) == 0.0
+    assert clock.look(100.5) == 0.5
+    assert clock.look(4000.0) < 1.0
+    before = clock.now
+    assert clock.look(4000.5) == before + 0.5
