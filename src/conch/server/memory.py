@@ -80,6 +80,7 @@ class MemoryLedger:
                 workers=seen.host - min(seen.shared, shared),
                 shared_regions=shared,
                 gpus=seen.gpus,
+                kv_cache=model.statistics.generation.cache_bytes if model.statistics.generation is not None else 0,
             )
 
     def refresh(self) -> None:

@@ -55,12 +55,12 @@ class Generation:
     def add(self, worker: int, load: Mapping[str, Any]) -> None:
         """Add what a worker reports of its last step; an empty report means that the worker is gone.
 
-        ``running`` and ``waiting`` (sequences), ``used`` and ``capacity`` (tokens of KV cache, 0: unlimited) are
-        current values.  The others have happened since the last report: ``prompt`` and ``generated`` (tokens),
-        ``preempted`` (sequences), ``queries`` and ``hits`` (tokens of the prefix cache), ``first`` (seconds from the
-        arrival of a request to its first token), ``gaps`` (pairs: seconds between two tokens, how often), ``ended``
-        (for each request: the reason of each sequence; seconds in all, in the queue, to the first token, after it;
-        tokens of the prompt, generated, and at most).
+        ``running`` and ``waiting`` (sequences), ``used`` and ``capacity`` (tokens of KV cache, 0: unlimited), and the
+        ``bytes`` of that cache are current values.  The others have happened since the last report: ``prompt`` and
+        ``generated`` (tokens), ``preempted`` (sequences), ``queries`` and ``hits`` (tokens of the prefix cache),
+        ``first`` (seconds from the arrival of a request to its first token), ``gaps`` (pairs: seconds between two
+        tokens, how often), ``ended`` (for each request: the reason of each sequence; seconds in all, in the queue, to
+        the first token, after it; tokens of the prompt, generated, and at most).
         """
         if not load:
             self._now.pop(worker, None)
@@ -107,6 +107,11 @@ class Generation:
     def cache_tokens(self) -> int:
         """The number of tokens in the KV cache."""
         return sum(self._values("used"))
+
+    @property
+    def cache_bytes(self) -> int:
+        """The memory that the KV cache takes, as far as engines know it."""
+        return sum(self._values("bytes"))
 
     def snapshot(self) -> dict[str, Any]:
         """The member ``generation`` of the model's entry in the statistics extension."""

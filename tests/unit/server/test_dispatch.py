@@ -203,7 +203,16 @@ async def test_a_worker_that_generates_takes_as_many_requests_as_it_has_slots() 
 async def test_what_a_worker_generates_is_forgotten_with_it() -> None:
     bench = Bench()
     bench.launches = [internal("no memory")] * 3
-    load = {"running": 2, "waiting": 0, "used": 7, "capacity": 9, "prompt": 3, "generated": 4, "preempted": 0}
+    load = {
+        "running": 2,
+        "waiting": 0,
+        "used": 7,
+        "capacity": 9,
+        "bytes": 28,
+        "prompt": 3,
+        "generated": 4,
+        "preempted": 0,
+    }
     load |= {"queries": 0, "hits": 0, "first": [], "gaps": [], "ended": []}
     bench.dispatcher.on_progress(bench.workers[0].pid, load)
     assert bench.statistics.snapshot()["generation"]["running"] == 2

@@ -22,7 +22,7 @@ def load(**values: Any) -> dict[str, Any]:
         "gaps": [],
         "ended": [],
     }
-    return {"running": 0, "waiting": 0, "used": 0, "capacity": 0, **nothing, **values}
+    return {"running": 0, "waiting": 0, "used": 0, "capacity": 0, "bytes": 0, **nothing, **values}
 
 
 def test_nothing_is_shown_of_models_that_do_not_generate() -> None:
@@ -34,11 +34,12 @@ def test_nothing_is_shown_of_models_that_do_not_generate() -> None:
 def test_workers_are_added_up_and_forgotten_when_they_are_gone() -> None:
     statistics = ModelStatistics("m", 1)
     statistics.record_generation(1, load(running=3, used=30, capacity=100, generated=3))
-    statistics.record_generation(2, load(running=1, waiting=2, used=10, capacity=100, generated=1))
-    statistics.record_generation(1, load(running=2, used=20, capacity=100, generated=2))
+    statistics.record_generation(2, load(running=1, waiting=2, used=10, bytes=100, capacity=100, generated=1))
+    statistics.record_generation(1, load(running=2, used=20, bytes=200, capacity=100, generated=2))
     now = statistics.snapshot()["generation"]
     assert (now["running"], now["waiting"], now["kv_cache_tokens"], now["kv_cache_usage"]) == (3, 2, 30, 0.15)
     assert now["generation_tokens"] == 6
+    assert statistics.generation is not None and statistics.generation.cache_bytes == 300
     statistics.record_generation(1, {})
     now = statistics.snapshot()["generation"]
     assert (now["running"], now["kv_cache_usage"], now["generation_tokens"]) == (1, 0.1, 6)

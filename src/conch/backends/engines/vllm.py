@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch import extras
+from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import (
     EngineRequest,
     EngineSpec,
@@ -57,6 +58,7 @@ class VllmEngine(GenerationEngine):
     """An ``LLMEngine`` of vLLM's in this process."""
 
     name = "vllm"
+    reserves_cache = True
 
     def __init__(self, vllm: Any, engine: Any, spec: EngineSpec, statistics: _Statistics) -> None:
         self._vllm, self._engine, self._statistics = vllm, engine, statistics
@@ -67,6 +69,7 @@ class VllmEngine(GenerationEngine):
         self.vocabulary = int(config.model_config.get_vocab_size())
         self.block_tokens = int(config.cache_config.block_size or _BLOCK)
         self.cache_tokens = self.block_tokens * int(config.cache_config.num_gpu_blocks or 0)
+        self.token_bytes = token_bytes(spec.config, 4 if self.precision == "float32" else 2)
         self.adapters = tuple(spec.adapters)
         self.features = _FEATURES | ({Feature.LORA} if self.adapters else frozenset())
         self._adapters = {

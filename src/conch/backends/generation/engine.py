@@ -126,8 +126,9 @@ class GenerationEngine(ABC):
 
     ``context`` is the length limit of a sequence with its prompt (tokens), ``max_sequences`` the size of the batch,
     ``cache_tokens`` the size of the KV cache (0: it grows as needed), ``block_tokens`` the unit in which the cache is
-    allocated, ``vocabulary`` the number of token ids that the network knows.  ``precision`` says for people what the
-    arithmetic is done in, in the words of the engine's library.
+    allocated, ``token_bytes`` what a token takes in it (0: unknown), ``reserves_cache`` whether all of it is allocated
+    from the start, ``vocabulary`` the number of token ids that the network knows.  ``precision`` says for people what
+    the arithmetic is done in, in the words of the engine's library.
     """
 
     name: ClassVar[str]
@@ -139,6 +140,8 @@ class GenerationEngine(ABC):
     vocabulary: int
     cache_tokens: int = 0
     block_tokens: int = 1
+    token_bytes: int = 0
+    reserves_cache: ClassVar[bool] = False
     precision: str = ""
     #: The module whose version is the engine's, where it is not called like the engine.
     library: ClassVar[str] = ""

@@ -82,6 +82,7 @@ class Report:
                 "waiting": usage.waiting + waiting,
                 "used": usage.used_tokens,
                 "capacity": engine.cache_tokens,
+                "bytes": engine.token_bytes * (engine.cache_tokens if engine.reserves_cache else usage.used_tokens),
                 "prompt": self._prompt,
                 "generated": self._generated,
                 "preempted": usage.preemptions - self._preemptions,

@@ -47,6 +47,7 @@ class OpenVinoGenAIEngine(GenerationEngine):
         context = spec.context or int(spec.config["max_position_embeddings"])
         precision = Precision.of(spec, capabilities())
         self.precision = f"{precision.arithmetic} (KV cache {precision.cache})"
+        self.token_bytes = precision.token_bytes(spec.config)
         self.adapters = tuple(spec.adapters)
         blocks = max(1, cache_blocks(spec, precision, self.max_sequences, context) // (1 + len(spec.adapters)))
         self.cache_tokens = blocks * BLOCK * (1 + len(spec.adapters))

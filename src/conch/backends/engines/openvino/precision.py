@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Final
 
+from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import EngineSpec
 from conch.backends.native.threads import usable_cores
 from conch.errors import invalid
+from conch.telemetry.memory import free_memory
 
 #: Tokens in a block of the KV cache; OpenVINO's CPU plug-in has no other size.
 BLOCK: Final = 32
@@ -50,6 +51,10 @@ class Precision:
             return cls("bf16", "bf16")
         return cls("f32", "f16")
 
+    def token_bytes(self, config: Mapping[str, Any]) -> int:
+        """The bytes of a token in the KV cache of the network with this configuration."""
+        return token_bytes(config, _BYTES[self.cache])
+
     def properties(self, threads: int) -> dict[str, Any]:
         """OpenVINO's properties for compiling a model."""
         threads = threads or usable_cores()
@@ -76,15 +81,6 @@ def cache_blocks(spec: EngineSpec, precision: Precision, sequences: int, context
     if spec.cache_tokens:
         return max(1, spec.cache_tokens // BLOCK)
     each = min(context, TOKENS_EACH)
-    free = int(import_module("psutil").virtual_memory().available)
-    fitting = free // PART_OF_MEMORY // _token_bytes(spec.config, precision)
+    free = free_memory().available
+    fitting = free // PART_OF_MEMORY // precision.token_bytes(spec.config)
     return -(-max(each, min(sequences * each, fitting)) // BLOCK)
-
-
-def _token_bytes(config: Mapping[str, Any], precision: Precision) -> int:
-    """The bytes of a token in the cache; assumes as many key heads as query heads where the config does not say."""
-    heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
-    hidden = int(config.get("hidden_size") or config.get("n_embd") or heads)
-    size = int(config.get("head_dim") or hidden // heads)
-    layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 1)
-    return layers * int(config.get("num_key_value_heads") or heads) * size * 2 * _BYTES[precision.cache]

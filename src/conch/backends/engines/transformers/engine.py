@@ -28,6 +28,7 @@ from conch.backends.engines.transformers.probe import probe_batch_support
 from conch.backends.engines.transformers.sampler import sample, sample_beams
 from conch.backends.engines.transformers.sampling import generator
 from conch.backends.engines.transformers.verification import verify
+from conch.backends.generation.cache import token_bytes
 from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
 from conch.backends.native.likeness import VERIFIED_TOKENS
 from conch.backends.native.threads import usable_cores
@@ -60,6 +61,7 @@ class TransformersEngine(GenerationEngine):
         self.context = context(spec, config)
         self.vocabulary = int(config.vocab_size)
         self.cache_tokens = spec.cache_tokens
+        self.token_bytes = token_bytes(config.to_dict(), self._network.model.dtype.itemsize)
         self.max_sequences = spec.max_sequences or (32 if spec.device == "cpu" else 64)
         self.adapters = tuple(spec.adapters)
         self.features = _ALWAYS | ({Feature.LORA} if self.adapters else frozenset())
