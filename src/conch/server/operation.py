@@ -138,6 +138,7 @@ class LoadOperation:
             if model_state is None:
                 model_state = ModelState(name, config=config, wanted=name in self._wanted)
                 self._table.models[name] = model_state
+                self._table.forget_unloaded(lambda other: self._locks.of(other).locked())
             elif not override and await self._is_unchanged(model_state):
                 return
             await self._rollout.bring_up(model_state, files, config, uploaded, overridden=bool(override))

@@ -5,9 +5,10 @@ Only the lifecycle writes it; front ends, ensembles and calling models look mode
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, not_found, unavailable
@@ -17,6 +18,8 @@ from conch.server.model import Model
 from conch.telemetry.memory import ModelMemory
 
 UNLOADED = "unloaded"
+#: How many models of clients' own are remembered after they were unloaded, as the repository index shows them.
+MAX_UNLOADED: Final = 1000
 
 
 class State(StrEnum):
@@ -76,6 +79,14 @@ class ModelState:
         ]
 
     @property
+    def is_unloaded(self) -> bool:
+        """Whether all versions have been unloaded on purpose."""
+        return all(
+            version_state.state is State.UNAVAILABLE and version_state.reason == UNLOADED
+            for version_state in self.versions.values()
+        )
+
+    @property
     def reason(self) -> str:
         """Why no version serves."""
         reasons = (
@@ -127,6 +138,18 @@ class ModelTable:
         if version_state.state is not State.READY or version_state.model is None:
             raise unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
         return version_state.model
+
+    def forget_unloaded(self, in_use: Callable[[str], bool]) -> None:
+        """Forget the oldest models that clients brought and that are unloaded, beyond ``MAX_UNLOADED``.
+
+        Clients choose their names.  Those ``in_use`` stay, as they may be being loaded.
+        """
+        unloaded = [
+            name for name, model_state in self.models.items() if model_state.overridden and model_state.is_unloaded
+        ]
+        for name in unloaded[:-MAX_UNLOADED]:
+            if not in_use(name):
+                del self.models[name]
 
     def loaded(self) -> list[Model]:
         """Every model that serves."""

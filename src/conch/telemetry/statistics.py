@@ -16,12 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sized
 from enum import Enum
 from time import time_ns
-from typing import Any
+from typing import Any, Final
 
 from conch.telemetry.distributions import Histogram, Summary
 from conch.telemetry.generation import Generation
 from conch.telemetry.memory import ModelMemory
 from conch.telemetry.work import Work
+
+#: The responses of a request that are counted by their index; later ones are counted with the last of these.  Triton
+#: keeps as many rows as a client makes a model send, which is memory and a page of statistics without end.
+MAX_RESPONSES: Final = 1000
 
 
 class FailureReason(Enum):
@@ -246,6 +250,7 @@ class ModelStatistics:
         response.cancel.add(infer_ns)
 
     def _response(self, index: int) -> ResponseStatistics:
+        index = min(index, MAX_RESPONSES - 1)
         response = self.responses.get(index)
         if response is None:
             response = self.responses[index] = ResponseStatistics()

@@ -8,7 +8,7 @@ import pytest
 
 from conch.config.pbtxt import parse
 from conch.errors import Code, ConchError
-from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState
+from conch.server.states import MAX_UNLOADED, UNLOADED, ModelState, ModelTable, State, VersionState
 
 
 class FakeModel:
@@ -117,3 +117,16 @@ def test_index_has_directories_that_were_never_loaded_and_why_others_do_not_serv
         {"name": "twice", "reason": "model appears in two or more repositories"},
     ]
     assert models.index([], ready_only=True) == [{"name": "m", "version": "2", "state": "READY"}]
+
+
+def test_unloaded_models_of_clients_do_not_pile_up() -> None:
+    unloaded = {1: VersionState(State.UNAVAILABLE, UNLOADED)}
+    models = table(own=dict(unloaded), serving={1: serving()}, **{f"m{n}": dict(unloaded) for n in range(3)})
+    for name, model_state in models.models.items():
+        model_state.overridden = name != "own"
+    models.forget_unloaded(lambda name: False)
+    assert len(models.models) == 5
+    for number in range(MAX_UNLOADED):
+        models.models[f"n{number}"] = ModelState(f"n{number}", dict(unloaded), overridden=True)
+    models.forget_unloaded(lambda name: name == "m1")
+    assert [name for name in models.models if not name.startswith("n")] == ["own", "serving", "m1"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.telemetry.statistics import FailureReason, ModelStatistics
+from conch.telemetry.statistics import MAX_RESPONSES, FailureReason, ModelStatistics
 
 
 @pytest.fixture
@@ -127,3 +127,12 @@ def test_responses_are_counted_by_their_index(statistics: ModelStatistics) -> No
     assert responses["1"]["fail"] == {"count": 1, "ns": 21}
     assert responses["1"]["cancel"] == {"count": 1, "ns": 7}
     assert responses["2"]["empty_response"] == {"count": 1, "ns": 5}
+
+
+def test_responses_of_an_endless_stream_are_counted_in_a_bounded_number_of_rows() -> None:
+    statistics = ModelStatistics("m", 1)
+    for index in range(MAX_RESPONSES + 5):
+        statistics.record_response(index, 1, 0)
+    rows = statistics.snapshot()["response_stats"]
+    assert len(rows) == MAX_RESPONSES
+    assert rows[str(MAX_RESPONSES - 1)]["success"]["count"] == 6
