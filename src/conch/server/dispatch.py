@@ -142,6 +142,9 @@ class Dispatcher:
             self._timer.cancel()
         workers = [*self._workers, *self._retiring.values()]
         await asyncio.gather(*(worker.stop(seconds) for worker in workers))
+        # They know this dispatcher: neither should wait for the garbage collector to find both.
+        self._workers.clear()
+        self._free.clear()
 
     def _schedule_dispatch(self) -> None:
         # After the callbacks of this round: requests that arrived together can share a batch.

@@ -46,7 +46,7 @@ class BlsHandler:
         self._models = models
         self._caller = caller
         self._send = send
-        self._start = start or self._start_task
+        self._start = start
         self._requests: dict[int, InferRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -150,7 +150,7 @@ class BlsHandler:
                 error = internal(repr(failure))
             self._answer(number, error=error)
 
-        self._start(answer())
+        (self._start or self._start_task)(answer())
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -20,6 +20,10 @@ from conch.workers.child.packing import Packer
 IDLE_SECONDS: Final = 1.0
 
 
+def _ignore(what: object) -> None:
+    """Take the place of a callback of a link that has been closed."""
+
+
 class Link:
     """A connected socket and its memory regions.
 
@@ -111,6 +115,7 @@ class Link:
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         self._endpoint.close()
+        self._on_frames = self._on_broken = _ignore  # they belong to whoever has this link
 
     def _keep(self, message: Message) -> None:
         if not self._unsent:

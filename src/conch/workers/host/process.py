@@ -382,8 +382,16 @@ class WorkerProcess:
         if self._idle is not None:
             self._idle.set()
         self._ended.set()
-        if not self._stopping and self.on_exit is not None:
-            self.on_exit(self)
+        on_exit = self.on_exit
+        self._let_go()
+        if not self._stopping and on_exit is not None:
+            on_exit(self)
+
+    def _let_go(self) -> None:
+        """Forget who was told of anything: an ended worker is freed at once, with its buffers, not when the garbage
+        collector has been through everything."""
+        self.on_exit = self.on_response_sent = self.on_prepared = self.on_progress = None
+        self._bls = self._answer = None
 
     def _unhealthy(self) -> ConchError:
         why = ""

@@ -80,7 +80,13 @@ class SpawnedProcess:
         self._popen.wait()
         if self._output is not None:
             self._output.close()
-        self._on_exit()
+            self._output = None
+        on_exit, self._on_exit = self._on_exit, _ignore  # told once, it need not be held any more
+        on_exit()
+
+
+def _ignore() -> None:
+    """Take the place of what has been told of the end of a process."""
 
 
 def spawn(

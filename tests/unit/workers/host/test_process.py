@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -273,3 +275,30 @@ async def test_step_of_a_worker_that_generates_answers_several_requests() -> Non
     assert [(len(client.responses), client.finals) for client in (first, second)] == [(1, 0), (1, 1)]
     child.exit(1)
     assert [(client.finals, client.errors) for client in (first, second)] == [(1, [UNHEALTHY]), (1, [])]
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+@fake_clock
+async def test_worker_that_has_ended_is_freed_without_the_garbage_collector(stopped: bool) -> None:
+    gc.disable()
+    try:
+        exits: list[int | None] = []
+        process, child = make_process(on_exit=lambda ended: exits.append(ended.exit_status))
+        process.serve_bls(object(), "caller")  # type: ignore[arg-type]
+        (client,) = run(process)
+        if stopped:
+            stopping = asyncio.create_task(process.stop())
+            await settle()
+            child.exit(0)
+            await stopping
+            del stopping
+        else:
+            child.exit(-9)
+        await settle()
+        assert client.errors == [UNHEALTHY]
+        assert exits == ([] if stopped else [-9])
+        gone = ref(process)
+        del process, child._on_exit, child.print
+        assert gone() is None
+    finally:
+        gc.enable()
