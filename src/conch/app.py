@@ -171,7 +171,7 @@ class Application:
         limits = ClientLimits.of(settings)
         registry.add(limits.budget.families)
         registry.add(limits.counts.families)
-        self._codec = codec = Codec(settings.codec_memory, settings.codec_timeout_secs)
+        self._codec = codec = Codec(settings.codec_memory, settings.codec_timeout_secs, limits.budget)
         self._http: HttpListener | None = HttpListener(Router(server, codec), limits) if settings.allow_http else None
         self._openai: HttpListener | None = None
         if settings.openai_port >= 0:

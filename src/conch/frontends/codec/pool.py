@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
 from conch.errors import ConchError, internal, invalid, unavailable
+from conch.frontends.budget import ByteBudget
 from conch.frontends.codec.documents import read_error
 from conch.frontends.codec.memory import Header, split
 from conch.frontends.codec.process import Answer, CodecProcess
@@ -59,9 +61,10 @@ class _Lane:
 
 
 class Codec:
-    """``memory`` (bytes) and ``seconds`` are what one piece of work may take."""
+    """``memory`` (bytes) and ``seconds`` are what one piece of work may take; ``budget`` counts its results."""
 
-    def __init__(self, memory: int, seconds: float) -> None:
+    def __init__(self, memory: int, seconds: float, budget: ByteBudget) -> None:
+        self._budget = budget
         self._memory = memory
         self._seconds = seconds
         self._waiting: CodecQueue[CodecWork] = CodecQueue()
@@ -165,8 +168,16 @@ class Codec:
             LOG.error("a large request could not be decoded:\n%s", reply["traceback"])
         if "error" in reply:
             raise read_error(reply["error"])
+        self._count(body)
         result: Header = reply["result"]
         return result, split(body, result.pop("parts"))
+
+    def _count(self, body: memoryview) -> None:
+        """Count the bytes of a result for as long as somebody has a part of it.  Raises UNAVAILABLE for too many."""
+        if not self._budget.take(len(body)):
+            self._budget.release(len(body))
+            raise self._budget.refusal()
+        weakref.finalize(body.obj, self._budget.release, len(body)).atexit = False
 
     async def _watch(self, process: CodecProcess) -> str:
         """Kill a process that takes too much; returns what it was.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from conch.errors import Code, ConchError, not_found
+from conch.frontends.budget import ByteBudget
 from conch.frontends.codec import answers, requests
 from conch.frontends.codec.pool import Codec
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
@@ -53,7 +54,7 @@ INFER: dict[str, Any] = {
 
 @pytest.fixture
 async def codec() -> AsyncIterator[Codec]:
-    codec = Codec(1 << 30, 30)
+    codec = Codec(1 << 30, 30, ByteBudget(1 << 30))
     yield codec
     await codec.close()
 
@@ -235,7 +236,7 @@ async def test_an_answer_of_generate_is_what_the_server_would_have_written(codec
 
 
 async def test_what_takes_too_long_is_refused_and_the_next_is_served() -> None:
-    codec = Codec(1 << 30, 0.0)
+    codec = Codec(1 << 30, 0.0, ByteBudget(1 << 30))
     error = await refusal(requests.decode_infer(codec, b"[" + b"{}," * 2_000_000 + b"{}]", MODEL, ignore, limit=LIMIT))
     assert error.code is Code.INVALID_ARG and "--codec-timeout-secs" in error.message
     codec._seconds = 30
@@ -245,7 +246,7 @@ async def test_what_takes_too_long_is_refused_and_the_next_is_served() -> None:
 
 
 async def test_what_takes_too_much_memory_is_refused() -> None:
-    codec = Codec(1 << 20, 30)  # less than a process has when it has been started
+    codec = Codec(1 << 20, 30, ByteBudget(1 << 30))  # less than a process has when it has been started
     error = await refusal(requests.decode_infer(codec, b"[" + b"{}," * 2_000_000 + b"{}]", MODEL, ignore, limit=LIMIT))
     assert error.code is Code.INVALID_ARG and "--codec-memory" in error.message
     await codec.close()
@@ -275,7 +276,7 @@ async def test_work_that_nobody_waits_for_is_not_begun(codec: Codec) -> None:
 
 
 async def test_a_server_that_stops_ends_what_is_under_way() -> None:
-    codec = Codec(1 << 30, 30)
+    codec = Codec(1 << 30, 30, ByteBudget(1 << 30))
     body = b"[" + b"{}," * 5_000_000 + b"{}]"
     under_way = [asyncio.ensure_future(refusal(codec.run({"work": "load"}, [body]))) for _ in range(3)]
     await asyncio.sleep(0)
@@ -283,3 +284,18 @@ async def test_a_server_that_stops_ends_what_is_under_way() -> None:
     errors = await asyncio.gather(*under_way)
     assert errors[-1].code is Code.UNAVAILABLE
     assert (await refusal(codec.run({"work": "load"}, [b"{}"]))).code is Code.UNAVAILABLE
+
+
+async def test_results_are_counted_while_somebody_has_them(codec: Codec) -> None:
+    budget = codec._budget
+    request, _ = await requests.decode_infer(codec, json.dumps(INFER).encode(), MODEL, ignore, limit=LIMIT)
+    assert budget.used == 12 + 10
+    texts = request.inputs["texts"]
+    del request
+    await asyncio.sleep(0)
+    assert budget.used == 12 + 10
+    del texts
+    assert budget.used == 0
+    budget.size = 21
+    error = await refusal(requests.decode_infer(codec, json.dumps(INFER).encode(), MODEL, ignore, limit=LIMIT))
+    assert error.code is Code.UNAVAILABLE and budget.used == 0

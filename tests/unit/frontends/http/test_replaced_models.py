@@ -93,7 +93,7 @@ class HeldCodec(Codec):
     """Decodes, and gives what it has decoded when it is released."""
 
     def __init__(self) -> None:
-        super().__init__(1 << 30, 30)
+        super().__init__(1 << 30, 30, ByteBudget(1 << 30))
         self.held = asyncio.Event()
         self.release = asyncio.Event()
 
