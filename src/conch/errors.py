@@ -13,6 +13,9 @@ from enum import Enum
 #: What follows the first sentence of a library's message: advice on calling the library, or every name that it knows.
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
+#: The longest message that is sent to a client; the traceback of a model is far shorter.
+MOST_CHARACTERS = 16 << 10
+
 
 class Code(Enum):
     """An error code; the value is the name that Triton prints in logs and reasons."""
@@ -75,6 +78,13 @@ def internal(message: str) -> ConchError:
 def cancelled(message: str = "") -> ConchError:
     """The client, or something on its behalf, gave the request up."""
     return ConchError(message, Code.CANCELLED)
+
+
+def clipped(message: str) -> str:
+    """A message without what exceeds ``MOST_CHARACTERS``: it may repeat what a client sent, however much that was."""
+    if len(message) <= MOST_CHARACTERS:
+        return message
+    return f"{message[:MOST_CHARACTERS]}… ({len(message)} characters)"
 
 
 def one_line(error: BaseException) -> str:

@@ -12,6 +12,8 @@ from typing import Final
 
 from conch.config.schema import ModelConfig
 
+#: The longest name that is compared with others: comparing takes as long as the product of their lengths.
+_LONGEST: Final = 64
 _UNKNOWN_FIELD: Final = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>[^"]+)"')
 _UNKNOWN_VALUE: Final = re.compile(r'Enum type "(?P<enum>[\w.]+)" has no value named (?P<value>"?\w+"?)')
 
@@ -86,7 +88,7 @@ def _nearest(wrong: str, kind: str, known: Sequence[str]) -> str:
     prefix = f"{known[0].partition('_')[0]}_" if known[0].isupper() else ""
     bare = wrong.upper().removeprefix(prefix) if prefix else wrong
     meant = others.get(bare) or next((name for name in known if name == prefix + bare), "")
-    if not meant:
+    if not meant and len(bare) <= _LONGEST:
         # The prefix that all names share would make them all alike.
         stems = {name.removeprefix(prefix): name for name in known}
         found = difflib.get_close_matches(bare, stems, n=1, cutoff=0.6)

@@ -18,6 +18,8 @@ from conch.errors import ConchError, invalid
 #: accepted, and where they are refused anyway and this only chooses the suggestion.
 _MISSPELT = 0.85
 _SUGGESTED = 0.7
+#: The longest name that is compared with others: comparing takes as long as the product of their lengths.
+_LONGEST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ class ParameterTable:
 
 
 def nearest(name: str, known: Collection[str], likeness: float) -> str:
-    """The one of ``known`` that ``name`` most resembles, whatever its case; empty where none does."""
+    """The one of ``known`` that ``name`` most resembles, whatever its case; empty where none does, or it is long."""
+    if len(name) > _LONGEST:
+        return ""
     spelling = {one.lower(): one for one in sorted(known)}
     matches = get_close_matches(name.lower(), spelling, n=1, cutoff=likeness)
     return spelling[matches[0]] if matches else ""

@@ -14,7 +14,9 @@ import numpy as np
 from conch.errors import invalid
 from conch.tensors import NATIVE_FORMAT, WireTensor, pack_bytes
 
+#: How many values are looked at, and how many of them are written.
 MAX_ELEMENTS: Final = 1_000_000
+MAX_CLASSES: Final = 50_000
 
 
 def classify(tensor: WireTensor, count: int, labels: Sequence[str] | None, batched: bool) -> WireTensor:
@@ -31,12 +33,16 @@ def classify(tensor: WireTensor, count: int, labels: Sequence[str] | None, batch
     if prod(tensor.shape) > MAX_ELEMENTS:
         raise invalid("classification output tensor too large")
     count = min(count, classes)
-    rows = np.frombuffer(tensor.data, np.dtype(code)).reshape(-1, classes) if classes else ()
+    if count * prod(batch) > MAX_CLASSES:
+        raise invalid(f"classification of {prod(batch)} rows has more than {MAX_CLASSES} classes: ask for fewer")
     elements: list[bytes] = []
-    for row in rows:
-        # Sorted from the end of the row, then reversed: of equal values the first one comes first.
-        best = (classes - 1 - np.argsort(row[::-1], kind="stable")[::-1][:count]).tolist()
-        elements += [_class(row[index].item(), index, labels) for index in best]
+    if classes:
+        rows = np.frombuffer(tensor.data, np.dtype(code)).reshape(-1, classes)
+        # Sorted from the end of each row, then reversed: of equal values the first one comes first.
+        best = classes - 1 - np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1][:, :count]
+        values = np.take_along_axis(rows, best, axis=1).tolist()
+        for row, indices in zip(values, best.tolist(), strict=True):
+            elements += [_class(value, index, labels) for value, index in zip(row, indices, strict=True)]
     return WireTensor(tensor.name, "BYTES", (*batch, count), pack_bytes(elements))
 
 

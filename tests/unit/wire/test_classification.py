@@ -64,3 +64,14 @@ def test_datatypes_without_order_are_refused(datatype: str) -> None:
 def test_output_too_large_to_sort_is_refused() -> None:
     with pytest.raises(ConchError, match="classification output tensor too large"):
         classify(WireTensor("A", "INT8", (1_000_001,), bytes(1_000_001)), 1, None, False)
+
+
+def test_rows_are_sorted_each_for_itself() -> None:
+    data = struct.pack("<4f", 1, 2, 4, 3)
+    tensor = classify(WireTensor("A", "FP32", (2, 2), data), 1, ["a", "b"], True)
+    assert (tensor.shape, split_bytes(tensor.data)) == ((2, 1), [b"2.000000:1:b", b"4.000000:0:a"])
+
+
+def test_more_classes_than_anybody_reads_are_refused() -> None:
+    with pytest.raises(ConchError, match="more than 50000 classes"):
+        classify(WireTensor("A", "INT8", (50_001, 2), bytes(100_002)), 1, None, True)

@@ -106,3 +106,12 @@ def test_data_must_be_an_array() -> None:
     message = "Unable to parse 'data': attempt to access JSON non-array as array"
     for datatype in ("INT32", "BYTES"):
         assert refusal(datatype, 1, 5) == refusal(datatype, 1, None) == (Code.INTERNAL, message)
+
+
+def test_a_deep_list_beside_many_elements_costs_no_more_than_they_do() -> None:
+    deep: Any = 7
+    for _ in range(98):
+        deep = [deep]
+    # Each level for itself would take minutes.
+    data = from_json("A", "INT8", 1_000_001, [1] * 1_000_000 + [deep])
+    assert data == bytes([1]) * 1_000_000 + bytes([7])

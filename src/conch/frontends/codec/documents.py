@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from conch.errors import Code, ConchError, invalid
+from conch.errors import Code, ConchError, clipped, invalid
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.tensors import Buffer, WireTensor
 from conch.wire.openai.errors import ApiError
@@ -134,9 +134,9 @@ def read_request(
 
 
 def error_document(error: ConchError) -> dict[str, Any]:
-    document: dict[str, Any] = {"code": error.code.name, "message": error.message}
+    document: dict[str, Any] = {"code": error.code.name, "message": clipped(error.message)}
     if isinstance(error, ApiError):
-        document |= {"api": True, "param": error.param, "reason": error.reason}
+        document |= {"api": True, "param": error.param and clipped(error.param), "reason": error.reason}
     return document
 
 

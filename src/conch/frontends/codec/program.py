@@ -22,9 +22,8 @@ from conch.tensors import Buffer
 from conch.workers.child.worker import end_with_parent
 
 WORK: Final = {**decode.WORK, **encode.WORK}
-#: The most bytes of a header, which the server reads on its event loop; an error message may have a thousandth.
+#: The most bytes of a header, which the server reads on its event loop.
 MOST_HEADER: Final = 8 << 20
-MOST_MESSAGE: Final = 8 << 10
 
 
 def main(fd: int) -> NoReturn:
@@ -65,23 +64,17 @@ def _answer(connection: socket.socket, header: Header, body: memoryview) -> tupl
         if size > MOST_HEADER:
             raise invalid(f"the names and parameters of the request take {size} bytes; at most {MOST_HEADER} may be")
     except ConchError as error:
-        document, parts = error_document(error), []
-        document["message"] = _clipped(document["message"])
-        return {"error": document, **_usage()}, parts
+        return {"error": error_document(error), **_usage()}, []
     except _RefusedError:
         return {"error": None, **_usage()}, []
     except Exception as error:
-        failed = internal(f"{type(error).__name__}: {_clipped(str(error))}")
+        failed = internal(f"{type(error).__name__}: {error}")
         return {"error": error_document(failed), "traceback": traceback.format_exc(), **_usage()}, []
     return {"result": result, **_usage()}, parts
 
 
 class _RefusedError(Exception):
     """The server, when it was asked, refused the request."""
-
-
-def _clipped(message: str) -> str:
-    return message if len(message) <= MOST_MESSAGE else f"{message[:MOST_MESSAGE]}… ({len(message)} characters)"
 
 
 def _usage() -> Header:

@@ -13,7 +13,7 @@ from typing import Final
 
 from tritonclient.grpc import service_pb2
 
-from conch.errors import ConchError, invalid, not_found
+from conch.errors import ConchError, clipped, invalid, not_found
 from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
 from conch.tensors import CONFIG_NAME, Buffer, WireTensor
 from conch.wire.classification import classify
@@ -196,8 +196,8 @@ def _fill(response: service_pb2.ModelInferResponse, request: InferRequest, plan:
 
 
 def _text(text: str) -> str:
-    """``text`` without lone surrogates, which protocol buffers refuse."""
-    return text.encode("utf-8", "replace").decode()
+    """A message without lone surrogates, which protocol buffers refuse."""
+    return clipped(text).encode("utf-8", "replace").decode()
 
 
 # The concatenation of encoded messages is the encoding of all their fields together, so parts that repeat are encoded

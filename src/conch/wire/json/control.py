@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from conch.errors import internal, invalid, unavailable, unsupported
+from conch.errors import clipped, internal, invalid, unavailable, unsupported
 from conch.logs import FORMATS
 from conch.tensors import Buffer
 from conch.wire.json import text
@@ -30,7 +30,7 @@ class LoadParameters:
 
 def error_body(message: str) -> bytes:
     """The body of an error response."""
-    return text.dumps({"error": text.string(text.utf8(message))})
+    return text.dumps({"error": text.string(text.utf8(clipped(message)))})
 
 
 def document_body(document: Any) -> bytes:

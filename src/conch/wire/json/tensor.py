@@ -57,10 +57,26 @@ def from_json(name: str, datatype: str, count: int, data: Any) -> bytes:
 def _flatten(values: list[Any]) -> list[Any]:
     kinds = set(map(type, values))
     while list in kinds:
-        nested = values if len(kinds) == 1 else [value if type(value) is list else [value] for value in values]
-        values = list(chain.from_iterable(nested))
+        if len(kinds) > 1:
+            return _flatten_mixed(values)
+        values = list(chain.from_iterable(values))
         kinds = set(map(type, values))
     return values
+
+
+def _flatten_mixed(values: list[Any]) -> list[Any]:
+    """Elements of lists beside others: each is looked at once, however deep one of them is nested."""
+    flat: list[Any] = []
+    levels = [iter(values)]
+    while levels:
+        for value in levels[-1]:
+            if type(value) is list:
+                levels.append(iter(value))
+                break
+            flat.append(value)
+        else:
+            levels.pop()
+    return flat
 
 
 def _strings(values: list[Any]) -> bytes:

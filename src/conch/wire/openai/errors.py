@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from conch.errors import Code, ConchError
+from conch.errors import Code, ConchError, clipped
 from conch.wire.json import text
 
 #: The ``type`` of errors by HTTP status; other 4xx are ``invalid_request_error``.
@@ -30,9 +30,9 @@ class ApiError(ConchError):
 def error_object(status: int, message: str, param: str | None = None, reason: str | None = None) -> dict[str, Any]:
     """OpenAI's error object for an HTTP status."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {
-        "error": {"message": text.string(text.utf8(message)), "type": kind, "param": param, "code": reason},
-    }
+    shown = text.string(text.utf8(clipped(message)))
+    named = None if param is None else text.string(text.utf8(clipped(param)))
+    return {"error": {"message": shown, "type": kind, "param": named, "code": reason}}
 
 
 def error_body(status: int, error: ConchError) -> bytes:
