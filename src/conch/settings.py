@@ -101,6 +101,7 @@ class Settings:
     model_namespacing: bool = option(
         False, "Models", "Allow one model name in several repositories.", no_effect=_NOT_YET
     )
+    max_warmup_bytes: Count = option(128 << 20, "Models", "Largest data of a warm-up sample, in bytes.")
     debug: str = option("", "Models", "Model whose one instance gets the terminal, so that breakpoint() stops there.")
     backend_directory: str = option("", "Models", "Directory of further backends, searched first.", no_effect=_NOT_YET)
     backend_config: tuple[Setting, ...] = option((), "Models", "[<backend>,]<setting>=<value>; repeatable.")

@@ -173,7 +173,15 @@ class Loader:
         settings = {one.key: one.value for one in self._settings.backend_config if one.scope in ("", config.backend)}
         new_process = partial(WorkerProcess, spawn=spawn_at_terminal) if self._debugs(config) else self._new_process
         return WorkerStarter(
-            files, version, config, settings, self._models, self._environments, new_process, on_stalled
+            files,
+            version,
+            config,
+            settings,
+            self._models,
+            self._environments,
+            new_process,
+            on_stalled,
+            warmup_limit=self._settings.max_warmup_bytes,
         )
 
     def _placements(self, config: ModelConfig) -> list[WorkerPlacement]:

@@ -71,6 +71,8 @@ class WorkerStarter:
         environments: Environments | None = None,
         new_process: Callable[[str], WorkerProcess] = WorkerProcess,
         on_stalled: LeavePlace = lambda: None,
+        *,
+        warmup_limit: int = 128 << 20,
     ) -> None:
         if config.backend not in BACKENDS:
             raise invalid(
@@ -85,6 +87,7 @@ class WorkerStarter:
         self._environments = environments or Environments()
         self._new_process = new_process
         self._on_stalled = on_stalled
+        self._warmup_limit = warmup_limit
         self._said: set[str] = set()
 
     async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
@@ -113,7 +116,7 @@ class WorkerStarter:
                 answer = await worker.ask({"op": "start", "instance": instance_fields(placement), "config": config})
                 worker.slots = answer.get("slots", 0)
                 worker.runs_with = self._runs_with(placement, answer.get("runs_with", {}))
-                samples = await asyncio.to_thread(read_samples, self.config, self._files.directory)
+                samples = await asyncio.to_thread(read_samples, self.config, self._files.directory, self._warmup_limit)
                 await warm_up(worker, self.config, samples)
         except BaseException:
             worker.kill()

@@ -7,11 +7,11 @@ Source: Triton's model warmup.
 from __future__ import annotations
 
 import asyncio
-import random
+import os
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from conch.config.problem import refuse
 from conch.config.schema import ModelConfig, datatype
@@ -21,6 +21,15 @@ from conch.inference import InferRequest, InferResponse
 from conch.tensors import ELEMENT_SIZE, WireTensor
 from conch.workers.host.execution import Execution
 from conch.workers.host.process import WorkerProcess
+
+#: What each request of a sample counts at least (bytes): it takes as much of the event loop's time as these.
+_REQUEST_BYTES: Final = 4096
+#: Random data is made in pieces of so many bytes, between which other threads run.
+_PIECE: Final = 1 << 20
+#: An empty text, as BYTES has it (bytes).
+_EMPTY_TEXT: Final = 4
+#: The truth of each byte, as BOOL has it.
+_TRUTH: Final = bytes(byte & 1 for byte in range(256))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +42,22 @@ class WarmupSample:
     inputs: tuple[WireTensor, ...]
 
 
-def read_samples(config: ModelConfig, directory: Path) -> list[WarmupSample]:
-    """The samples of a model in ``directory``.
+def read_samples(config: ModelConfig, directory: Path, limit: int) -> list[WarmupSample]:
+    """The samples of a model in ``directory``; to be called in a thread, as they may be large.
 
-    Raises INVALID_ARG for an incomplete sample or too small a file, INTERNAL for one that cannot be read.
+    Raises INVALID_ARG for an incomplete sample, one with more than ``limit`` bytes or too small a file, INTERNAL for
+    a file that cannot be read.
     """
     refuse(warmup_problems(config))
+    for setting in config.model_warmup:
+        if setting.batch_size:
+            size = sum(_size(value, config, directory) for value in setting.inputs.values())
+            total = setting.batch_size * max(size, _REQUEST_BYTES)
+            if total > limit:
+                raise invalid(
+                    f"warmup sample '{setting.name}' has {total} bytes in {setting.batch_size} requests; at most"
+                    f" {limit} are allowed. Use --max-warmup-bytes to increase the limit."
+                )
     return [
         WarmupSample(
             setting.name,
@@ -96,22 +115,39 @@ def _tensor(name: str, value: Any, config: ModelConfig, directory: Path) -> Wire
     shape = (*batch, *value.dims)
     if value.WhichOneof("input_data_type") == "input_data_file":
         return WireTensor(name, kind, shape, _read(value.input_data_file, kind, shape, directory))
-    if kind == "BYTES":
-        return WireTensor(name, kind, shape, bytes(4 * prod(shape)))
-    size = ELEMENT_SIZE[kind] * prod(shape)
-    if value.WhichOneof("input_data_type") == "zero_data":
+    size = ELEMENT_SIZE.get(kind, _EMPTY_TEXT) * prod(shape)
+    if kind == "BYTES" or value.WhichOneof("input_data_type") == "zero_data":
         return WireTensor(name, kind, shape, bytes(size))
-    data = random.randbytes(size)
-    return WireTensor(name, kind, shape, bytes(byte & 1 for byte in data) if kind == "BOOL" else data)
+    return WireTensor(name, kind, shape, _random(size, kind))
 
 
-def _read(file: str, kind: str, shape: tuple[int, ...], directory: Path) -> bytes:
+def _random(size: int, kind: str) -> bytes:
+    pieces = (os.urandom(min(_PIECE, size - start)) for start in range(0, size, _PIECE))
+    return b"".join([piece.translate(_TRUTH) if kind == "BOOL" else piece for piece in pieces])
+
+
+def _size(value: Any, config: ModelConfig, directory: Path) -> int:
+    """The bytes of an input before they are made or read."""
+    if value.WhichOneof("input_data_type") == "input_data_file":
+        try:
+            return _path(value.input_data_file, directory).stat().st_size
+        except OSError:
+            return 0  # reading it tells why
+    count: int = prod(value.dims)
+    return ELEMENT_SIZE.get(datatype(value.data_type), _EMPTY_TEXT) * count
+
+
+def _path(file: str, directory: Path) -> Path:
     folder = (directory / "warmup").resolve()
     path = (folder / file).resolve()
     if not path.is_relative_to(folder):
         raise internal(f"warmup data file '{file}' must be inside the folder 'warmup' of the model")
+    return path
+
+
+def _read(file: str, kind: str, shape: tuple[int, ...], directory: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        data = _path(file, directory).read_bytes()
     except OSError as error:
         raise internal(f"failed to read warmup data file '{file}': {error.strerror}") from error
     if kind == "BYTES":

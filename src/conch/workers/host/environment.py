@@ -10,6 +10,7 @@ import asyncio
 import sys
 import tarfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from tempfile import TemporaryDirectory
 from conch.errors import ConchError, internal
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+#: How many archives are unpacked at the same time.
+_AT_A_TIME = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Environments:
 
     def __init__(self, unpack: Unpack | None = None) -> None:
         self._unpack = unpack or unpack_archive
+        #: Unpacking takes minutes, for which other work must not wait that is done in the event loop's own threads.
+        self._unpacking = ThreadPoolExecutor(_AT_A_TIME, "conch-unpack")
         self._homes: dict[PackedEnvironment, asyncio.Task[TemporaryDirectory[str]]] = {}
         self._closed = False
 
@@ -60,6 +65,7 @@ class Environments:
             if isinstance(home, TemporaryDirectory):
                 await asyncio.to_thread(home.cleanup)
         self._homes.clear()
+        self._unpacking.shutdown(wait=False)
 
     async def _home_of(self, archive: PackedEnvironment) -> Path:
         task = self._homes.get(archive)
@@ -71,7 +77,9 @@ class Environments:
     async def _unpacked(self, archive: PackedEnvironment) -> TemporaryDirectory[str]:
         home = TemporaryDirectory(prefix="conch-env-", ignore_cleanup_errors=True)
         try:
-            await asyncio.to_thread(self._unpack, archive.path, Path(home.name), lambda: self._closed)
+            await asyncio.get_running_loop().run_in_executor(
+                self._unpacking, self._unpack, archive.path, Path(home.name), lambda: self._closed
+            )
         except BaseException as error:
             self._homes.pop(archive, None)  # the next load tries again; after close() there is nothing left to forget
             await asyncio.to_thread(home.cleanup)

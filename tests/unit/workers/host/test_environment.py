@@ -189,3 +189,14 @@ async def test_archive_with_a_link_to_the_outside_is_refused(tmp_path: Path) -> 
         packed.addfile(link)
     with pytest.raises(ConchError, match="failed to unpack"):
         await Environments().python(str(archive), tmp_path)
+
+
+async def test_other_threads_go_on_however_many_archives_are_unpacked(tmp_path: Path) -> None:
+    environments = Environments(unpacker := HeldUnpacker())
+    archives = [str(pack(tmp_path / f"{number}.tar.gz")) for number in range(64)]
+    loads = [asyncio.ensure_future(environments.python(archive, tmp_path)) for archive in archives]
+    await begun(unpacker)
+    assert await asyncio.to_thread(lambda: "done") == "done"
+    unpacker.let.set()
+    await asyncio.gather(*loads)
+    await environments.close()
