@@ -38,7 +38,7 @@ class ConchError(Exception):
     """
 
     def __init__(self, message: str, code: Code = Code.INTERNAL) -> None:
-        super().__init__(message)
+        super().__init__(message if message.isascii() else _text(message))
         self.code = code
 
     @property
@@ -48,6 +48,11 @@ class ConchError(Exception):
     @property
     def status(self) -> str:
         return f"{self.code.value}: {self.message}"
+
+
+def _text(message: str) -> str:
+    """A message without the halves of characters that names of files may have, which no protocol can carry."""
+    return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def invalid(message: str) -> ConchError:

@@ -30,10 +30,13 @@ LOGGER: Final = logging.getLogger("conch")
 #: The narrowest that the widest column of a table becomes on a terminal (characters).
 _NARROWEST: Final = 20
 #: What may not reach a terminal from a model or a client: it could move the cursor, or worse.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: Among them are those that turn the order of what stands around them about.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 #: What JSON leaves as it is and a line of the log may not have: more control characters, ends of lines, halves of
 #: characters, which names of files may have and which a log file cannot.
-_UNQUOTED: Final = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNQUOTED: Final = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: What the place that a line comes from may not have: all of these, and what ends a line.
+_UNPRINTABLE: Final = re.compile(rf"{_CONTROL.pattern}|{_UNQUOTED.pattern}|[\n\t]")
 
 #: The most characters of a name or a path that verbose lines show.
 _SHOWN: Final = 256
@@ -99,7 +102,8 @@ class _Handler(logging.StreamHandler[Any]):
 
     def format(self, record: logging.LogRecord) -> str:
         line = f":{record.lineno}" if record.lineno else ""  # 0: the message is of the whole file
-        place = f"{record.process} {record.filename}{line}]"
+        file = record.filename if record.filename.isprintable() else _UNPRINTABLE.sub(_escaped, record.filename)
+        place = f"{record.process} {file}{line}]"
         head = f"{_stamp(record, self.settings.log_format)} {place} "
         table: str | None = getattr(record, "table", None)
         text = record.getMessage()
@@ -220,7 +224,8 @@ def emit_from_worker(level: str, file: str, line: int, message: str, instance: s
 
 
 def _escaped(found: re.Match[str]) -> str:
-    return f"\\x{ord(found[0]):02x}"
+    number = ord(found[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 def _quote(text: str) -> str:

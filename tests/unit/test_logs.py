@@ -226,3 +226,19 @@ def test_lines_of_models_obey_the_level_of_the_logger(caplog: pytest.LogCaptureF
         logs.emit_from_worker("INFO", "/models/m/1/model.py", 7, "unwanted", "m_0_0", 4711)
         logs.emit_from_worker("ERROR", "/models/m/1/model.py", 7, "wanted", "m_0_0", 4711)
     assert [record.getMessage() for record in caplog.records] == ["wanted"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("a\nI0101 forged", "a\\x0aI0101 forged"), ("a\u202eb", "a\\u202eb"), ("a\udcff", "a\\udcff")]
+)
+def test_name_of_a_model_cannot_forge_the_place_of_a_line(output: io.StringIO, name: str, shown: str) -> None:
+    logs.emit_from_worker("INFO", "model.py", 1, "text", name, 4711)
+    assert f" 4711 {shown}/model.py:1] " in output.getvalue()
+    assert output.getvalue().count("\n") == 1
+
+
+def test_characters_that_turn_the_order_about_are_written_out(output: io.StringIO) -> None:
+    LOG.info("a \u202e b \u2066 c")
+    logs.table("", ["Model \u202e"], [["\u200f"]])
+    assert "a \\u202e b \\u2066 c" in output.getvalue()
+    assert "Model \\u202e" in output.getvalue() and "| \\u200f" in output.getvalue()

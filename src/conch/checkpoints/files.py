@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from conch.config.reading import open_regular, read_json
 from conch.errors import invalid
 
 #: The file of the graph in a folder that was not made by ``conch convert``, in the order of preference.
@@ -27,6 +28,8 @@ _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json", "vide
 #: Tokenizers of bytes or characters, which have no file of a vocabulary.
 _OF_BYTES: Final = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
 _POINTER: Final = b"version https://git-lfs"
+#: The most bytes of the header of a file of safetensors, which is the limit of its own library.
+_MOST_HEADER: Final = 100_000_000
 #: The ending of a file that holds a model with its tokenizer and its configuration.
 GGUF: Final = ".gguf"
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf")
@@ -135,7 +138,11 @@ def _require_shards(folder: Path) -> None:
 
 def _checked_shapes(path: Path) -> dict[str, list[int]]:
     """The shapes in a file of safetensors; raises INVALID_ARG for a Git LFS pointer in its place, or one cut off."""
-    with path.open("rb") as file:
+    try:
+        opened = open_regular(path)
+    except OSError as error:
+        raise invalid(f"{path} cannot be read: {error.strerror}") from None
+    with opened as file:
         start = file.read(len(_POINTER))
         if start == _POINTER:
             raise invalid(f"{path} is a Git LFS pointer, not the weights: run 'git lfs pull' there")
@@ -147,8 +154,8 @@ def _checked_shapes(path: Path) -> dict[str, list[int]]:
         if 2 <= length <= size - 8:
             file.seek(8)
             try:
-                header = json.loads(file.read(length))
-            except ValueError:
+                header = json.loads(file.read(min(length, _MOST_HEADER)))
+            except (ValueError, RecursionError):
                 header = None
     if not isinstance(header, dict):
         raise invalid(f"{path} is not a safetensors file, or it was cut off in its header")
@@ -165,7 +172,7 @@ def _checked_shapes(path: Path) -> dict[str, list[int]]:
 
 def _json_of(path: Path) -> Mapping[str, Any] | None:
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path)
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None

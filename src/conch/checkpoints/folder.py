@@ -21,6 +21,7 @@ from conch.checkpoints.manifest import Manifest, Variant
 from conch.checkpoints.options import ENGINES, TEXT_ENGINES, Options, extra_of, files_for
 from conch.checkpoints.task import MEDIA_TASKS, TEXT_TASKS, canonical, pipeline_tag, takes_sound, task_of
 from conch.checkpoints.trust import counted
+from conch.config.reading import read_json, read_small
 from conch.errors import invalid
 from conch.sampling import TEXT_GENERATION
 
@@ -167,10 +168,16 @@ class Checkpoint:
         if name not in self._documents:
             path = self.directory / name
             try:
-                self._documents[name] = json.loads(path.read_bytes()) if path.is_file() else None
+                self._documents[name] = read_json(path) if path.is_file() else None
             except (OSError, ValueError) as error:
                 raise invalid(f"{path} cannot be read: {error}") from None
         return self._documents[name]
+
+    def _text(self, path: Path) -> str:
+        try:
+            return read_small(path).decode("utf-8", "replace")
+        except OSError as error:
+            raise invalid(f"{path} cannot be read: {error.strerror}") from None
 
     def _check_architectures(self) -> None:
         names = self.config.get("architectures")
@@ -210,7 +217,7 @@ class Checkpoint:
             self.config,
             labels=len(self.labels) if self.labels is not None else None,
             modules=self.modules(),
-            card=pipeline_tag(card.read_text("utf-8", "replace")) if card else "",
+            card=pipeline_tag(self._text(card)) if card else "",
             images=images,
         )
         if not task:

@@ -5,7 +5,6 @@ Runs in workers and in ``conch convert``.  ``huggingface_hub`` is imported only 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from conch import extras
 from conch.checkpoints import files
 from conch.checkpoints.files import GGUF
 from conch.checkpoints.options import Options, extra_of
+from conch.config.reading import read_json
 from conch.errors import ConchError, invalid, unavailable
 
 MODEL_FILE: Final = "model.json"
@@ -67,7 +67,7 @@ def read_model_file(version_directory: Path) -> dict[str, Any]:
     """The content of ``model.json``, empty without one.  Raises INVALID_ARG for one that cannot be understood."""
     path = version_directory / MODEL_FILE
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from conch.config.reading import open_regular, read_json
 from conch.errors import ConchError, invalid
 
 FILENAME: Final = "conch.json"
@@ -109,7 +110,7 @@ class Manifest:
         """The manifest of a folder, None where there is none.  Raises INVALID_ARG for one that cannot be understood."""
         path = folder / FILENAME
         try:
-            document = json.loads(path.read_bytes())
+            document = read_json(path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -257,7 +258,7 @@ def check_name(name: str) -> None:
 
 def _hash(folder: Path, name: str) -> str | None:
     try:
-        with (folder / name).open("rb") as file:
+        with open_regular(folder / name) as file:
             return _PREFIX + hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None

@@ -19,9 +19,9 @@ from conch.checkpoints.task import canonical, misfit, misspelt
 from conch.checks.engines import engine_problem
 from conch.checks.finding import Finding, line_of, with_fix
 from conch.checks.model import CheckedModel
+from conch.config.reading import read_small
 from conch.config.signature import parameters
 from conch.errors import ConchError
-from conch.repository.reading import read_small
 
 #: The option that an error is about, as errors name it.
 _OPTION: Final = re.compile(r"(?:parameter '|(?=task '|engine '|variant '))(\w+)")

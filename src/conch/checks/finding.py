@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from conch.repository.reading import shown_name
+from conch.config.reading import shown_name
 
 #: Where a message goes over from what is wrong to what to do.
 _ADVICE = re.compile(r"[;:] (?=(?:accept|check|choose|did you mean|give|it has|it must|join|run|set)\b)")

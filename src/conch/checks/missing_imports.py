@@ -19,8 +19,8 @@ from conch.checks.finding import Finding
 from conch.checks.imports import UNREADABLE, Imported, changes_path, imports_of
 from conch.checks.model import CheckedModel
 from conch.checks.modules import interpreter_of, missing_modules, neighbour, neighbour_source
+from conch.config.reading import read_small
 from conch.config.signature import parameters
-from conch.repository.reading import read_small
 
 #: Packages whose name is not that of their module.
 _PACKAGES: Final = {

@@ -9,8 +9,8 @@ from pathlib import Path
 from conch.checks.finding import Finding
 from conch.config.pbtxt import locate
 from conch.config.problem import FieldPath, Problem
+from conch.config.reading import read_small
 from conch.config.schema import ModelConfig, is_ensemble
-from conch.repository.reading import read_small
 from conch.repository.scan import ModelFiles
 from conch.repository.versions import select_versions
 

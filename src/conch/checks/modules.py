@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.checks.imports import Imported
-from conch.repository.reading import read_small
+from conch.config.reading import read_small
 
 #: Modules that every worker gives its model.
 _GIVEN: Final = frozenset({"triton_python_backend_utils", "c_python_backend_utils", "conch"})

@@ -15,9 +15,9 @@ from typing import Any, Final
 from conch.backends.table import BACKENDS
 from conch.checks.finding import Finding, line_of, with_fix
 from conch.config.parameters import ParameterTable
+from conch.config.reading import read_small
 from conch.config.schema import ModelConfig
 from conch.config.signature import parameters
-from conch.repository.reading import read_small
 from conch.repository.scan import ModelFiles
 
 #: The parameters of a Python model that Triton reads; all others are the model's own.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from conch.checks.finding import Finding
 from conch.checks.imports import UNREADABLE
+from conch.config.reading import read_small
 from conch.errors import one_line
-from conch.repository.reading import read_small
 
 
 def check_python_model(path: Path) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from conch.checks.finding import Finding
 from conch.checks.imports import UNREADABLE
 from conch.checks.model import CheckedModel
-from conch.repository.reading import read_small
+from conch.config.reading import read_small
 
 
 def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:

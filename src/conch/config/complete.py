@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from conch.config.problem import Problem
+from conch.config.reading import shown_name
 from conch.config.schema import InstanceGroup, ModelConfig, copied, is_ensemble, scheduler
 from conch.errors import invalid
 
@@ -136,8 +137,9 @@ def _refuse_downloaded(name: str, artefacts: Collection[str]) -> None:
     beside = next((one for one in sorted(artefacts) if one == "config.json" or one.endswith(_GGUF)), "")
     if beside:
         raise Problem(
-            f"model '{name}' has both model.py and {beside}, of a checkpoint that may have brought model.py with it: "
-            'set \'backend\' in config.pbtxt, to "python" to run model.py, or to "huggingface" to serve the checkpoint',
+            f"model '{name}' has both model.py and {shown_name(beside)}, of a checkpoint that may have brought "
+            "model.py with it: set 'backend' in config.pbtxt, "
+            'to "python" to run model.py, or to "huggingface" to serve the checkpoint',
             hint="set 'backend'",
         )
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from conch.repository.listing import directories_in
 from conch.repository.versions import read_versions
 
 #: What running a model writes beside it.
 _IGNORED = frozenset({"__pycache__"})
+
+#: The most files of a model that are looked at: a link may lead to the whole machine.
+MOST_FILES: Final = 100_000
 
 #: One file: its path within the model directory, modification time (ns) and size (bytes).
 Stamp = tuple[str, int, int]
@@ -32,14 +38,13 @@ class Fingerprint:
 def take_fingerprint(directory: Path, config_name: str | None = None) -> Fingerprint:
     """The fingerprint of what is there now.  Links are followed; hidden files and ``__pycache__`` do not count.
 
-    Without ``config_name`` the directory ``configs`` has no meaning and does not count either.
+    Without ``config_name`` the directory ``configs`` has no meaning and does not count either.  Raises OSError for more
+    than ``MOST_FILES``.
     """
     configs = "configs" + os.sep
     config: set[Stamp] = set()
     rest: set[Stamp] = set()
-    versions: dict[int, set[Stamp]] = {
-        version: set() for version in read_versions(_names_of_directories(directory)).found
-    }
+    versions: dict[int, set[Stamp]] = {version: set() for version in read_versions(directories_in(directory)).found}
     for stamp in _stamps(directory):
         top, inside, _ = stamp[0].partition(os.sep)
         if stamp[0] == "config.pbtxt" or (config_name and stamp[0] == f"{configs}{config_name}.pbtxt"):
@@ -51,13 +56,9 @@ def take_fingerprint(directory: Path, config_name: str | None = None) -> Fingerp
     return Fingerprint(frozenset(config), {key: frozenset(stamps) for key, stamps in versions.items()}, frozenset(rest))
 
 
-def _names_of_directories(directory: Path) -> list[str]:
-    with os.scandir(directory) as entries:
-        return [entry.name for entry in entries if entry.is_dir()]
-
-
 def _stamps(directory: Path) -> Iterator[Stamp]:
     seen: set[tuple[int, int]] = set()
+    left = MOST_FILES
     for folder, folders, files in os.walk(directory, followlinks=True):
         status = os.stat(folder)
         if (status.st_dev, status.st_ino) in seen:
@@ -65,6 +66,11 @@ def _stamps(directory: Path) -> Iterator[Stamp]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if name not in _IGNORED and not name.startswith(".")]
+        left -= len(files) + len(folders)
+        if left < 0:
+            raise OSError(
+                errno.EFBIG, f"it has more than {MOST_FILES:,} files: does a link lead elsewhere?", str(directory)
+            )
         for name in files:
             path = os.path.join(folder, name)
             try:

@@ -14,13 +14,14 @@ from pathlib import Path
 from conch.config import pbtxt
 from conch.config.parameters import nearest
 from conch.config.problem import ConfigError
+from conch.config.reading import read_small
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
+from conch.repository.listing import directories_in, is_directory
 from conch.repository.names import is_directory_name, is_utf8
 from conch.repository.places import repository_problem
-from conch.repository.reading import read_small
 from conch.repository.versions import read_versions
 
 CONFIG_FILE = "config.pbtxt"
@@ -83,18 +84,18 @@ class ModelRepository:
 
     def names(self) -> list[str]:
         """Every model directory's name once, in order; also those that two repositories have."""
-        return sorted({name for root in self._roots for name in _directories(root) if is_utf8(name)})
+        return sorted({name for root in self._roots for name in directories_in(root) if is_utf8(name)})
 
     def unnameable(self) -> list[Path]:
         """The directories whose names are no UTF-8, under which no client could ask for a model; they are left out."""
-        return [root / name for root in self._roots for name in _directories(root) if not is_utf8(name)]
+        return [root / name for root in self._roots for name in directories_in(root) if not is_utf8(name)]
 
     def directory(self, name: str) -> Path:
         """The one directory of ``name``.
 
         Raises :class:`PollError` when there is none or more than one; a name that is no directory name is not there.
         """
-        found = [root / name for root in self._roots if is_directory_name(name) and _is_directory(root / name)]
+        found = [root / name for root in self._roots if is_directory_name(name) and is_directory(root / name)]
         if not found:
             raise NotFoundError(name)
         if len(found) > 1:
@@ -127,7 +128,7 @@ def describe(
         path = None if override is not None else config_path(directory, config_name)
         text = read_config(path) if path else ""
         config = pbtxt.parse(text, str(path)) if path else override or ModelConfig()
-        versions = read_versions(_directories(directory))
+        versions = read_versions(directories_in(directory))
         return ModelFiles(
             name=name,
             directory=directory,
@@ -166,24 +167,12 @@ def read_labels(directory: Path, filename: str) -> list[str]:
     if not path.is_relative_to(directory.resolve()):
         raise invalid(f"label file '{filename}' must be inside the model directory")
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return read_small(path).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise internal(f"failed to read text file {path}: not UTF-8 at byte {error.start}") from error
     except OSError as error:
-        reason = os.strerror(error.errno or 0)
+        reason = error.strerror or error
         raise internal(f"failed to open text file for read {path}: {reason}") from error
-
-
-def _directories(directory: Path) -> list[str]:
-    with os.scandir(directory) as entries:
-        return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
 
 
 def _artefacts(directory: Path, versions: Sequence[int]) -> frozenset[str]:

@@ -5,7 +5,6 @@ Reads directories and ``model.json``, nothing of the weights; the server calls i
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import defaultdict
@@ -13,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from conch.config.reading import read_json
 
 #: The parameters that may name a checkpoint, and a path's placeholder for the model's directory.
 _CHECKPOINT: Final = ("model", "gpt_model_path")
@@ -91,7 +92,7 @@ def _forms(folder: Path) -> Iterator[list[Path]]:
 def _model_file(version_directory: Path) -> dict[str, object]:
     """The parameters in ``model.json``, empty without one.  Raises ValueError for one that is no JSON."""
     file = version_directory / "model.json"
-    document = json.loads(file.read_bytes()) if file.is_file() else {}
+    document = read_json(file) if file.is_file() else {}
     return document if isinstance(document, dict) else {}
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from conch import __version__, logs
+from conch.config.reading import shown_name
 from conch.errors import ConchError, invalid, unavailable
 from conch.logs import LogSettings
 from conch.repository.changes import Watch
@@ -198,6 +199,8 @@ class InferenceServer:
             wanted = await asyncio.to_thread(self.repository.names)
         else:
             wanted = list(self.settings.load_model)
+        for path in await asyncio.to_thread(self.repository.unnameable):
+            LOG.warning("%s is left out: the name of a model must be UTF-8", shown_name(str(path)))
         self._table.starting = frozenset(wanted)
         if not wanted:
             self._say_why_there_are_no_models()
@@ -225,10 +228,10 @@ class InferenceServer:
         rows = []
         for name, model_state in sorted(self._table.models.items()):
             if not model_state.versions:
-                rows.append((name, "-", "Not loaded: No model version was found"))
+                rows.append((shown_name(name), "-", "Not loaded: No model version was found"))
             for version, version_state in sorted(model_state.versions.items()):
                 status = ": ".join(filter(None, (version_state.state, version_state.reason)))
-                rows.append((name, str(version), status))
+                rows.append((shown_name(name), str(version), status))
         return rows
 
     async def stop(self, seconds: float) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.config.problem import refuse
+from conch.config.reading import read_small
 from conch.config.schema import ModelConfig, datatype
 from conch.config.validate_instances import warmup_problems, warmup_size_problem
 from conch.errors import ConchError, internal, invalid
@@ -30,6 +31,8 @@ _PIECE: Final = 1 << 20
 _EMPTY_TEXT: Final = 4
 #: The truth of each byte, as BOOL has it.
 _TRUTH: Final = bytes(byte & 1 for byte in range(256))
+#: The most bytes of a file with data.
+_MOST_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ def _path(file: str, directory: Path) -> Path:
 
 def _read(file: str, kind: str, shape: tuple[int, ...], directory: Path) -> bytes:
     try:
-        data = _path(file, directory).read_bytes()
+        data = read_small(_path(file, directory), _MOST_BYTES)
     except OSError as error:
         raise internal(f"failed to read warmup data file '{file}': {error.strerror}") from error
     if kind == "BYTES":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from conch.config.problem import ConfigError
 from conch.errors import Code, ConchError
+from conch.repository import fingerprint
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.names import check_model_name
 from conch.repository.scan import ModelRepository, read_labels
@@ -178,3 +180,31 @@ def test_label_file_may_be_a_link_to_elsewhere_inside(tmp_path: Path) -> None:
     (tmp_path / "m" / "labels.txt").symlink_to("real.txt")
 
     assert read_labels(tmp_path / "m", "labels.txt") == ["a"]
+
+
+def test_what_is_no_readable_directory_is_passed_over(tmp_path: Path) -> None:
+    put(tmp_path / "m" / "1" / "model.py")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "m" / "2").symlink_to("2")
+    os.mkfifo(tmp_path / "pipe")
+    os.mkdir(os.fsencode(tmp_path) + b"/bad\xff")
+    repository = ModelRepository([tmp_path])
+    assert repository.names() == ["m"]
+    assert [path.name for path in repository.unnameable()] == ["bad\udcff"]
+    assert repository.describe("m").versions == (1,)
+    assert set(repository.fingerprint("m").versions) == {1}
+
+
+@pytest.mark.timeout(20)
+def test_label_file_that_never_ends_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "labels.txt")
+    with pytest.raises(ConchError, match=r"labels\.txt: it is no regular file$"):
+        read_labels(tmp_path, "labels.txt")
+
+
+def test_link_to_the_whole_machine_is_not_followed_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "MOST_FILES", 50)
+    put(tmp_path / "m" / "1" / "model.py")
+    (tmp_path / "m" / "1" / "all").symlink_to("/usr")
+    with pytest.raises(OSError, match="it has more than 50 files: does a link lead elsewhere"):
+        ModelRepository([tmp_path]).fingerprint("m")

@@ -6,17 +6,20 @@ import asyncio
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from conch.config import render
+from conch.config import reading, render
 from conch.config.pbtxt import parse
 from conch.errors import ConchError, internal
+from conch.repository import scan
 from conch.repository.scan import ModelFiles, describe
-from conch.server import starting
+from conch.server import starting, warmup
 from conch.server.loading import Loader
 from conch.server.model import Model
 from conch.settings import Settings
@@ -198,23 +201,44 @@ async def test_configuration_that_cannot_run_here_ends_the_worker_that_completed
     assert all(process.killed for process in bench.processes)
 
 
-async def test_event_loop_turns_while_a_label_file_is_read(tmp_path: Path) -> None:
+class SlowDisk:
+    """Whoever reads a file through a module waits until the event loop lets it: if that waits, for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType, file: str) -> None:
+        self._released = threading.Event()
+        self._file = file
+        monkeypatch.setattr(module, "read_small", self._read)
+
+    def _read(self, path: Path, most: int = reading.MOST_BYTES) -> bytes:
+        assert path.name != self._file or self._released.wait(30)
+        return reading.read_small(path, most)
+
+    async def release(self) -> None:
+        await asyncio.sleep(0)
+        self._released.set()
+
+
+async def test_event_loop_turns_while_a_label_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, CONFIG.replace("dims: [1]}] ", "dims: [1]}] ", 1).replace(
         'output [{name: "y"', 'output [{name: "y" label_filename: "labels.txt"'
     ))  # fmt: skip
-    os.mkfifo(bench.directory / "labels.txt")  # read by nobody until the loop writes
+    (bench.directory / "labels.txt").write_text("cat\ndog\n")
+    disk = SlowDisk(monkeypatch, scan, "labels.txt")
     loading = asyncio.create_task(bench.load())
-    await asyncio.to_thread((bench.directory / "labels.txt").write_text, "cat\ndog\n")
+    await disk.release()
     assert (await loading).labels("y") == ["cat", "dog"]
 
 
-async def test_member_that_is_unloaded_while_labels_of_its_ensemble_are_read_is_missed(tmp_path: Path) -> None:
+async def test_member_that_is_unloaded_while_labels_of_its_ensemble_are_read_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = CONFIG.replace('backend: "python"', 'platform: "ensemble"').replace(
         'output [{name: "y"', 'output [{name: "y" label_filename: "labels.txt"'
     )
     step = '{model_name: "a" model_version: -1 input_map {key: "x" value: "x"} output_map {key: "y" value: "y"}}'
     bench = Bench(tmp_path, f"{text} ensemble_scheduling {{step [{step}]}}")
-    os.mkfifo(bench.directory / "labels.txt")
+    (bench.directory / "labels.txt").write_text("cat\n")
+    disk = SlowDisk(monkeypatch, scan, "labels.txt")
     loaded = True
 
     def find_members() -> dict[str, Model]:
@@ -226,18 +250,19 @@ async def test_member_that_is_unloaded_while_labels_of_its_ensemble_are_read_is_
     loading = asyncio.create_task(bench.loader.load_ensemble(bench.files, 1, config, find_members))
     await asyncio.sleep(0)
     loaded = False
-    await asyncio.to_thread((bench.directory / "labels.txt").write_text, "cat\n")
+    await disk.release()
     with pytest.raises(ConchError, match="a is not loaded"):
         await loading
 
 
-async def test_event_loop_turns_while_warm_up_data_is_read(tmp_path: Path) -> None:
+async def test_event_loop_turns_while_warm_up_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = 'model_warmup [{name: "s" batch_size: 1 inputs {key: "x" value {data_type: TYPE_FP32 dims: [1] '
     bench = Bench(tmp_path, CONFIG + sample + 'input_data_file: "x.bin"}}}]')
     (bench.directory / "warmup").mkdir()
-    os.mkfifo(bench.directory / "warmup" / "x.bin")
+    (bench.directory / "warmup" / "x.bin").write_bytes(b"abcd")
+    disk = SlowDisk(monkeypatch, warmup, "x.bin")
     loading = asyncio.create_task(bench.load())
-    await asyncio.to_thread((bench.directory / "warmup" / "x.bin").write_bytes, b"abcd")
+    await disk.release()
     await until(lambda: bench.processes[0].batches)
     (request,) = bench.processes[0].batches[0].requests
     assert request.inputs["x"].data == b"abcd"

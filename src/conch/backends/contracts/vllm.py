@@ -22,6 +22,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.checkpoints.trust import is_checkpoint_folder
 from conch.config.parameters import ParameterTable
+from conch.config.reading import read_json
 from conch.errors import ConchError, invalid
 
 #: Engine arguments that apply to every engine here, and the model parameters with their meaning.
@@ -137,7 +138,7 @@ class VllmBackend(TextBackend):
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path)
     except FileNotFoundError:
         raise invalid(f"'{path.name}' containing vllm engine args must be provided in '{path.parent}'") from None
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.config.reading import open_regular
 from conch.errors import ConchError, invalid
 
 _MAGIC: Final = b"GGUF"
@@ -117,7 +118,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def _read(path: Path) -> GgufFile:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         beginning = file.read(len(_LFS_POINTER))
         if beginning == _LFS_POINTER:
             raise invalid(f"{path} is a Git LFS pointer, not the weights: run 'git lfs pull' there")

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from conch import extras
 from conch.checkpoints.tokenizers.chat_limits import MAX_TEMPLATE, SECONDS, TooMuch, limited
+from conch.config.reading import read_small
 from conch.errors import ConchError, invalid, one_line
 
 #: The names that a message's reasoning goes by.
@@ -126,7 +127,7 @@ def read_file(path: Path) -> dict[str, str]:
         return {_DEFAULT: text}
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(f"chat template {path} cannot be read: {one_line(error)}") from None
     found = _named(document.get("chat_template") if isinstance(document, dict) else None)
     if not found:
@@ -150,7 +151,7 @@ def _named(value: Any) -> dict[str, str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return read_small(path).decode("utf-8")
     except (OSError, ValueError) as error:
         raise invalid(f"chat template {path} cannot be read: {one_line(error)}") from None
 

@@ -6,7 +6,6 @@ Runs in workers, when a model is loaded.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.checkpoints.hub import MODEL_DIRECTORY
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS, Options
 from conch.config.parameters import ParameterTable
+from conch.config.reading import read_json
 from conch.errors import invalid, unsupported
 from conch.sampling import TEXT_GENERATION
 
@@ -169,7 +169,7 @@ def _is_compiled(folder: Path) -> bool:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path)
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
