@@ -52,6 +52,7 @@ class Range(NamedTuple):
 
 Number = Annotated[int, Range(0, 2**63 - 1)]
 Count = Annotated[int, Range(1, 2**31 - 1)]
+Bytes = Annotated[int, Range(1, 2**63 - 1)]
 Port = Annotated[int, Range(0, 65535)]
 ControlMode = Literal["none", "poll", "explicit"]
 LoadOverrides = Literal["files", "config", "none"]
@@ -127,7 +128,7 @@ class Settings:
         0, "Server", "Bytes of requests and unread answers that may be held; 0 for a quarter of the memory."
     )
     # JSON takes up to 24 times its size when it has been parsed, that of floats a tenth of this.
-    codec_memory: Count = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
+    codec_memory: Bytes = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
     codec_timeout_secs: Count = option(60, "Server", "Seconds that decoding one large request may take.")
     head_timeout_secs: Number = option(30, "Server", "Seconds that the head of a request may take; 0 for any time.")
     body_timeout_secs: Number = option(

@@ -298,8 +298,7 @@ class WorkerProcess:
         if error is not None:
             self._fail_execution(execution, ConchError(error[1], Code[error[0]]))
             return
-        described = header["responses"]
-        responses = [None if one is None else response_of(one, unpacker, final=True) for one in described]
+        responses = [None if one is None else response_of(one, unpacker, final=True) for one in header["responses"]]
         execution.on_done(execution)
         for request, response in zip(execution.requests, responses, strict=True):
             take_times(request, execution.times)
@@ -383,15 +382,11 @@ class WorkerProcess:
             self._idle.set()
         self._ended.set()
         on_exit = self.on_exit
-        self._let_go()
-        if not self._stopping and on_exit is not None:
-            on_exit(self)
-
-    def _let_go(self) -> None:
-        """Forget who was told of anything: an ended worker is freed at once, with its buffers, not when the garbage
-        collector has been through everything."""
+        # Who was told of anything is forgotten, so that an ended worker is freed at once, with its buffers.
         self.on_exit = self.on_response_sent = self.on_prepared = self.on_progress = None
         self._bls = self._answer = None
+        if not self._stopping and on_exit is not None:
+            on_exit(self)
 
     def _unhealthy(self) -> ConchError:
         why = ""

@@ -76,14 +76,15 @@ class Worker:
             self.socket.sendall(rest)
 
     def receive(self) -> Frame:
-        """The next frame that is not of the log."""
+        """The next frame that is neither of the log nor about the heartbeat."""
         while True:
             while not self.frames:
                 self.frames += self.endpoint.receive(self.socket)
             frame = self.frames.pop(0)
-            if frame[0]["op"] != "log":
+            if frame[0]["op"] == "log":
+                self.logged.append(frame[0])
+            elif frame[0]["op"] != "heartbeat":
                 return frame
-            self.logged.append(frame[0])
 
     def ask(self, header: Header) -> Header:
         self.send(header)
