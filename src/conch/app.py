@@ -172,13 +172,15 @@ class Application:
         registry.add(limits.budget.families)
         registry.add(limits.counts.families)
         self._codec = codec = Codec(settings.codec_memory, settings.codec_timeout_secs, limits.budget)
-        self._http: HttpListener | None = HttpListener(Router(server, codec), limits) if settings.allow_http else None
+        self._http: HttpListener | None = (
+            HttpListener(Router(server, codec, limits.slices), limits) if settings.allow_http else None
+        )
         self._openai: HttpListener | None = None
         if settings.openai_port >= 0:
-            self._openai = HttpListener(Router(server, codec, openai_only=True), limits)
+            self._openai = HttpListener(Router(server, codec, limits.slices, openai_only=True), limits)
         self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, limits) if settings.allow_grpc else None
         self._metrics: HttpListener | None = (
-            HttpListener(MetricsPage(registry), limits) if settings.allow_metrics else None
+            HttpListener(MetricsPage(registry, limits.slices), limits) if settings.allow_metrics else None
         )
         self._services: list[str] = []
 

@@ -10,6 +10,7 @@ from math import inf
 from typing import Final
 
 from conch.frontends.budget import ByteBudget
+from conch.frontends.slices import Slices
 from conch.settings import Settings
 from conch.telemetry.traffic import ConnectionCounts
 
@@ -43,12 +44,13 @@ class TimeLimits:
 
 
 class ClientLimits:
-    """The budget of bytes, the limits of time, and the counts of connections, that all front ends share."""
+    """What all front ends share: the budget of bytes, the limits of time, the counts of connections, slices of time."""
 
     def __init__(self, budget: ByteBudget, times: TimeLimits = TimeLimits()) -> None:
         self.budget = budget
         self.times = times
         self.counts = ConnectionCounts()
+        self.slices = Slices()
 
     @classmethod
     def of(cls, settings: Settings) -> ClientLimits:

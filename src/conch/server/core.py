@@ -34,6 +34,7 @@ from conch.settings import SERVER_VERSION, Settings
 from conch.telemetry import families
 from conch.telemetry.exposition import Family
 from conch.telemetry.metrics import Registry
+from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.environment import Environments
 from conch.workers.host.processes import WorkerProcesses
 
@@ -135,9 +136,13 @@ class InferenceServer:
 
     def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
         """Statistics of one version, of all ready versions of a model, or of all models."""
+        return [statistics.snapshot() for statistics in self.counters(name, version)]
+
+    def counters(self, name: str = "", version: int = -1) -> list[ModelStatistics]:
+        """Whose snapshots these are: of many models they take a while, and need not be taken at once."""
         self.ledger.refresh()
         if not name:
-            return [model.statistics.snapshot() for model in sorted(self._table.loaded(), key=_by_name)]
+            return [model.statistics for model in sorted(self._table.loaded(), key=_by_name)]
         model_state = self._table.models.get(name)
         models = model_state.models() if model_state is not None else []
         if not models:
@@ -145,7 +150,7 @@ class InferenceServer:
         chosen = [model for model in models if version in (-1, model.version)]
         if not chosen:
             raise invalid(f"requested model version is not available for model '{name}'")
-        return [model.statistics.snapshot() for model in chosen]
+        return [model.statistics for model in chosen]
 
     def require_explicit_control(self) -> None:
         """Raises UNAVAILABLE unless models are loaded and unloaded on request."""

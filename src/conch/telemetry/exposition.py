@@ -6,7 +6,7 @@ Called by the registry and by collectors of families; pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf, isnan
 from typing import NamedTuple
 
@@ -31,14 +31,17 @@ class MetricSample(NamedTuple):
 Family = tuple[Metric, Iterable[MetricSample]]
 
 
-def page(families: Iterable[Family]) -> bytes:
-    """The page with all families, also those without a sample."""
-    lines: list[str] = []
+def page_lines(families: Iterable[Family]) -> Iterator[str]:
+    """The lines of the page with all families, also those without a sample; each ends with a newline."""
     for metric, samples in families:
-        lines.append(f"# HELP {metric.name} {metric.help}")
-        lines.append(f"# TYPE {metric.name} {metric.type}")
-        lines += [f"{metric.name}{suffix}{labels} {number(value)}" for labels, value, suffix in samples]
-    return ("\n".join(lines) + "\n").encode()
+        yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.type}\n"
+        for labels, value, suffix in samples:
+            yield f"{metric.name}{suffix}{labels} {number(value)}\n"
+
+
+def page(families: Iterable[Family]) -> bytes:
+    """The whole page."""
+    return "".join(page_lines(families)).encode()
 
 
 def label_text(labels: Mapping[str, str]) -> str:

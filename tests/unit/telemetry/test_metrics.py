@@ -236,3 +236,14 @@ def test_configuration_from_the_option() -> None:
 def test_wrong_quantiles_are_refused(text: str) -> None:
     with pytest.raises(ConchError, match="summary_quantiles is <quantile>:<error>"):
         MetricsConfig.parse({"summary_quantiles": text})
+
+
+def test_models_may_come_and_go_while_the_page_is_made() -> None:
+    registry = Registry(cpu=False, gpu=False)
+    for name in ("a", "b"):
+        registry.register(registry.statistics(name, 1))
+    lines = registry.lines()
+    first = next(lines)
+    registry.register(registry.statistics("c", 1))
+    assert first.startswith("# HELP")
+    assert "".join([first, *lines]).count('model="b"') > 5

@@ -6,7 +6,7 @@ Called by the router; runs on the event loop.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Final
 
 from conch.errors import unavailable, unsupported
@@ -15,7 +15,9 @@ from conch.frontends.codec.requests import decode_load
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
+from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
+from conch.telemetry.statistics import ModelStatistics
 from conch.wire.json import control as wire
 
 _PLAIN: Final = (b"Content-Type", b"text/plain")
@@ -25,8 +27,9 @@ _REPOSITORY: Final = "'repository_name' specification is not supported"
 class ControlRoutes:
     """The handlers; each answers its exchange, now or later, or raises :class:`ConchError`."""
 
-    def __init__(self, server: InferenceServer, codec: Codec) -> None:
+    def __init__(self, server: InferenceServer, codec: Codec, slices: Slices) -> None:
         self._server = server
+        self._slices = slices
         self._codec = codec
         self._tasks = ExchangeTasks(refuse)
 
@@ -55,8 +58,7 @@ class ControlRoutes:
         exchange.respond(200, [JSON], self._server.model(name, version).config_json)
 
     def statistics(self, exchange: HttpExchange, name: str = "", version: int = -1) -> None:
-        entries = self._server.statistics(name, version)
-        exchange.respond(200, [JSON], wire.document_body({"model_stats": entries}))
+        self._tasks.start(exchange, self._respond_with_statistics(exchange, self._server.counters(name, version)))
 
     def index(self, exchange: HttpExchange) -> None:
         self._tasks.start(exchange, self._respond_with_index(exchange, wire.read_index(exchange.body)))
@@ -90,8 +92,12 @@ class ControlRoutes:
         if self._server.exiting:
             raise unavailable("Server exiting")
 
+    async def _respond_with_statistics(self, exchange: HttpExchange, models: Iterable[ModelStatistics]) -> None:
+        entries = await self._slices.all(wire.document_body(one.snapshot()) for one in models)
+        exchange.respond(200, [JSON], wire.statistics_body(entries))
+
     async def _respond_with_index(self, exchange: HttpExchange, ready_only: bool) -> None:
-        exchange.respond(200, [JSON], wire.document_body(await self._server.index(ready_only)))
+        exchange.respond(200, [JSON], wire.document_body(await self._slices.one(self._server.index(ready_only))))
 
     async def _load(self, exchange: HttpExchange, name: str) -> None:
         body, exchange.body = exchange.body, b""

@@ -23,6 +23,7 @@ from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
 from conch.frontends.http.openai_status import refuse as refuse_openai
 from conch.frontends.http.status import refuse as refuse_kserve
+from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
 
 LOG = logging.getLogger("conch")
@@ -72,7 +73,7 @@ class _Route:
 class Router:
     """Passes exchanges to their handlers; ``openai_only`` is for a port that has nothing but the OpenAI API."""
 
-    def __init__(self, server: InferenceServer, codec: Codec, *, openai_only: bool = False) -> None:
+    def __init__(self, server: InferenceServer, codec: Codec, slices: Slices, *, openai_only: bool = False) -> None:
         self._openai_only = openai_only
         self._max_input_size = server.settings.http_max_input_size
         self._restrictions = {
@@ -80,7 +81,7 @@ class Router:
             for rule in server.settings.http_restricted_api
             for api in rule.apis
         }
-        control = ControlRoutes(server, codec)
+        control = ControlRoutes(server, codec, slices)
         table = (_openai_table if openai_only else _kserve_table)(server, codec, control)
         if not openai_only:
             table += _openai_table(server, codec, control)

@@ -11,8 +11,10 @@ from conch.frontends.http.connection import HttpConnection
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.reader import HttpApplication
 from conch.frontends.http.status import refuse
+from conch.frontends.http.tasks import ExchangeTasks
 from conch.frontends.limits import SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
+from conch.frontends.slices import Slices
 from conch.telemetry.metrics import Registry
 
 
@@ -76,8 +78,10 @@ class MetricsPage:
 
     _TEXT = (b"Content-Type", b"text/plain; charset=utf-8")
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, slices: Slices) -> None:
         self._registry = registry
+        self._slices = slices
+        self._tasks = ExchangeTasks(refuse)
 
     def open(self, exchange: HttpExchange) -> int:
         if exchange.method != b"GET":
@@ -86,9 +90,13 @@ class MetricsPage:
 
     def handle(self, exchange: HttpExchange) -> None:
         if exchange.path == b"/metrics":
-            exchange.respond(200, [self._TEXT], self._registry.render())
+            self._tasks.start(exchange, self._respond_with_page(exchange))
         else:
             exchange.respond(200, [self._TEXT])
+
+    async def _respond_with_page(self, exchange: HttpExchange) -> None:
+        lines = await self._slices.all(self._registry.lines())
+        exchange.respond(200, [self._TEXT], "".join(lines).encode())
 
     def refuse(self, exchange: HttpExchange, error: ConchError, status: int) -> None:
         refuse(exchange, error, status)

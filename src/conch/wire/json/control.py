@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,6 +36,11 @@ def error_body(message: str) -> bytes:
 def document_body(document: Any) -> bytes:
     """The body of a response whose document the server lays out: metadata, statistics, the index, settings."""
     return text.dumps(document)
+
+
+def statistics_body(entries: Iterable[bytes]) -> bytes:
+    """The body of a response with statistics, from the text of each entry (:func:`document_body`)."""
+    return b'{"model_stats":[' + b",".join(entries) + b"]}"
 
 
 def read_index(body: Buffer) -> bool:

@@ -16,6 +16,7 @@ from conch.frontends.codec.pool import LARGE as LARGE_SIZE
 from conch.frontends.codec.pool import Codec
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.routes import Router
+from conch.frontends.slices import Slices
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.rollout import Rollout
@@ -125,7 +126,7 @@ class Client:
 
     def __init__(self, core: Core, codec: Codec) -> None:
         self.budget = ByteBudget(1 << 30)
-        self.router = Router(core, codec)  # type: ignore[arg-type]
+        self.router = Router(core, codec, Slices())  # type: ignore[arg-type]
         self.transport = Transport()
         self.ended = asyncio.Event()
 
