@@ -168,6 +168,9 @@ class Settings:
     reuse_http_port: bool = option(False, "HTTP", "Share the port with other servers that set this too.")
     http_header_forward_pattern: str = option("", "HTTP", "Regular expression of headers to pass on as parameters.")
     http_restricted_api: tuple[Restriction, ...] = option((), "HTTP", "<api>,...:<header>=<value>; repeatable.")
+    http_allowed_host: tuple[str, ...] = option(
+        (), "HTTP", "Host that requests may name and web pages may come from, * for any; repeatable."
+    )
     http_max_input_size: Count = option(64 << 20, "HTTP", "Largest JSON body or decompressed body, in bytes.")
 
     openai_port: Annotated[int, Range(-1, 65535)] = option(

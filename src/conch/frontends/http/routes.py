@@ -17,6 +17,7 @@ from conch import logs
 from conch.errors import Code, ConchError, invalid
 from conch.frontends.access_log import AccessRecord
 from conch.frontends.codec.pool import Codec
+from conch.frontends.http.browsers import BrowserRules
 from conch.frontends.http.control import ControlRoutes
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.inference import Inference
@@ -81,6 +82,7 @@ class Router:
             for rule in server.settings.http_restricted_api
             for api in rule.apis
         }
+        self._browsers = BrowserRules(server.settings.http_address, server.settings.http_allowed_host)
         control = ControlRoutes(server, codec, slices)
         table = (_openai_table if openai_only else _kserve_table)(server, codec, control)
         if not openai_only:
@@ -99,6 +101,9 @@ class Router:
                 return 0
             if endpoint.api in self._restrictions and (missing := self._missing_header(exchange, endpoint.api)):
                 exchange.refusal = (ConchError(missing), 401 if self._is_openai(exchange) else 403)
+                return 0
+            if (error := self._browsers.check(exchange.method, exchange.headers)) is not None:
+                exchange.refusal = (error, 403)
                 return 0
             exchange.route = handler, route.arguments
             if endpoint.admit is not None and _may_be_large(exchange.headers):

@@ -1,0 +1,64 @@
+"""Which requests of browsers are refused, and that programs are never taken for one."""
+
+import pytest
+
+from conch.frontends.http.browsers import BrowserRules
+
+LOCAL = "127.0.0.1"
+OPEN = "0.0.0.0"
+
+
+def verdict(address: str, *allowed: str, method: bytes = b"POST", **headers: str) -> str:
+    """The message that refuses a request, empty for one that is accepted."""
+    sent = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    error = BrowserRules(address, allowed).check(method, sent)
+    return "" if error is None else error.message
+
+
+@pytest.mark.parametrize("address", [LOCAL, OPEN])
+@pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1:8000", "[::1]:8000", "conch", "model.localhost", ""])
+def test_programs_are_accepted(address: str, host: str) -> None:
+    assert verdict(address, host=host) == ""
+    assert verdict(address) == ""
+
+
+def test_a_page_of_another_site_changes_nothing() -> None:
+    for headers in (
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://localhost:3000", "sec_fetch_site": "same-site"},
+        {"origin": "http://evil.example", "sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "cross-site"},
+    ):
+        assert "--http-allowed-host" in verdict(OPEN, host="localhost:8000", **headers)
+        assert "--http-allowed-host" in verdict(LOCAL, host="localhost:8000", **headers)
+
+
+def test_pages_of_the_same_server_are_accepted() -> None:
+    assert verdict(OPEN, host="conch.example", origin="https://conch.example") == ""
+    # A proxy may have changed the host.
+    assert verdict(LOCAL, host="127.0.0.1:8000", origin="https://conch.example", sec_fetch_site="same-origin") == ""
+
+
+def test_what_a_page_reads_it_may_ask_for() -> None:
+    assert verdict(OPEN, method=b"GET", host="localhost", origin="http://evil.example") == ""
+
+
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+def test_a_name_that_was_bound_to_this_machine_is_not_its_own(method: bytes) -> None:
+    assert "evil.example" in verdict(LOCAL, method=method, host="evil.example:8000", sec_fetch_site="same-origin")
+    assert verdict(OPEN, method=method, host="conch.example") == ""
+
+
+def test_further_hosts_may_be_allowed() -> None:
+    assert verdict(LOCAL, "Conch.example", host="conch.example") == ""
+    assert verdict(LOCAL, "app.example", host="localhost", origin="https://app.example:8443") == ""
+    assert verdict(LOCAL, "app.example", host="localhost", origin="https://other.example") != ""
+    assert verdict(LOCAL, "*", host="evil.example", origin="https://evil.example", sec_fetch_site="cross-site") == ""
+
+
+def test_hosts_that_are_asked_for_are_remembered_in_bounds() -> None:
+    rules = BrowserRules(LOCAL, ())
+    for number in range(1000):
+        assert rules.check(b"GET", {b"host": b"h%d" % number}) is None
+    assert len(rules._good_hosts) <= 256
