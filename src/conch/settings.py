@@ -189,6 +189,7 @@ class Settings:
     grpc_server_key: str = option("", "gRPC", "PEM file of the server's key.")
     grpc_root_cert: str = option("", "gRPC", "PEM file of the root certificate that clients are checked with.")
     grpc_infer_response_compression_level: Compression = option("none", "gRPC", "Compression of inference responses.")
+    grpc_max_decompressed_size: Count = option(64 << 20, "gRPC", "Largest message after decompression, in bytes.")
     grpc_keepalive_time: Number = option(7_200_000, "gRPC", "Milliseconds of silence before a keepalive ping.")
     grpc_keepalive_timeout: Number = option(20_000, "gRPC", "Milliseconds that a ping's answer may take.")
     grpc_keepalive_permit_without_calls: bool = option(False, "gRPC", "Ping even when no call is open.")

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from conch.errors import ConchError
 from conch.frontends.access_log import AccessRecord
-from conch.frontends.grpc.http2.frames import MAX_WINDOW, Http2ErrorCode
-from conch.frontends.grpc.http2.limits import STREAM_WINDOW, MessageBudget
+from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.http2.streams import Http2Stream
-from conch.frontends.grpc.messages import ENCODINGS, MessageReader, encode
+from conch.frontends.grpc.intake import MessageIntake
+from conch.frontends.grpc.large import MAX_COMPRESSED_HERE, compress_large
+from conch.frontends.grpc.messages import ENCODINGS, encode
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
+    UNREADABLE,
     CallFault,
     Status,
     response_headers,
@@ -31,38 +34,32 @@ from conch.tensors import Buffer
 
 LOGGER: Final = logging.getLogger("conch")
 
-#: Triton's words for messages that are not protocol buffers, or incomplete.
-UNREADABLE: Final = "Unable to parse request"
-
 _TOO_LATE: Final = "Deadline Exceeded"
 _ACCEPTS: Final = ",".join(ENCODINGS).encode()
 
 
-class Call:
-    """A call in progress; it sends nothing more once ``finished``, and handles no messages while ``paused``."""
+class Call(MessageIntake):
+    """A call in progress; it sends nothing more once ``finished``."""
 
     __slots__ = (
-        "_deadline", "_ended", "_loop", "_put_off", "_reader", "_reservation", "_started", "encoding", "finished",
-        "head", "paused", "record", "stream",
+        "_deadline", "_ending", "_loop", "_outbox", "_sender", "_started", "_uncompressed", "encoding", "head",
+        "record",
     )  # fmt: skip
 
     def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
-        self.stream = stream
+        super().__init__(stream, head.encoding)
         self.head = head
-        self.finished = False
-        self.paused = False
         #: Compression of the messages sent.
         self.encoding = "identity"
         #: What verbose logging says of this call when it ends.
         self.record: AccessRecord | None = None
         self._loop = loop
-        self._reader = MessageReader(head.encoding)
         self._started = False
-        self._ended = False
-        #: Whether further messages wait for another turn of the loop.
-        self._put_off = False
-        #: ``True`` once the message that is arriving has its bytes reserved; ``None`` if it needs none.
-        self._reservation: bool | None = None
+        #: Messages that are compressed elsewhere, and how they are sent then; and the status that comes behind them.
+        self._outbox: deque[tuple[Sequence[Buffer], Callable[[list[Buffer], int], None]]] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self._ending: tuple[Status, str] | None = None
+        self._uncompressed = 0
         self._deadline: asyncio.TimerHandle | None = None
         if head.encoding not in ENCODINGS:
             self.fail(CallFault(Status.UNIMPLEMENTED, f"Compression algorithm '{head.encoding}' is not supported"))
@@ -73,14 +70,6 @@ class Call:
 
     # Implemented by subclasses
 
-    def on_message(self, data: bytes) -> None:
-        """Handle a message; whatever is raised ends the call."""
-        raise NotImplementedError
-
-    def on_half_close(self) -> None:
-        """The client has sent everything, and all of its messages have been handled."""
-        raise NotImplementedError
-
     def on_cancel(self) -> None:
         """Give the work up, because nobody waits for the response any more; called at most once."""
         raise NotImplementedError
@@ -88,11 +77,9 @@ class Call:
     # Called by the stream
 
     def on_data(self, chunk: Buffer) -> None:
-        if not self.finished:
-            if self.record is not None:
-                self.record.received += len(chunk)
-            self._reader.feed(chunk)
-            self._read()
+        if self.record is not None:
+            self.record.received += len(chunk)
+        super().on_data(chunk)
 
     def on_reset(self) -> None:
         if not self.finished:
@@ -102,72 +89,21 @@ class Call:
     def on_drained(self) -> None:
         """Everything sent so far has left."""
 
-    # Reading
-
-    def resume(self) -> None:
-        """Handle messages again, from the next turn of the event loop on."""
-        self._loop.call_soon(self._resume)
-
-    def _resume(self) -> None:
-        if self.paused and not self.finished:
-            self.paused = False
-            self._read()
-
-    def _continue(self) -> None:
-        """Handle the messages that were put off."""
-        self._put_off = False
-        if not self.finished:
-            self._read()
-
-    def _read(self) -> None:
-        reader = self._reader
-        stream = self.stream
-        try:
-            while not self.paused and not self._put_off and (message := reader.next()) is not None:
-                if self._reservation is not None:
-                    self._release(stream.budget)
-                self.on_message(message)
-                if self.finished:
-                    return
-                if reader.held and stream.turns.over():
-                    self._put_off = True
-                    stream.turns.later(self._continue)
-            if not stream.remote_ended:
-                self._open_window()
-            elif not self.paused and not self._put_off and not self._ended:
-                self._ended = True
-                if reader.held or reader.missing:
-                    raise CallFault(Status.INTERNAL, UNREADABLE)
-                self.on_half_close()
-        except Exception as error:
-            self.fail(error)
-
-    def _open_window(self) -> None:
-        """Let the client send more: a window less what is held, or all of a message whose bytes are reserved."""
-        reader = self._reader
-        if self._reservation is None and reader.missing > self.stream.receive_window:
-            self._reservation = False
-            self.stream.budget.request(self, reader.missing + reader.held, self._on_granted)
-        if self._reservation:
-            self.stream.raise_receive_window(min(STREAM_WINDOW + reader.missing, MAX_WINDOW))
-        else:
-            self.stream.raise_receive_window(STREAM_WINDOW - reader.held)
-
-    def _on_granted(self) -> None:
-        self._reservation = True
-        self._open_window()
-
-    def _release(self, budget: MessageBudget) -> None:
-        self._reservation = None
-        budget.release(self)
-
     # Responding
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of messages that wait for the client, or to be compressed."""
+        return self.stream.queued + self._uncompressed
 
     def send(self, body: Sequence[Buffer]) -> None:
         """Send a message, given in parts; more may follow."""
-        if self.finished:
-            return
-        parts, size = encode(body, self.encoding)
+        if self._is_for_outbox(body):
+            self._put_into_outbox(body, self._send_parts)
+        elif not self.finished:
+            self._send_parts(*encode(body, self.encoding))
+
+    def _send_parts(self, parts: list[Buffer], size: int) -> None:
         if self.record is not None:
             self.record.sent += size
         if not self._started:
@@ -177,18 +113,53 @@ class Call:
 
     def respond(self, body: Sequence[Buffer]) -> None:
         """Send the only message, given in parts, and the status OK."""
-        if self.finished:
-            return
-        parts, size = encode(body, self.encoding)
+        if self._is_for_outbox(body):
+            self._put_into_outbox(body, self._respond_with)
+        elif not self.finished:
+            self._respond_with(*encode(body, self.encoding))
+
+    def _respond_with(self, parts: list[Buffer], size: int) -> None:
         if self.record is not None:
             self.record.sent += size
         self._close(Status.OK.name)
         headers = RESPONSE_HEADERS if self.encoding == "identity" else response_headers(self.encoding)
         self.stream.respond(headers, parts, size, OK_TRAILERS)
 
+    def _is_for_outbox(self, body: Sequence[Buffer]) -> bool:
+        """Whether a message is compressed elsewhere, or must wait behind one that is."""
+        if self.encoding == "identity" or self.finished:
+            return False
+        return bool(self._outbox) or sum(map(len, body)) > MAX_COMPRESSED_HERE
+
+    def _put_into_outbox(self, body: Sequence[Buffer], send: Callable[[list[Buffer], int], None]) -> None:
+        self._uncompressed += sum(map(len, body))
+        self._outbox.append((body, send))
+        if self._sender is None:
+            self._sender = asyncio.ensure_future(self._empty_outbox())
+
+    async def _empty_outbox(self) -> None:
+        """Send what was put off, in order; each stays in the outbox until it is sent, for others to wait behind."""
+        try:
+            while self._outbox:
+                body, send = self._outbox[0]
+                parts, size = await compress_large(body, self.encoding)
+                self._uncompressed -= sum(map(len, body))
+                send(parts, size)
+                self._outbox.popleft()
+            self._sender = None
+            if self._ending is not None:
+                self.finish(*self._ending)
+        except Exception as error:
+            self._outbox.clear()
+            self.fail(error)
+
     def finish(self, status: Status = Status.OK, message: str = "") -> None:
         """End the call with a status, sent behind all messages."""
         if self.finished:
+            return
+        if self._outbox:
+            self.paused = True
+            self._ending = (status, message)
             return
         self._close(status.name)
         accepts = _ACCEPTS if self.head.encoding not in ENCODINGS else b""
@@ -211,7 +182,7 @@ class Call:
         """
         if self.finished:
             return
-        if self.stream.queued:
+        if self.unsent:
             self._close(status.name)
             self.stream.reset(code)
         else:
@@ -223,15 +194,19 @@ class Call:
         self.abort(Status.DEADLINE_EXCEEDED, _TOO_LATE)
 
     def _close(self, status: str) -> None:
-        self.finished = True
+        self.close()
         if self.record is not None:
             self.record.status = status
             self.record.log()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        if self._reservation is not None:
-            self._release(self.stream.budget)
+        if self._sender is not None:
+            sender, self._sender = self._sender, None
+            self._outbox.clear()
+            # The sender itself closes the call when it sends the only message.
+            if sender is not asyncio.current_task(self._loop):
+                sender.cancel()
 
 
 class UnaryCall(Call):
@@ -243,14 +218,23 @@ class UnaryCall(Call):
         self._begun = False
         super().__init__(stream, head, loop)
 
-    def run(self, message: bytes) -> None:
+    def run(self, message: Buffer) -> None:
         """Do the work; ``ConchError`` and ``CallFault`` end the call."""
         raise NotImplementedError
 
-    def on_message(self, data: bytes) -> None:
+    def on_message(self, data: Buffer) -> None:
         if not self._begun:
             self._begun = True
             self.run(data)
+
+    def run_compressed(self, message: Buffer) -> None:
+        """Do the work for a message that is too large to be inflated here."""
+        raise NotImplementedError
+
+    def on_compressed_message(self, data: Buffer) -> None:
+        if not self._begun:
+            self._begun = True
+            self.run_compressed(data)
 
     def on_half_close(self) -> None:
         if not self._begun:

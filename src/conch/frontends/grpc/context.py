@@ -13,6 +13,8 @@ from conch.server.core import InferenceServer
 class ServingContext:
     """The server, and the options that apply to inference: ``forwarding`` and ``compression`` (its level).
 
+    ``max_decompressed`` (bytes) bounds messages that come compressed.
+
     ``tasks`` keeps the tasks of calls alive until they are done.
     """
 
@@ -20,4 +22,5 @@ class ServingContext:
     loop: asyncio.AbstractEventLoop
     forwarding: HeaderForwarding
     compression: str
+    max_decompressed: int
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

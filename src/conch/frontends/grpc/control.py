@@ -9,17 +9,19 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from conch.errors import unsupported
-from conch.frontends.grpc.calls import UNREADABLE, UnaryCall
+from conch.frontends.grpc.calls import UnaryCall
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.grpc.large import MAX_HERE, decode_control, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
 from conch.server.core import InferenceServer
+from conch.tensors import Buffer
 from conch.wire.grpc import control
 
 #: From a request's message to the response's, or to an awaitable of it; what it raises ends the call.
@@ -111,11 +113,21 @@ class ControlCall(UnaryCall):
         self._request_class = request_class
         self._respond = respond
 
-    def run(self, message: bytes) -> None:
-        try:
-            request = self._request_class.FromString(message)
-        except DecodeError:
-            raise CallFault(Status.INTERNAL, UNREADABLE) from None
+    def run(self, message: Buffer) -> None:
+        if len(message) <= MAX_HERE:
+            self.on_decoded(parse(self._request_class, message))
+        elif self._request_class is pb.RepositoryModelLoadRequest:
+            self.decode_later(decode_control(self._request_class, message, "identity", 0))
+        else:
+            raise CallFault(
+                Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({len(message)} vs. {MAX_HERE})"
+            )
+
+    def run_compressed(self, message: Buffer) -> None:
+        limit = self._context.max_decompressed
+        self.decode_later(decode_control(self._request_class, message, self.head.encoding, limit))
+
+    def on_decoded(self, request: Message) -> None:
         response = self._respond(request)
         if isinstance(response, Message):
             self.respond([response.SerializeToString()])

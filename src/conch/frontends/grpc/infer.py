@@ -5,18 +5,16 @@ The service opens an ``InferCall`` for every stream of this RPC; runs on the eve
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2
-
 from conch.errors import internal, unsupported
-from conch.frontends.grpc.calls import UNREADABLE, UnaryCall
+from conch.frontends.grpc.calls import UnaryCall
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
-from conch.frontends.grpc.status import CallFault, Status
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
+from conch.tensors import Buffer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import GrpcOutputPlan, decode_infer, encode_infer
 
@@ -36,14 +34,25 @@ class InferCall(UnaryCall):
         self._kept: InferResponse | None = None
         self._responses = 0
 
-    def run(self, message: bytes) -> None:
-        parsed = parse_request(message)
+    def run(self, message: Buffer) -> None:
+        decoded = decode_here(message)
+        if decoded is None:
+            self.decode_later(decode_large(message, "identity", 0))
+        else:
+            self.on_decoded(decoded)
+
+    def run_compressed(self, message: Buffer) -> None:
+        self.decode_later(decode_large(message, self.head.encoding, self._context.max_decompressed))
+
+    def on_decoded(self, decoded: DecodedInfer) -> None:
+        self.count_decoded(decoded.size)
+        parsed, raw, _ = decoded
         context = self._context
         model = context.server.model(parsed.model_name, read_version(parsed.model_version))
         if model.signature.decoupled:
             raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         self._model = model
-        self._request, self._plan = decode_infer(parsed, model.signature, self._on_response)
+        self._request, self._plan = decode_infer(parsed, model.signature, self._on_response, raw)
         context.forwarding.add(self.head.metadata, self._request)
         model.infer(self._request)
 
@@ -82,11 +91,3 @@ class InferCall(UnaryCall):
             self.respond(body)
         except Exception as error:
             self.fail(error)
-
-
-def parse_request(data: bytes) -> service_pb2.ModelInferRequest:
-    """The message in ``data``; raises ``CallFault`` for what is not one."""
-    try:
-        return service_pb2.ModelInferRequest.FromString(data)
-    except DecodeError:
-        raise CallFault(Status.INTERNAL, UNREADABLE) from None

@@ -8,48 +8,67 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from struct import Struct
 from typing import Final
 
 from conch.errors import invalid
+from conch.frontends.grpc.http2.limits import STREAM_WINDOW
 from conch.frontends.grpc.status import CallFault, Status
 from conch.tensors import Buffer
 
 PREFIX: Final = Struct(">BI")
 #: The largest message (bytes) in either direction: what the protocol buffers library can handle.
 MAX_MESSAGE_SIZE: Final = 2**31 - 1
-#: The largest size (bytes) of a decompressed message.
-MAX_DECOMPRESSED_SIZE: Final = 256 << 20
+#: Messages of at least this size (bytes) have memory of their own, which is given back with them.
+_LARGE: Final = 1 << 20
+#: What is inflated at once (bytes), and what that may become.
+_PIECE: Final = 64 << 10
+_INFLATED_PIECE: Final = 1 << 20
 
 #: The compressions, with the ``wbits`` that zlib has for them.
-_WBITS: Final = {"gzip": 31, "deflate": 15}
+WBITS: Final = {"gzip": 31, "deflate": 15}
 ENCODINGS: Final = ("identity", "deflate", "gzip")
 
 _TINY: Final = 1024
 
 
 class MessageReader:
-    """Reads messages from chunks of bytes as they arrive; the parts of a message are joined once.
+    """Reads messages from chunks of bytes as they arrive; the parts of a message are copied once.
 
     ``held`` counts the bytes that were received and are in no message yet, ``missing`` those that the next message
-    lacks, 0 while its length is not known.
+    lacks, 0 while its length is not known; ``compressed`` says of the last message that it is.
     """
 
-    __slots__ = ("_chunks", "_compressed", "_encoding", "_length", "held")
+    __slots__ = ("_buffer", "_chunks", "_length", "compressed", "encoding", "held")
 
     def __init__(self, encoding: str) -> None:
         self.held = 0
-        self._encoding = encoding
+        self.compressed = False
+        self.encoding = encoding
         self._chunks: deque[Buffer] = deque()
         self._length = -1
-        self._compressed = False
+        #: Where a large message is put together: memory that is there only as far as it was written.
+        self._buffer: mmap | None = None
 
     @property
     def missing(self) -> int:
         return max(0, self._length - self.held)
 
+    @property
+    def large(self) -> bool:
+        """Whether the next message is larger than the window of a stream."""
+        return self._length > STREAM_WINDOW
+
     def feed(self, chunk: Buffer) -> None:
         """Add a chunk that has arrived."""
+        if self._buffer is not None:
+            taken = min(len(chunk), self.missing)
+            self._buffer.write(memoryview(chunk)[:taken])
+            self.held += taken
+            if taken == len(chunk):
+                return
+            chunk = memoryview(chunk)[taken:]
         self.held += len(chunk)
         chunks = self._chunks
         if not chunks or len(chunk) >= _TINY:
@@ -60,20 +79,20 @@ class MessageReader:
             # The next chunks are appended to this one: many tiny chunks must not each cost an object.
             chunks.append(bytearray(chunk))
 
-    def next(self) -> bytes | None:
-        """The next message once it is complete; raises ``CallFault`` for one that cannot be read."""
+    def next(self) -> Buffer | None:
+        """The next message as it came, once it is complete; raises ``CallFault`` for one that cannot be read."""
         length = self._length
         if length < 0:
             if self.held < 5:
                 return None
             chunk = self._chunks[0]
             flag, length = PREFIX.unpack(self._take(5) if len(chunk) < 5 else chunk[:5])
-            self._compressed = flag != 0 and self._check_flag(flag)
+            self.compressed = flag != 0 and self._check_flag(flag)
             if self.held == len(chunk) == length + 5 and type(chunk) is bytes:
                 # A message that came in one piece.
                 self._chunks.clear()
                 self.held = 0
-                return decompress(chunk[5:], self._encoding) if self._compressed else chunk[5:]
+                return chunk[5:]
             if length > MAX_MESSAGE_SIZE:
                 raise CallFault(
                     Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {MAX_MESSAGE_SIZE})"
@@ -81,18 +100,30 @@ class MessageReader:
             if len(chunk) >= 5:
                 self._take(5)
             self._length = length
+            if length >= _LARGE and self.held < length:
+                self._make_buffer(length)
         if self.held < length:
             return None
-        message = self._take(length)
         self._length = -1
-        return decompress(message, self._encoding) if self._compressed else message
+        if self._buffer is None:
+            return self._take(length)
+        self.held -= length
+        message, self._buffer = memoryview(self._buffer), None
+        return message
+
+    def _make_buffer(self, length: int) -> None:
+        try:
+            self._buffer = mmap(-1, length, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        except OSError as error:
+            raise CallFault(Status.RESOURCE_EXHAUSTED, f"no memory for a message of {length} bytes: {error}") from None
+        for chunk in self._chunks:
+            self._buffer.write(chunk)
+        self._chunks.clear()
 
     def _check_flag(self, flag: int) -> bool:
-        if flag == 0:
-            return False
         if flag != 1:
             raise CallFault(Status.INTERNAL, f"Invalid compression flag {flag}")
-        if self._encoding == "identity":
+        if self.encoding == "identity":
             raise CallFault(Status.INTERNAL, "Compressed message without a grpc-encoding")
         return True
 
@@ -114,20 +145,31 @@ class MessageReader:
         return b"".join(parts)
 
 
-def decompress(message: bytes, encoding: str) -> bytes:
-    """The message that was compressed; raises ``CallFault`` if it is malformed or too large."""
-    decompressor = zlib.decompressobj(_WBITS[encoding])
+def decompress(message: Buffer, encoding: str, limit: int) -> bytearray:
+    """The message that was compressed; raises ``CallFault`` if it is malformed, or larger than ``limit`` bytes.
+
+    It is inflated in pieces, between which other threads get the interpreter's lock.
+    """
+    decompressor = zlib.decompressobj(WBITS[encoding])
+    plain = bytearray()
+    view = memoryview(message)
     try:
-        plain = decompressor.decompress(message, MAX_DECOMPRESSED_SIZE)
-        if decompressor.unconsumed_tail:
-            raise CallFault(
-                Status.RESOURCE_EXHAUSTED,
-                f"Decompressed message larger than max ({MAX_DECOMPRESSED_SIZE})",
-            )
-        complete = decompressor.eof
+        for at in range(0, len(view), _PIECE):
+            data: Buffer = view[at : at + _PIECE]
+            while data and not decompressor.eof:
+                plain += decompressor.decompress(data, _INFLATED_PIECE)
+                data = decompressor.unconsumed_tail
+                if len(plain) > limit:
+                    raise CallFault(
+                        Status.RESOURCE_EXHAUSTED,
+                        f"Decompressed message larger than max ({limit}). Use --grpc-max-decompressed-size to increase"
+                        " the limit.",
+                    )
+        plain += decompressor.flush(_PIECE)
+        whole = decompressor.eof
     except zlib.error:
-        complete = False
-    if not complete:
+        whole = False
+    if not whole:
         raise CallFault(Status.INTERNAL, f"Unexpected error decompressing data for algorithm {encoding}")
     return plain
 
@@ -141,7 +183,7 @@ def encode(body: Sequence[Buffer], encoding: str = "identity") -> tuple[list[Buf
     if size > MAX_MESSAGE_SIZE:
         raise invalid(f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_SIZE}.")
     if encoding != "identity":
-        compressor = zlib.compressobj(wbits=_WBITS[encoding])
+        compressor = zlib.compressobj(wbits=WBITS[encoding])
         parts = [compressor.compress(part) for part in body]
         parts.append(compressor.flush())
         smaller = sum(map(len, parts))

@@ -47,7 +47,7 @@ class GrpcFrontend:
         service = GrpcService(self._server, loop)
         turns = LoopTurns(loop)
         self._listener, address = await listen(
-            lambda: Http2Connection(service, loop, self, turns),
+            lambda: Http2Connection(service, loop, self, turns, self._budget),
             host,
             port,
             reuse_port=self._settings.reuse_grpc_port,

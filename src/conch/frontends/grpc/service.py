@@ -50,7 +50,13 @@ class GrpcService:
     def __init__(self, server: InferenceServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         forwarding = HeaderForwarding(server.settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
-        self._context = ServingContext(server, loop, forwarding, server.settings.grpc_infer_response_compression_level)
+        self._context = ServingContext(
+            server,
+            loop,
+            forwarding,
+            server.settings.grpc_infer_response_compression_level,
+            server.settings.grpc_max_decompressed_size,
+        )
         restrictions = server.settings.grpc_restricted_protocol
         self._methods = {
             path: Method(Access(restrictions, group), opener) for path, (group, opener) in self._table().items()

@@ -12,6 +12,8 @@ from typing import Final
 from conch.errors import Code, ConchError
 from conch.frontends.grpc.http2.headers import encode_headers
 
+#: Triton's words for messages that are not protocol buffers, or incomplete.
+UNREADABLE: Final = "Unable to parse request"
 #: The size (bytes) to which messages are cut: gRPC clients refuse more than 8 KiB of metadata, and the status with it.
 MAX_MESSAGE: Final = 6 << 10
 

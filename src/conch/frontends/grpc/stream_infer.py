@@ -16,7 +16,7 @@ from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.http2.streams import Http2Stream
-from conch.frontends.grpc.infer import parse_request
+from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import Status
@@ -64,15 +64,27 @@ class StreamInferCall(Call):
 
     # Called by the base class
 
-    def on_message(self, data: bytes) -> None:
-        parsed = parse_request(data)
+    def on_message(self, data: Buffer) -> None:
+        decoded = decode_here(data)
+        if decoded is None:
+            self.decode_later(decode_large(data, "identity", 0))
+        else:
+            self.on_decoded(decoded)
+
+    def on_compressed_message(self, data: Buffer) -> None:
+        self.decode_later(decode_large(data, self.head.encoding, self._context.max_decompressed))
+
+    def on_decoded(self, decoded: DecodedInfer) -> None:
+        parsed, raw, _ = decoded
+        self.count_decoded(decoded.size)
         try:
             model = self._context.server.model(parsed.model_name, read_version(parsed.model_version))
-            streamed = _StreamedRequest(self, model)
-            request, streamed.plan = decode_infer(parsed, model.signature, streamed.on_response)
+            streamed = _StreamedRequest(self, model, self.message_size)
+            request, streamed.plan = decode_infer(parsed, model.signature, streamed.on_response, raw)
             streamed.request = request
             self._context.forwarding.add(self.head.metadata, request)
         except ConchError as error:
+            self.release(self.message_size)
             self._refuse(error, parsed.id)
             return
         if not model.signature.decoupled:
@@ -117,18 +129,19 @@ class StreamInferCall(Call):
                 self._pending.popleft()
                 self._early_bytes -= first.size
                 self.send(first.message)
-        queued = self.stream.queued
-        if queued > GIVE_UP_AT:
+        unsent = self.unsent
+        if unsent > GIVE_UP_AT or (unsent > PAUSE_AT and self.stream.budget.overdrawn):
             self.abort(Status.RESOURCE_EXHAUSTED, "Responses are not read", Http2ErrorCode.ENHANCE_YOUR_CALM)
-        elif queued + self._early_bytes > PAUSE_AT:
+        elif unsent + self._early_bytes > PAUSE_AT:
             self.paused = True
-        elif not queued:
+        elif not unsent:
             self.on_drained()
 
-    def on_ended(self, request: InferRequest) -> None:
-        """A request has had its last response."""
+    def on_ended(self, request: InferRequest, size: int) -> None:
+        """A request, of whose message ``size`` bytes were held, has had its last response."""
         self._running.pop(request.serial, None)
-        if self.paused and not self.stream.queued:
+        self.release(size)
+        if self.paused and not self.unsent:
             self.on_drained()
         self._finish_if_done()
 
@@ -155,14 +168,15 @@ class _ResponseSlot:
 class _StreamedRequest:
     """One request of a stream, and what becomes of its responses."""
 
-    __slots__ = ("_call", "_model", "_only", "_responses", "plan", "request", "slot")
+    __slots__ = ("_call", "_model", "_only", "_responses", "_size", "plan", "request", "slot")
 
     request: InferRequest
     plan: GrpcOutputPlan
 
-    def __init__(self, call: StreamInferCall, model: Model) -> None:
+    def __init__(self, call: StreamInferCall, model: Model, size: int) -> None:
         self._call = call
         self._model = model
+        self._size = size
         self._only: InferResponse | None = None
         self._responses = 0
         self.slot: _ResponseSlot | None = None
@@ -183,7 +197,7 @@ class _StreamedRequest:
         self._end()
 
     def _end(self) -> None:
-        self._call.on_ended(self.request)
+        self._call.on_ended(self.request, self._size)
         # The request holds this object: without a cycle both are freed at once.
         del self.request
 

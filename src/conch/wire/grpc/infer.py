@@ -49,10 +49,14 @@ class GrpcOutputPlan:
 
 
 def decode_infer(
-    message: service_pb2.ModelInferRequest, signature: ModelSignature, on_response: Callable[[InferResponse], None]
+    message: service_pb2.ModelInferRequest,
+    signature: ModelSignature,
+    on_response: Callable[[InferResponse], None],
+    raw: Sequence[Buffer] | None = None,
 ) -> tuple[InferRequest, GrpcOutputPlan]:
     """The request in ``message`` to the model of ``signature``, and how its response is to be written.
 
+    ``raw`` are the raw contents, if they were taken out of the message.
     The request is not yet checked against the model (:mod:`conch.validation` does that).  Raises
     INVALID_ARG with Triton's texts for whatever is wrong with the message.
     """
@@ -63,7 +67,7 @@ def decode_infer(
         plan.empty_final = read_request_parameters(parameters, request)
         if request.parameters and signature.check_parameters is not None:
             signature.check_parameters(request.parameters)
-    _read_inputs(message, request)
+    _read_inputs(message, message.raw_input_contents[:] if raw is None else raw, request)
     outputs = message.outputs[:]
     if outputs:
         names: dict[str, None] = {}
@@ -75,10 +79,9 @@ def decode_infer(
     return request, plan
 
 
-def _read_inputs(message: service_pb2.ModelInferRequest, request: InferRequest) -> None:
-    inputs = request.inputs
+def _read_inputs(message: service_pb2.ModelInferRequest, contents: Sequence[Buffer], request: InferRequest) -> None:
     # Slices of repeated fields are lists, which are walked several times as fast.
-    contents = message.raw_input_contents[:]
+    inputs = request.inputs
     has_raw = bool(contents)
     raw = iter(contents)
     for tensor in message.inputs[:]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.server import GrpcFrontend
 from conch.frontends.limits import ClientLimits
 from conch.settings import Settings
@@ -23,6 +24,7 @@ class Frontend:
 
     def __init__(self, *models: FakeModel, **settings: Any) -> None:
         self.settings = Settings(**settings)
+        self.budget = ByteBudget(256 << 20)
         self.server = FakeServer(self.settings, *models)
         self.address: tuple[str, int] = ("", 0)
         self._loop = uvloop.new_event_loop()
@@ -31,7 +33,7 @@ class Frontend:
     def __enter__(self) -> Frontend:
         self._thread.start()
         try:
-            self.frontend = GrpcFrontend(self.server, self.settings, ClientLimits.of(self.settings))  # type: ignore[arg-type]
+            self.frontend = GrpcFrontend(self.server, self.settings, ClientLimits(self.budget))  # type: ignore[arg-type]
             self.address = self.wait(self.frontend.start("127.0.0.1", 0))
         except BaseException:
             self._end()

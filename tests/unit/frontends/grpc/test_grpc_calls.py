@@ -14,13 +14,12 @@ import tritonclient.grpc.aio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from conch.frontends.grpc import messages
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
 from conch.frontends.grpc.status import Status
 from tests.unit.frontends.grpc.conftest import UNLIMITED, array_request, models, text_of, text_request
 from tests.unit.frontends.grpc.harness import Frontend
-from tests.unit.frontends.grpc.raw_client import INFER, LIVE, headers, message
+from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, headers, message
 
 LIVE_ANSWER = pb.ServerLiveResponse(live=True).SerializeToString()
 
@@ -216,15 +215,17 @@ def test_broken_compression_fails_the_call(frontend, data):
         assert answer.headers["grpc-message"] == "Unexpected error decompressing data for algorithm gzip"
 
 
-def test_decompression_bomb_is_stopped(frontend, monkeypatch):
-    monkeypatch.setattr(messages, "MAX_DECOMPRESSED_SIZE", 10_000)
-    with frontend.client() as client:
+@pytest.mark.parametrize("path", [LIVE, INFER, STREAM_INFER])
+def test_decompression_bomb_is_stopped(path):
+    with Frontend(*models(), grpc_max_decompressed_size=10_000) as frontend, frontend.client() as client:
         stream = client.new_stream()
         client.send(
-            client.head(stream, headers(LIVE, ("grpc-encoding", "deflate")))
+            client.head(stream, headers(path, ("grpc-encoding", "deflate")))
             + frame(frames.DATA, frames.END_STREAM, stream, message(zlib.compress(bytes(1_000_000)), True))
         )
-        assert client.answer(stream).status == Status.RESOURCE_EXHAUSTED
+        answer = client.answer(stream)
+        assert answer.status == Status.RESOURCE_EXHAUSTED
+        assert "--grpc-max-decompressed-size" in answer.headers["grpc-message"]
 
 
 # Deadlines and cancellation
@@ -294,3 +295,61 @@ def test_response_after_the_client_has_gone_is_dropped(frontend):
     frontend.call(models()[0].behaviour, model.received[0])
     with frontend.client() as client:
         assert client.answer(client.request(LIVE, b"")).messages() == [LIVE_ANSWER]
+
+
+# Large messages
+
+
+def typed_request(count: int) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name="fp32")
+    tensor = request.inputs.add(name="INPUT0", datatype="FP32", shape=[count])
+    tensor.contents.fp32_contents.extend([1.5] * count)
+    return request
+
+
+def test_typed_contents_of_any_size_are_read(stub):
+    for count in (10, 300_000):
+        response = stub.ModelInfer(typed_request(count))
+        assert response.raw_output_contents[0] == np.full(count, 1.5, np.float32).tobytes()
+
+
+def test_large_messages_of_a_stream_keep_their_order(stub):
+    """The first is decoded elsewhere; the small one behind it must not overtake it."""
+    requests = [typed_request(300_000), array_request("fp32", np.zeros(1, np.float32))]
+    for compression in (None, grpc.Compression.Gzip):
+        replies = stub.ModelStreamInfer(iter(requests * 2), compression=compression)
+        sizes = [len(reply.infer_response.raw_output_contents[0]) for reply in replies]
+        assert sizes == [1_200_000, 4] * 2
+
+
+def test_large_compressed_answers_keep_their_place():
+    with Frontend(*models(), grpc_infer_response_compression_level="high") as frontend:
+        with grpc.insecure_channel(frontend.target, UNLIMITED) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            requests = [text_request("echo", text) for text in ("a" * 500_000, "b", "c" * 200_000, "d")]
+            replies = stub.ModelStreamInfer(iter([*requests, text_request("unknown", "e")]))
+            *texts, last = replies
+            assert [text_of(reply.infer_response)[0] for reply in texts] == ["a", "b", "c", "d"]
+            assert "unknown" in last.error_message
+        frontend.until(lambda: not frontend.budget.used)
+
+
+def test_client_that_hangs_up_while_its_message_is_decoded_leaves_nothing_behind(frontend):
+    body = typed_request(300_000).SerializeToString()
+    with frontend.client() as client:
+        client.send(client.head(1, headers(INFER)) + frame(frames.DATA, 0, 1, message(body)[:250_000]))
+        client.ping()
+        client.send(frame(frames.DATA, frames.END_STREAM, 1, message(body)[250_000:]))
+        client.reset_connection()
+    frontend.until(lambda: not frontend.frontend.connections and not frontend.budget.used)
+
+
+def test_control_message_that_is_too_large_is_refused(frontend):
+    with frontend.client() as client:
+        stream = client.new_stream()
+        body = message(b"\x0a" + bytes(1_000_000))
+        client.send(client.head(stream, headers("/inference.GRPCInferenceService/RepositoryIndex")))
+        client.send(frame(frames.DATA, 0, stream, body[:200_000]))
+        client.ping()
+        client.send(frame(frames.DATA, frames.END_STREAM, stream, body[200_000:]))
+        assert client.answer(stream).status == Status.RESOURCE_EXHAUSTED

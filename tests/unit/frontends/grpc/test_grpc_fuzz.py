@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.connection import Http2Connection
@@ -60,7 +61,7 @@ class Wire:
         self.transport = MemoryTransport()
         service = GrpcService(self.server, loop)  # type: ignore[arg-type]
         # The clock stands still: the loop does not run, so no turn of it ends.
-        self.connection = Http2Connection(service, loop, self, LoopTurns(loop, clock=lambda: 0.0))
+        self.connection = Http2Connection(service, loop, self, LoopTurns(loop, clock=lambda: 0.0), ByteBudget(1 << 40))
         self.connection.connection_made(self.transport)
 
     def on_connection_made(self, connection: Http2Connection) -> None:

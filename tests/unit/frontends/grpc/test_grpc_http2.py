@@ -384,26 +384,55 @@ def test_window_grows_by_what_a_large_message_needs(client):
     assert infer_size(client.answer(stream)) == 3_000_000
 
 
-def test_large_messages_share_a_budget(frontend, monkeypatch):
-    monkeypatch.setattr(limits, "MESSAGE_BUDGET", 1_000_000)
+def test_large_messages_wait_for_room_in_the_budget(frontend):
+    budget = frontend.budget
     with frontend.client(initial_window_size=1 << 20) as client:
         client.send(frames.window_update(0, 1 << 22))
         data = message(infer_request(800_000))
-        streams = [client.new_stream() for _ in range(3)]
-        for stream in streams:
-            client.send(client.head(stream, headers(INFER)) + frame(frames.DATA, 0, stream, data[:1000]))
+        stream = client.new_stream()
+        frontend.call(budget.take, budget.size)
+        client.send(client.head(stream, headers(INFER)) + frame(frames.DATA, 0, stream, data[:100_000]))
         client.ping()
-        assert [target for target, _ in client.window_updates if target] == [streams[0]]
-        # A stream that is given up makes room for the next one, and so does a message that is complete.
-        client.send(frames.rst_stream(streams[0], Http2ErrorCode.CANCEL))
+        assert [target for target, _ in client.window_updates if target] == []
+        frontend.call(budget.release, budget.size)
+        while not any(target for target, _ in client.window_updates):
+            assert client.receive()
+        client.send(frame(frames.DATA, 0, stream, data[100_000:300_000]))
         client.ping(b"second  ")
-        assert [target for target, _ in client.window_updates if target] == streams[:2]
-        client.send(frame(frames.DATA, frames.END_STREAM, streams[1], data[1000:]))
-        assert infer_size(client.answer(streams[1])) == 800_000
+        client.send(frame(frames.DATA, frames.END_STREAM, stream, data[300_000:]))
+        assert infer_size(client.answer(stream)) == 800_000
         client.ping(b"third   ")
-        assert [target for target, _ in client.window_updates if target] == streams
-        client.send(frame(frames.DATA, frames.END_STREAM, streams[2], data[1000:]))
-        assert infer_size(client.answer(streams[2])) == 800_000
+        assert budget.used == 0
+
+
+def test_calls_are_refused_while_far_too_much_is_held(frontend):
+    budget = frontend.budget
+    with frontend.client(initial_window_size=1 << 20) as client:
+        frontend.call(budget.take, 2 * budget.size)
+        try:
+            answer = client.answer(client.request(INFER, infer_request(2000)))
+            assert answer.status == 8
+            assert "--max-bytes-in-flight" in answer.headers["grpc-message"]
+            # Whether the server lives can be asked.
+            assert is_live(client)
+        finally:
+            frontend.call(budget.release, 2 * budget.size)
+        assert infer_size(client.answer(client.request(INFER, infer_request(2000)))) == 2000
+        assert budget.used == 0
+
+
+def test_unread_answers_are_counted(frontend):
+    with frontend.client(initial_window_size=1000) as client:
+        client.send(frames.window_update(0, 1 << 22))
+        stream = client.request(INFER, infer_request(200_000))
+        client.ping()
+        assert frontend.budget.used > 198_000
+        client.send(frames.window_update(stream, 1 << 20))
+        assert infer_size(client.answer(stream)) == 200_000
+        client.request(INFER, infer_request(200_000))
+        client.ping(b"second  ")
+        assert frontend.budget.used > 198_000
+    frontend.until(lambda: not frontend.budget.used)
 
 
 def test_connection_window_is_given_back(client):

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
+from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.application import Http2Application
 from conch.frontends.grpc.http2.frame_reader import Http2FrameReader
@@ -50,12 +51,14 @@ class Http2Connection(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
         observer: ConnectionObserver,
         turns: LoopTurns,
+        budget: ByteBudget,
     ) -> None:
         self.active = True
         self._application = application
         self._loop = loop
         self._observer = observer
         self._turns = turns
+        self._budget = budget
         self._put_off = False
 
     # Called by the transport
@@ -65,7 +68,7 @@ class Http2Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=MAX_SEND_FRAME_SIZE)
         self.writer = Http2FrameWriter(self._loop, self._transport)
-        self.session = Http2Session(self, self._application, self._loop, self.writer, self._turns)
+        self.session = Http2Session(self, self._application, self._loop, self.writer, self._turns, self._budget)
         self.reader = Http2FrameReader(self.session, self._turns)
         self.writer.write(GREETING)
         self._observer.on_connection_made(self)

@@ -1,4 +1,4 @@
-"""Limits of one connection: bytes held, streams, frames that make work for nothing.
+"""Limits of one connection: windows, streams, frames that make work for nothing.
 
 The figures are far above what gRPC clients need (their bandwidth pings and window updates are frequent) and far below
 what hurts.  Used by connections, on the event loop.
@@ -6,8 +6,6 @@ what hurts.  Used by connections, on the event loop.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
@@ -15,8 +13,8 @@ from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
 MAX_STREAMS: Final = 1024
 #: Bytes that a stream may send before a message of it is taken; the receive window of a new stream.
 STREAM_WINDOW: Final = 256 << 10
-#: Bytes of messages larger than that, incomplete ones, that a connection holds at the same time.
-MESSAGE_BUDGET: Final = 256 << 20
+#: Bytes that it may send ahead of a message larger than that.
+MESSAGE_WINDOW: Final = 4 << 20
 #: DATA is handled as it arrives, so that large frames cost no memory and save work.
 RECEIVE_FRAME_SIZE: Final = 1 << 20
 #: Frames other than DATA and those of header blocks are smaller (bytes).
@@ -55,39 +53,3 @@ class RateLimiter:
     def allow(self, events: int) -> None:
         """Let so many further events come, up to ``burst``."""
         self._tokens = min(self._burst, self._tokens + events)
-
-
-class MessageBudget:
-    """Shares out the bytes that a connection may hold of incomplete messages larger than a window.
-
-    A message that fits is granted its size at once; others wait in order.  When nothing is granted, the first gets
-    whatever it asks for, so that any single message can be received.
-    """
-
-    __slots__ = ("_granted", "_left", "_waiting")
-
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._granted: dict[object, int] = {}
-        self._waiting: deque[tuple[object, int, Callable[[], None]]] = deque()
-
-    def request(self, owner: object, size: int, on_granted: Callable[[], None]) -> None:
-        """Ask for ``size`` bytes for ``owner``; ``on_granted`` is called once they are reserved, perhaps at once."""
-        self._waiting.append((owner, size, on_granted))
-        self._grant()
-
-    def release(self, owner: object) -> None:
-        """Return the bytes of an owner whose message is complete or given up; without effect if it asked for none."""
-        size = self._granted.pop(owner, None)
-        if size is None:
-            self._waiting = deque(entry for entry in self._waiting if entry[0] is not owner)
-        else:
-            self._left += size
-        self._grant()
-
-    def _grant(self) -> None:
-        while self._waiting and (self._waiting[0][1] <= self._left or not self._granted):
-            owner, size, on_granted = self._waiting.popleft()
-            self._left -= size
-            self._granted[owner] = size
-            on_granted()

@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.http2 import frames, limits
 from conch.frontends.grpc.http2.application import Http2Application
 from conch.frontends.grpc.http2.frame_writer import MAX_SEND_FRAME_SIZE, Http2FrameWriter
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode, StreamFault
 from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST, HeaderDecoder, PartialHeaderBlock
-from conch.frontends.grpc.http2.limits import MessageBudget, RateLimiter
+from conch.frontends.grpc.http2.limits import RateLimiter
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.turns import LoopTurns
 
@@ -59,9 +60,10 @@ class Http2Session:
         loop: asyncio.AbstractEventLoop,
         writer: Http2FrameWriter,
         turns: LoopTurns,
+        budget: ByteBudget,
     ) -> None:
         self.streams: dict[int, Http2Stream] = {}
-        self.budget = MessageBudget(limits.MESSAGE_BUDGET)
+        self.budget = budget
         self.turns = turns
         self.closed = False
         self.greeted = False

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.http2.frame_writer import Http2FrameWriter
 from conch.frontends.grpc.http2.frames import (
     DATA,
@@ -20,7 +21,7 @@ from conch.frontends.grpc.http2.frames import (
     rst_stream,
     window_update,
 )
-from conch.frontends.grpc.http2.limits import STREAM_WINDOW, MessageBudget
+from conch.frontends.grpc.http2.limits import STREAM_WINDOW
 from conch.frontends.turns import LoopTurns
 from conch.tensors import Buffer
 
@@ -57,10 +58,10 @@ IGNORE: Final[StreamHandler] = _IgnoringHandler()
 class StreamOwner(Protocol):
     """What a stream needs of its connection.
 
-    ``budget`` is shared by the messages arriving on all its streams, ``turns`` by all connections.
+    ``budget`` counts what arrives and what waits to be sent; all connections share it, and ``turns``.
     """
 
-    budget: MessageBudget
+    budget: ByteBudget
     turns: LoopTurns
 
     def on_stream_closed(self, stream: Http2Stream, *, answered: bool) -> None:
@@ -96,8 +97,8 @@ class Http2Stream:
         self._enqueued = False
 
     @property
-    def budget(self) -> MessageBudget:
-        """What large messages that arrive on this connection may hold together."""
+    def budget(self) -> ByteBudget:
+        """What messages of all connections may hold together; that of data to be sent is counted here."""
         return self._owner.budget
 
     @property
@@ -142,6 +143,7 @@ class Http2Stream:
         else:
             self._data.extend(body)
         self.queued += size
+        self._owner.budget.take(size)
         if not self._enqueued and self.send_window > 0:
             self._enqueued = True
             self._writer.enqueue(self)
@@ -180,6 +182,7 @@ class Http2Stream:
         assert data is not None
         self.queued -= size
         self.send_window -= size
+        self._owner.budget.release(size)
         parts: list[Buffer] = []
         while size:
             part = data.popleft()
@@ -213,7 +216,9 @@ class Http2Stream:
         self.closed = True
         # The handler holds the stream: without a cycle both are freed at once, not by the garbage collector.
         self.handler = IGNORE
-        self.queued = 0
+        if self.queued:
+            self._owner.budget.release(self.queued)
+            self.queued = 0
         self._data = None
         self._trailers = None
 

@@ -1,0 +1,216 @@
+"""The messages that arrive for a call: when they are read, how much more the client may send, what they count.
+
+``Call`` is the only subclass of :class:`MessageIntake`.  Runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from time import monotonic
+from typing import Any, Final
+
+from conch.errors import ConchError
+from conch.frontends.budget import SMALL, BudgetWait
+from conch.frontends.grpc.http2.limits import MESSAGE_WINDOW, STREAM_WINDOW
+from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.grpc.large import inflate_here
+from conch.frontends.grpc.messages import PREFIX, MessageReader
+from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
+from conch.tensors import Buffer
+
+#: Calls that hold no more than this (bytes) are never refused for others: those that ask whether the server lives.
+_TINY: Final = 1 << 10
+
+
+class MessageIntake:
+    """Reads the messages of a call; handles none while ``paused``.
+
+    ``held`` counts the bytes of the call in the server's budget: those that have arrived, and were not released;
+    ``message_size`` are those of the message that is handled.
+    """
+
+    __slots__ = (
+        "_ended", "_put_off", "_reader", "_since", "_task", "_waiting", "finished", "held", "message_size",
+        "paused", "stream",
+    )  # fmt: skip
+
+    def __init__(self, stream: Http2Stream, encoding: str) -> None:
+        self.stream = stream
+        self.finished = False
+        self.paused = False
+        self.held = 0
+        self.message_size = 0
+        self._reader = MessageReader(encoding)
+        self._ended = False
+        #: Whether further messages wait for another turn of the loop, or for a message that is decoded elsewhere.
+        self._put_off = False
+        self._task: asyncio.Task[None] | None = None
+        #: When the message that is arriving was seen to be large (s), 0 if it is not.
+        self._since = 0.0
+        #: While the server's budget is used up.
+        self._waiting: BudgetWait | None = None
+
+    # Implemented by subclasses
+
+    def on_message(self, data: Buffer) -> None:
+        """Handle a message; whatever is raised ends the call."""
+        raise NotImplementedError
+
+    def on_compressed_message(self, data: Buffer) -> None:
+        """Handle a message that is too large to be inflated here."""
+        raise NotImplementedError
+
+    def on_half_close(self) -> None:
+        """The client has sent everything, and all of its messages have been handled."""
+        raise NotImplementedError
+
+    def on_decoded(self, decoded: Any) -> None:
+        """Handle what :meth:`decode_later` was given."""
+        raise NotImplementedError
+
+    def fail(self, error: Exception) -> None:
+        """End the call with the status of an error."""
+        raise NotImplementedError
+
+    # Called by the stream
+
+    @property
+    def awaiting(self) -> bool:
+        """Whether the client owes the rest of a message."""
+        reader = self._reader
+        return bool(reader.held or reader.missing) and not self.paused and not self._put_off and self._waiting is None
+
+    def on_data(self, chunk: Buffer) -> None:
+        if self.finished:
+            return
+        size = len(chunk)
+        self.held += size
+        budget = self.stream.budget
+        if not budget.take(size) and budget.overdrawn and self.held > _TINY:
+            self._refuse_for_bytes(budget.refusal())
+            return
+        self._reader.feed(chunk)
+        self._read()
+
+    # Called by subclasses
+
+    def resume(self) -> None:
+        """Handle messages again, from another turn of the event loop on."""
+        self.stream.turns.later(self._resume)
+
+    def count_decoded(self, size: int) -> None:
+        """The message that is handled has become so large; raises ``CallFault`` if the server holds too many bytes."""
+        grown = size + PREFIX.size - self.message_size
+        if grown > 0:
+            self.message_size += grown
+            self.held += grown
+            budget = self.stream.budget
+            if not budget.take(grown) and budget.overdrawn:
+                raise CallFault(Status.RESOURCE_EXHAUSTED, budget.refusal().message)
+
+    def release(self, size: int) -> None:
+        """Bytes of messages are gone; without effect once the call has ended, which releases all."""
+        if not self.finished:
+            self.held -= size
+            self.stream.budget.release(size)
+
+    def close(self) -> None:
+        """The call has ended: nothing more is read, and what it holds is released."""
+        self.finished = True
+        budget = self.stream.budget
+        budget.release(self.held)
+        self.held = 0
+        if self._waiting is not None:
+            budget.cancel(self._waiting)
+            self._waiting = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def decode_later(self, decoding: Awaitable[Any]) -> None:
+        """Handle what ``decoding`` returns once it is there, and no further message before."""
+        self._put_off = True
+        self._task = asyncio.ensure_future(self._decode(decoding))
+
+    # Reading
+
+    async def _decode(self, decoding: Awaitable[Any]) -> None:
+        try:
+            decoded = await decoding
+            # The call may end here, and must not cancel what it is ended by.
+            self._task = None
+            if not self.finished:
+                self.on_decoded(decoded)
+        except Exception as error:
+            self._task = None
+            self.fail(error)
+        self._continue()
+
+    def _resume(self) -> None:
+        if self.paused and not self.finished:
+            self.paused = False
+            self._read()
+
+    def _continue(self) -> None:
+        """Handle the messages that were put off."""
+        self._put_off = False
+        if not self.finished:
+            self._read()
+
+    def _read(self) -> None:
+        reader = self._reader
+        stream = self.stream
+        try:
+            while not self.paused and not self._put_off and (message := reader.next()) is not None:
+                self._since = 0.0
+                self.message_size = len(message) + PREFIX.size
+                if reader.compressed:
+                    self._on_compressed(message)
+                else:
+                    self.on_message(message)
+                if self.finished:
+                    return
+                if reader.held and not self._put_off and stream.turns.over():
+                    self._put_off = True
+                    stream.turns.later(self._continue)
+            if not stream.remote_ended:
+                self._open_window()
+            elif not self.paused and not self._put_off and not self._ended:
+                self._ended = True
+                if reader.held or reader.missing:
+                    raise CallFault(Status.INTERNAL, UNREADABLE)
+                self.on_half_close()
+        except Exception as error:
+            self.fail(error)
+
+    def _on_compressed(self, message: Buffer) -> None:
+        plain = inflate_here(message, self._reader.encoding)
+        if plain is None:
+            self.on_compressed_message(message)
+        else:
+            self.on_message(plain)
+
+    # Flow control
+
+    def _open_window(self) -> None:
+        """Let the client send more: a window less what is held, or more of a large message while there is room."""
+        reader, stream = self._reader, self.stream
+        if not reader.large:
+            stream.raise_receive_window(STREAM_WINDOW - reader.held)
+        elif self._waiting is None:
+            if not self._since:
+                self._since = monotonic()
+            if self.held > SMALL and stream.budget.used >= stream.budget.size:
+                self._waiting = stream.budget.wait(self._since, self._on_room, self._refuse_for_bytes)
+            else:
+                stream.raise_receive_window(min(STREAM_WINDOW + reader.missing, MESSAGE_WINDOW))
+
+    def _on_room(self) -> None:
+        self._waiting = None
+        self.stream.raise_receive_window(STREAM_WINDOW + min(self._reader.missing, self.stream.receive_window))
+
+    def _refuse_for_bytes(self, error: ConchError) -> None:
+        """End the call, because the server holds too many bytes."""
+        self._waiting = None
+        self.fail(CallFault(Status.RESOURCE_EXHAUSTED, error.message))

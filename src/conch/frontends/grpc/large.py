@@ -1,0 +1,96 @@
+"""Messages that take too long for the event loop: decoded and compressed elsewhere.
+
+What is small is decoded at once (:func:`decode_here`); :func:`decode_large` and :func:`compress_large` are the only
+places where other messages are.  Called by calls, on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError, Message
+from tritonclient.grpc import service_pb2
+
+from conch.frontends.grpc.messages import WBITS, decompress, encode
+from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
+from conch.tensors import Buffer
+from conch.wire.grpc.fields import split_message
+
+#: Up to this size (bytes) a message is parsed whole: its bytes are copied faster than its fields are looked at.
+_WHOLE: Final = 64 << 10
+#: What is parsed or inflated (bytes) on the event loop.
+MAX_HERE: Final = 512 << 10
+#: What is compressed (bytes) on the event loop.
+MAX_COMPRESSED_HERE: Final = 64 << 10
+
+
+class DecodedInfer(NamedTuple):
+    """A request of ``size`` bytes, decompressed; ``raw`` are its raw contents where they are not in the message."""
+
+    message: service_pb2.ModelInferRequest
+    raw: Sequence[Buffer] | None
+    size: int
+
+
+def decode_here(data: Buffer) -> DecodedInfer | None:
+    """A ``ModelInferRequest``, None where that takes too long here; raises ``CallFault`` for what is not one."""
+    try:
+        if len(data) <= _WHOLE:
+            return DecodedInfer(service_pb2.ModelInferRequest.FromString(bytes(data)), None, len(data))
+        parts = split_message(data)
+        if parts is None or len(parts[0]) > MAX_HERE:
+            return None
+        return DecodedInfer(service_pb2.ModelInferRequest.FromString(parts[0]), parts[1], len(data))
+    except (DecodeError, ValueError):
+        raise CallFault(Status.INTERNAL, UNREADABLE) from None
+
+
+async def decode_large(data: Buffer, encoding: str, limit: int) -> DecodedInfer:
+    """A ``ModelInferRequest`` that is large, or becomes so by decompression, which may be up to ``limit`` bytes.
+
+    Raises ``CallFault`` for what is not one, or larger.
+    """
+    plain = await inflate_large(data, encoding, limit) if encoding != "identity" else data
+    decoded = decode_here(plain)
+    return decoded if decoded is not None else await asyncio.to_thread(_parse, plain)
+
+
+async def decode_control(kind: type[Message], data: Buffer, encoding: str, limit: int) -> Message:
+    """A large message of another RPC, as :func:`decode_large`."""
+    plain = await inflate_large(data, encoding, limit) if encoding != "identity" else data
+    return await asyncio.to_thread(parse, kind, plain)
+
+
+def parse(kind: type[Message], data: Buffer) -> Message:
+    """A message of a kind; raises ``CallFault`` for what is not one."""
+    try:
+        return kind.FromString(bytes(data))
+    except DecodeError:
+        raise CallFault(Status.INTERNAL, UNREADABLE) from None
+
+
+async def inflate_large(data: Buffer, encoding: str, limit: int) -> Buffer:
+    """A compressed message as it was, up to ``limit`` bytes; raises ``CallFault``."""
+    return await asyncio.to_thread(decompress, data, encoding, limit)
+
+
+async def compress_large(body: Sequence[Buffer], encoding: str) -> tuple[list[Buffer], int]:
+    """What :func:`~conch.frontends.grpc.messages.encode` returns for a large message."""
+    return await asyncio.to_thread(encode, body, encoding)
+
+
+def inflate_here(data: Buffer, encoding: str) -> bytes | None:
+    """A compressed message as it was, None where that takes too long here, or it is broken."""
+    decompressor = zlib.decompressobj(WBITS[encoding])
+    try:
+        plain = decompressor.decompress(data, MAX_HERE)
+    except zlib.error:
+        return None
+    return plain if decompressor.eof else None
+
+
+def _parse(data: Buffer) -> DecodedInfer:
+    return DecodedInfer(parse(service_pb2.ModelInferRequest, data), None, len(data))

@@ -1,0 +1,65 @@
+"""Reads the fields of a ``ModelInferRequest`` that hold tensors' bytes where they are, without a copy.
+
+The protocol buffers library copies a message twice to get at its bytes, and holds the interpreter's lock meanwhile.
+Called by the gRPC front end for large messages; pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from conch.tensors import Buffer
+
+#: The key (field number and wire type) of ``raw_input_contents``.
+_RAW_INPUT_CONTENTS: Final = 7 << 3 | 2
+#: The size (bytes) of values by wire type; None for those that say it themselves.
+_FIXED: Final = {1: 8, 5: 4}
+#: The fields that are looked at before the message is left to somebody with more time.
+MAX_FIELDS: Final = 4096
+
+
+def split_message(message: Buffer) -> tuple[bytes, list[memoryview]] | None:
+    """A ``ModelInferRequest`` without its raw contents, and those, as parts of ``message``.
+
+    None for a message with too many fields to look at one by one.  Raises ``ValueError`` for what is no message.
+    """
+    view = memoryview(message)
+    end = len(view)
+    rest: list[memoryview] = []
+    raw: list[memoryview] = []
+    at = start = 0
+    for _ in range(MAX_FIELDS):
+        if at == end:
+            rest.append(view[start:at])
+            return b"".join(rest), raw
+        begin = at
+        key, at = _varint(view, at)
+        kind = key & 7
+        if kind == 2:
+            size, at = _varint(view, at)
+            at += size
+        elif kind == 0:
+            _, at = _varint(view, at)
+        elif kind in _FIXED:
+            at += _FIXED[kind]
+        else:
+            raise ValueError(f"wire type {kind}")
+        if at > end:
+            raise ValueError("field beyond the end")
+        if key == _RAW_INPUT_CONTENTS:
+            rest.append(view[start:begin])
+            raw.append(view[at - size : at])
+            start = at
+    return None
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    """A number, and where it ends; raises ``ValueError`` for one that is cut off or has more than 64 bits."""
+    value = shift = 0
+    for byte in view[at : at + 10]:
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("malformed number")

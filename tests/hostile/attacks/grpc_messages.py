@@ -1,0 +1,103 @@
+"""gRPC messages that are large, or become large."""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import ExitStack
+
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.conftest import Server
+from tests.hostile.attack import attack
+from tests.hostile.http2_client import INFER, STREAM_INFER, Http2Client, message
+
+
+def zeros(size: int) -> bytes:
+    """A gzip of a request whose input has ``size`` bytes, all zero."""
+    request = pb.ModelInferRequest(model_name="identity_fp32")
+    request.inputs.add(name="INPUT", datatype="FP32", shape=[size // 4])
+    compressor = zlib.compressobj(wbits=31)
+    parts = [compressor.compress(request.SerializeToString())]
+    digits, left = bytearray(b"\x3a"), size
+    while left >= 128:
+        digits.append(left & 127 | 128)
+        left >>= 7
+    parts.append(compressor.compress(bytes([*digits, left])))
+    block = bytes(1 << 20)
+    parts += [compressor.compress(block[: min(len(block), size - at)]) for at in range(0, size, len(block))]
+    return b"".join([*parts, compressor.flush()])
+
+
+@attack("8 messages of 243 kB in gzip, with 250 MB in each")
+def gzip_bombs(server: Server, stack: ExitStack) -> None:
+    bomb = message(zeros(250_000_000), compressed=True)
+    client = stack.enter_context(Http2Client(server.grpc))
+    for _ in range(8):
+        stream, head = client.open(INFER, ("grpc-encoding", "gzip"))
+        client.send(head)
+        client.send_data(stream, bomb, end=True)
+    client.wait_ended(8, 60)
+
+
+@attack("messages of 60 MB in gzip, which the limit allows")
+def gzip_below_the_limit(server: Server, stack: ExitStack) -> None:
+    allowed = message(zeros(60_000_000), compressed=True)
+    client = stack.enter_context(Http2Client(server.grpc))
+    for _ in range(4):
+        stream, head = client.open(INFER, ("grpc-encoding", "gzip"))
+        client.send(head)
+        client.send_data(stream, allowed, end=True)
+    client.wait_ended(4, 60)
+
+
+@attack("a `ModelInferRequest` of 400 MB that is refused, and one of 20 MB")
+def hundreds_of_megabytes(server: Server, stack: ExitStack) -> None:
+    client = stack.enter_context(Http2Client(server.grpc))
+    for count, name in ((100_000_000, "UNKNOWN"), (5_000_000, "INPUT")):
+        request = pb.ModelInferRequest(model_name="identity_fp32")
+        request.inputs.add(name=name, datatype="FP32", shape=[count])
+        request.raw_input_contents.append(bytes(4 * count))
+        stream, head = client.open(INFER)
+        client.send(head)
+        client.send_data(stream, message(request.SerializeToString()), end=True)
+    client.wait_ended(2, 60)
+
+
+@attack("30 requests of 10 MB in turn on one connection, which stays open")
+def large_requests_in_turn(server: Server, stack: ExitStack) -> None:
+    request = pb.ModelInferRequest(model_name="identity_fp32")
+    request.inputs.add(name="INPUT", datatype="FP32", shape=[2_500_000])
+    request.raw_input_contents.append(bytes(10_000_000))
+    body = message(request.SerializeToString())
+    client = stack.enter_context(Http2Client(server.grpc))
+    for number in range(30):
+        stream, head = client.open(INFER)
+        client.send(head)
+        client.send_data(stream, body, end=True)
+        client.wait_ended(number + 1, 30)
+
+
+@attack("numbers of a 20 MB request in typed contents")
+def typed_contents(server: Server, stack: ExitStack) -> None:
+    request = pb.ModelInferRequest(model_name="identity_fp32")
+    tensor = request.inputs.add(name="INPUT", datatype="FP32", shape=[5_000_000])
+    tensor.contents.int64_contents.extend([1] * 20_000_000)
+    client = stack.enter_context(Http2Client(server.grpc))
+    stream, head = client.open(INFER)
+    client.send(head)
+    client.send_data(stream, message(request.SerializeToString()), end=True)
+    client.wait_ended(1, 30)
+
+
+@attack("20 clients that vanish while 5 MB of each are in flight")
+def vanishing_uploads(server: Server, stack: ExitStack) -> None:
+    request = pb.ModelInferRequest(model_name="identity_fp32")
+    request.raw_input_contents.append(bytes(10_000_000))
+    half = message(request.SerializeToString())[:5_000_000]
+    clients = [stack.enter_context(Http2Client(server.grpc)) for _ in range(20)]
+    for client in clients:
+        stream, head = client.open(STREAM_INFER)
+        client.send(head)
+        client.send_data(stream, half)
+    for client in clients:
+        client.close()
