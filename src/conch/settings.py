@@ -194,13 +194,13 @@ class Settings:
     grpc_keepalive_timeout: Number = option(20_000, "gRPC", "Milliseconds that a ping's answer may take.")
     grpc_keepalive_permit_without_calls: bool = option(False, "gRPC", "Ping even when no call is open.")
     grpc_http2_max_pings_without_data: Number = option(
-        2, "gRPC", "Pings sent with no data in between; 0 for any number.", no_effect=_NOT_YET
+        2, "gRPC", "Pings sent with no data in between; 0 for any number."
     )
     grpc_http2_min_recv_ping_interval_without_data: Number = option(
-        300_000, "gRPC", "Milliseconds that a client without data must leave between two pings.", no_effect=_NOT_YET
+        300_000, "gRPC", "Milliseconds that a client without data must leave between two pings."
     )
     grpc_http2_max_ping_strikes: Number = option(
-        2, "gRPC", "Early pings that are forgiven; 0 for any number.", no_effect=_NOT_YET
+        2, "gRPC", "Early pings that are forgiven; 0 for any number."
     )
     grpc_max_connection_age: Number = option(0, "gRPC", "Milliseconds that a connection may last; 0 for no limit.")
     grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds for its last calls; 0 for no limit.")

@@ -19,13 +19,15 @@ REFUSED_FOR_BYTES: Final = Metric(
 )
 CONNECTIONS: Final = Metric("conch_connections", "gauge", "Number of open connections, by protocol")
 CLOSED_CONNECTIONS: Final = Metric(
-    "conch_closed_connections", "counter", "Number of connections closed because of a limit, by protocol and reason"
+    "conch_closed_connections",
+    "counter",
+    "Number of connections or gRPC calls ended because of a limit, by protocol and reason",
 )
 
 Protocol = Literal["http", "grpc"]
 #: Which limit a connection met: a head, a body or the reading of an answer took too long, or nothing happened on it,
-#: or there were too many.
-Reason = Literal["head", "body", "unread", "idle", "connections"]
+#: or there were too many; a gRPC client pinged too often, or made work for nothing.
+Reason = Literal["head", "body", "unread", "idle", "connections", "pings", "flood"]
 
 
 class ConnectionCounts:

@@ -86,6 +86,13 @@ class Call(MessageIntake):
             self._close("reset by the client")
             self.on_cancel()
 
+    def on_stalled(self, message: str) -> None:
+        if self.finished:
+            # What waits to be read is the whole answer.
+            self.stream.reset(Http2ErrorCode.CANCEL)
+        else:
+            self.abort(Status.DEADLINE_EXCEEDED, message)
+
     def on_drained(self) -> None:
         """Everything sent so far has left."""
 
@@ -221,6 +228,10 @@ class UnaryCall(Call):
     def run(self, message: Buffer) -> None:
         """Do the work; ``ConchError`` and ``CallFault`` end the call."""
         raise NotImplementedError
+
+    @property
+    def awaiting(self) -> bool:
+        return not self._begun and self.can_read
 
     def on_message(self, data: Buffer) -> None:
         if not self._begun:

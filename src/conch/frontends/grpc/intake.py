@@ -78,8 +78,12 @@ class MessageIntake:
     @property
     def awaiting(self) -> bool:
         """Whether the client owes the rest of a message."""
-        reader = self._reader
-        return bool(reader.held or reader.missing) and not self.paused and not self._put_off and self._waiting is None
+        return bool(self._reader.held or self._reader.missing) and self.can_read
+
+    @property
+    def can_read(self) -> bool:
+        """Whether nothing but the client holds up the next message."""
+        return not self.paused and not self._put_off and self._waiting is None
 
     def on_data(self, chunk: Buffer) -> None:
         if self.finished:

@@ -19,6 +19,9 @@ class Lifetime:
         self._connection = connection
         self._settings = settings
         self._loop = loop = asyncio.get_running_loop()
+        #: Pings sent since anything else was.
+        self._pings = 0
+        self._useful = 0
         self._silence: asyncio.TimerHandle | None = None
         if settings.grpc_keepalive_time:
             self._silence = loop.call_later(settings.grpc_keepalive_time / 1000, self._check)
@@ -37,11 +40,20 @@ class Lifetime:
         connection, settings = self._connection, self._settings
         if connection.active:
             connection.active = False
-        elif connection.session.streams or settings.grpc_keepalive_permit_without_calls:
+        elif (connection.session.streams or settings.grpc_keepalive_permit_without_calls) and self._may_ping():
             connection.ping()
             self._silence = self._loop.call_later(settings.grpc_keepalive_timeout / 1000, self._expect_pong)
             return
         self._silence = self._loop.call_later(settings.grpc_keepalive_time / 1000, self._check)
+
+    def _may_ping(self) -> bool:
+        """Count a ping, of which only so many may be sent without any data in between."""
+        useful = self._connection.writer.useful
+        if useful != self._useful:
+            self._useful = useful
+            self._pings = 0
+        self._pings += 1
+        return self._pings <= (self._settings.grpc_http2_max_pings_without_data or self._pings)
 
     def _expect_pong(self) -> None:
         if not self._connection.active:

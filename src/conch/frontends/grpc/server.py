@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from time import monotonic
 
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
+from conch.frontends.grpc.http2.pings import PingLimits
 from conch.frontends.grpc.lifetime import Lifetime
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.grpc.tls import make_context
-from conch.frontends.limits import ClientLimits
+from conch.frontends.limits import SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
 from conch.frontends.turns import LoopTurns
 from conch.server.core import InferenceServer
@@ -27,7 +29,7 @@ class GrpcFrontend:
         self._server = server
         self._settings = settings
         self._limits = limits
-        self._budget = limits.budget
+        self._sweeping: asyncio.TimerHandle | None = None
         self._lifetimes: dict[Http2Connection, Lifetime] = {}
         self._listener: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
@@ -46,18 +48,22 @@ class GrpcFrontend:
         loop = asyncio.get_running_loop()
         service = GrpcService(self._server, loop)
         turns = LoopTurns(loop)
+        pings = PingLimits.of(self._settings)
         self._listener, address = await listen(
-            lambda: Http2Connection(service, loop, self, turns, self._budget),
+            lambda: Http2Connection(service, loop, self, turns, self._limits, pings),
             host,
             port,
             reuse_port=self._settings.reuse_grpc_port,
             ssl=make_context(self._settings),
         )
+        self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep_again)
         return address
 
     async def stop(self, grace_seconds: float) -> None:
         """Accept no more requests, let those that run finish for up to ``grace_seconds``, then cancel the others."""
         self._stopping = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._lifetimes):
@@ -69,6 +75,16 @@ class GrpcFrontend:
             except TimeoutError:
                 for connection in list(self._lifetimes):
                     connection.fail(Http2ErrorCode.NO_ERROR, "server is stopping")
+
+    def sweep(self, now: float) -> None:
+        """End what clients have taken too long for at ``now`` (s, monotonic)."""
+        for connection in list(self._lifetimes):
+            connection.sweep(now)
+
+    def _sweep_again(self) -> None:
+        """Look at all connections: one timer for all of them."""
+        self.sweep(monotonic())
+        self._sweeping = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)
 
     def on_connection_made(self, connection: Http2Connection) -> None:
         self._limits.counts.opened("grpc")

@@ -11,7 +11,7 @@ import uvloop
 
 from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.server import GrpcFrontend
-from conch.frontends.limits import ClientLimits
+from conch.frontends.limits import ClientLimits, TimeLimits
 from conch.settings import Settings
 from tests.unit.frontends.grpc.fake_core import FakeModel, FakeServer
 from tests.unit.frontends.grpc.raw_client import RawClient
@@ -23,8 +23,10 @@ class Frontend:
     """A context manager; ``address`` is host and port, ``target`` the same as clients write it."""
 
     def __init__(self, *models: FakeModel, **settings: Any) -> None:
-        self.settings = Settings(**settings)
+        # Tests ping to know what has arrived.
+        self.settings = Settings(**{"grpc_http2_max_ping_strikes": 0, **settings})
         self.budget = ByteBudget(256 << 20)
+        self.limits = ClientLimits(self.budget, TimeLimits.of(self.settings))
         self.server = FakeServer(self.settings, *models)
         self.address: tuple[str, int] = ("", 0)
         self._loop = uvloop.new_event_loop()
@@ -33,7 +35,7 @@ class Frontend:
     def __enter__(self) -> Frontend:
         self._thread.start()
         try:
-            self.frontend = GrpcFrontend(self.server, self.settings, ClientLimits(self.budget))  # type: ignore[arg-type]
+            self.frontend = GrpcFrontend(self.server, self.settings, self.limits)  # type: ignore[arg-type]
             self.address = self.wait(self.frontend.start("127.0.0.1", 0))
         except BaseException:
             self._end()

@@ -15,8 +15,10 @@ from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.connection import Http2Connection
+from conch.frontends.grpc.http2.pings import PingLimits
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.service import GrpcService
+from conch.frontends.limits import ClientLimits
 from conch.frontends.turns import LoopTurns
 from conch.inference import InferRequest
 from conch.settings import Settings
@@ -60,8 +62,9 @@ class Wire:
         self.lost: list[Http2Connection] = []
         self.transport = MemoryTransport()
         service = GrpcService(self.server, loop)  # type: ignore[arg-type]
+        limits, pings = ClientLimits(ByteBudget(1 << 40)), PingLimits.of(Settings())
         # The clock stands still: the loop does not run, so no turn of it ends.
-        self.connection = Http2Connection(service, loop, self, LoopTurns(loop, clock=lambda: 0.0), ByteBudget(1 << 40))
+        self.connection = Http2Connection(service, loop, self, LoopTurns(loop, clock=lambda: 0.0), limits, pings)
         self.connection.connection_made(self.transport)
 
     def on_connection_made(self, connection: Http2Connection) -> None:

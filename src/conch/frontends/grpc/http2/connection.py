@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import Final, Protocol, cast
 
-from conch.frontends.budget import ByteBudget
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.application import Http2Application
 from conch.frontends.grpc.http2.frame_reader import Http2FrameReader
 from conch.frontends.grpc.http2.frame_writer import MAX_SEND_FRAME_SIZE, Http2FrameWriter
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
-from conch.frontends.grpc.http2.session import GREETING, Http2Session
+from conch.frontends.grpc.http2.pings import PingLimits
+from conch.frontends.grpc.http2.session import GREETING, TOO_MANY_PINGS, Http2Session
+from conch.frontends.grpc.http2.stalls import StallWatch
+from conch.frontends.limits import ClientLimits
 from conch.frontends.turns import LoopTurns
 
 LOGGER: Final = logging.getLogger("conch")
@@ -51,14 +54,16 @@ class Http2Connection(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
         observer: ConnectionObserver,
         turns: LoopTurns,
-        budget: ByteBudget,
+        limits: ClientLimits,
+        pings: PingLimits,
     ) -> None:
         self.active = True
         self._application = application
         self._loop = loop
         self._observer = observer
         self._turns = turns
-        self._budget = budget
+        self._limits = limits
+        self._pings = pings
         self._put_off = False
 
     # Called by the transport
@@ -68,7 +73,10 @@ class Http2Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=MAX_SEND_FRAME_SIZE)
         self.writer = Http2FrameWriter(self._loop, self._transport)
-        self.session = Http2Session(self, self._application, self._loop, self.writer, self._turns, self._budget)
+        self.session = Http2Session(
+            self, self._application, self._loop, self.writer, self._turns, self._limits.budget, self._pings
+        )
+        self._stalls = StallWatch(self._limits, monotonic())
         self.reader = Http2FrameReader(self.session, self._turns)
         self.writer.write(GREETING)
         self._observer.on_connection_made(self)
@@ -103,6 +111,8 @@ class Http2Connection(asyncio.Protocol):
             if not read(*data):
                 self._continue_later()
         except ConnectionFault as fault:
+            if fault.code is Http2ErrorCode.ENHANCE_YOUR_CALM:
+                self._limits.counts.closed_for("grpc", "pings" if str(fault) == TOO_MANY_PINGS else "flood")
             self.fail(fault.code, str(fault))
         except Exception:
             LOGGER.exception("gRPC connection failed")
@@ -137,6 +147,10 @@ class Http2Connection(asyncio.Protocol):
         self.writer.write(frames.goaway(self.session.last_stream, code, message))
         self.writer.flush()
         self._transport.close()
+
+    def sweep(self, now: float) -> None:
+        """End what the client has taken too long for, at ``now`` (s, monotonic)."""
+        self._stalls.look(self, now)
 
     def drain(self) -> None:
         """Accept no new streams, and close when those that are open have ended."""

@@ -46,11 +46,15 @@ class FrameHandler(Protocol):
 
 
 class Http2FrameReader:
-    """Reads frames from bytes in pieces of any size; keeps what has arrived of an incomplete frame."""
+    """Reads frames from bytes in pieces of any size; keeps what has arrived of an incomplete frame.
+
+    ``frames`` counts how often there were complete ones.
+    """
 
     def __init__(self, handler: FrameHandler, turns: LoopTurns) -> None:
         self._handler = handler
         self._turns = turns
+        self.frames = 0
         self._greeted = False
         self._buffer = bytearray()
         #: Bytes that the buffer must hold before it is read again.
@@ -63,8 +67,8 @@ class Http2FrameReader:
 
     @property
     def partial(self) -> bool:
-        """Whether part of a frame, or of the preface, has arrived, and the rest has not."""
-        return bool(self._buffer) or self._data is not None
+        """Whether part of a frame other than DATA has arrived, and the rest has not."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> bool:
         """Read what was received, as far as this turn of the loop allows; returns whether that was all of it.
@@ -102,6 +106,8 @@ class Http2FrameReader:
             if self._at:
                 self._rest = data
                 return False
+        if at:
+            self.frames += 1
         if at < len(data):
             self._buffer += memoryview(data)[at:]
         return True

@@ -44,12 +44,18 @@ class DataSource(Protocol):
 
 
 class Http2FrameWriter:
-    """``window`` (bytes) and ``frame_size`` are the client's; ``paused`` is set while the transport takes no more."""
+    """``window`` (bytes) and ``frame_size`` are the client's; ``paused`` is set while the transport takes no more.
+
+    ``resumed`` counts how often it took more again, ``useful`` the frames that were more than answers to control
+    frames.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
         self.window = DEFAULT_WINDOW
         self.frame_size = DEFAULT_FRAME_SIZE
         self.paused = False
+        self.resumed = 0
+        self.useful = 0
         #: Precedes the next header block: the table size update that the client's settings ask for.
         self.block_prefix = b""
         self._loop = loop
@@ -111,6 +117,7 @@ class Http2FrameWriter:
             size = min(source.queued, source.send_window, self.window, self.frame_size)
             if size > 0:
                 self.window -= size
+                self.useful += 1
                 self.add((FRAME.pack(size << 8 | DATA, 0, source.id), *source.take(size)), size + FRAME.size)
             if source.queued and source.send_window > 0:
                 sources.append(source)
@@ -124,6 +131,7 @@ class Http2FrameWriter:
     def resume(self) -> None:
         """The transport takes data again."""
         self.paused = False
+        self.resumed += 1
         blocked, self._blocked = self._blocked, []
         self.add(blocked, sum(map(len, blocked)))
         self.pump()

@@ -82,6 +82,16 @@ class StreamFault(Exception):
         self.code = code
 
 
+def check_setting(setting: int, value: int) -> None:
+    """Raises ``ConnectionFault`` for a value that a setting may not have."""
+    if setting == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+        raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+    if setting == MAX_FRAME_SIZE and not DEFAULT_FRAME_SIZE <= value < 1 << 24:
+        raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "frame size out of range")
+    if setting == ENABLE_PUSH and value > 1:
+        raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """A frame of type ``kind`` on stream ``stream``, 0 for the connection."""
     return FRAME.pack(len(payload) << 8 | kind, flags, stream) + payload

@@ -24,6 +24,8 @@ MAX_HEADER_BLOCK: Final = 128 << 10
 MAX_CONTINUATIONS: Final = 16
 #: DATA frames with fewer bytes than that, which do not end their stream, are counted as overhead.
 TINY_DATA: Final = 32
+#: A client may well send a WINDOW_UPDATE for each so many bytes that it was sent.
+_SENT_PER_UPDATE: Final = 256
 #: Frames that may wait because the client does not read.
 MAX_BLOCKED_FRAMES: Final = 10_000
 
@@ -53,3 +55,23 @@ class RateLimiter:
     def allow(self, events: int) -> None:
         """Let so many further events come, up to ``burst``."""
         self._tokens = min(self._burst, self._tokens + events)
+
+
+class FloodGuard:
+    """Counts the frames of a connection that make work without any use, as nginx and nghttp2 do."""
+
+    __slots__ = ("_counted", "overhead", "pings", "resets", "settings")
+
+    def __init__(self) -> None:
+        self.resets = RateLimiter("stream resets", 1000, 200)
+        self.settings = RateLimiter("SETTINGS frames", 100, 20)
+        self.pings = RateLimiter("PING frames", 20_000, 5000)
+        self.overhead = RateLimiter("frames without use", 10_000, 1000)
+        self._counted = 0
+
+    def count_window_update(self, sent: int, now: float) -> None:
+        """Count the frame as overhead; what was ``sent`` (bytes, so far) makes some of them plausible."""
+        if sent - self._counted >= _SENT_PER_UPDATE:
+            self.overhead.allow((sent - self._counted) // _SENT_PER_UPDATE)
+            self._counted = sent
+        self.overhead.take(now)

@@ -17,7 +17,8 @@ from conch.frontends.grpc.http2.application import Http2Application
 from conch.frontends.grpc.http2.frame_writer import MAX_SEND_FRAME_SIZE, Http2FrameWriter
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode, StreamFault
 from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST, HeaderDecoder, PartialHeaderBlock
-from conch.frontends.grpc.http2.limits import RateLimiter
+from conch.frontends.grpc.http2.limits import FloodGuard
+from conch.frontends.grpc.http2.pings import PingLimits, PingStrikes
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.turns import LoopTurns
 
@@ -32,12 +33,11 @@ GREETING: Final = frames.settings(
     }
 ) + frames.window_update(0, _WINDOW - frames.DEFAULT_WINDOW)
 _SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
+TOO_MANY_PINGS: Final = "too_many_pings"
 #: The payload of the ping behind the first GOAWAY.
 _DRAIN_PING: Final = b"conch-go"
 #: How many streams are remembered that the server closed before the client had: their late frames are no fault.
 _MAX_CLOSED_EARLY: Final = 4 * limits.MAX_STREAMS
-#: A client may well send a WINDOW_UPDATE for each so many bytes that it was sent.
-_SENT_PER_UPDATE: Final = 256
 
 
 class SessionOwner(Protocol):
@@ -50,7 +50,8 @@ class SessionOwner(Protocol):
 class Http2Session:
     """``streams`` are those that are open, by id; ``closed`` is set once nothing that arrives counts any more.
 
-    ``greeted`` says that the client's SETTINGS have come, ``last_stream`` is the highest stream that it has opened.
+    ``greeted`` says that the client's SETTINGS have come, ``last_stream`` is the highest stream that it has opened,
+    ``blocks`` counts header blocks that have begun.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Http2Session:
         writer: Http2FrameWriter,
         turns: LoopTurns,
         budget: ByteBudget,
+        pings: PingLimits,
     ) -> None:
         self.streams: dict[int, Http2Stream] = {}
         self.budget = budget
@@ -68,6 +70,7 @@ class Http2Session:
         self.closed = False
         self.greeted = False
         self.last_stream = 0
+        self.blocks = 0
         self._owner = owner
         self._application = application
         self._loop = loop
@@ -80,13 +83,11 @@ class Http2Session:
         self._receive_window = _WINDOW
         self._block: PartialHeaderBlock | None = None
         self._closed_early: dict[int, None] = {}
-        self._resets = RateLimiter("stream resets", 1000, 200)
-        self._settings = RateLimiter("SETTINGS frames", 100, 20)
-        self._pings = RateLimiter("PING frames", 20_000, 5000)
-        self._overhead = RateLimiter("frames without use", 10_000, 1000)
-        #: The windows (bytes) that the client has given the connection, and how much of what was sent has been counted.
+        self._floods = FloodGuard()
+        self._strikes = PingStrikes(pings)
+        self._useful = 0
+        #: The windows (bytes) that the client has given the connection.
         self._given_window = frames.DEFAULT_WINDOW
-        self._counted_sent = 0
 
     @property
     def in_header_block(self) -> bool:
@@ -123,7 +124,7 @@ class Http2Session:
         if not stream.remote_ended:
             self._remember_closed(stream.id)
         if answered:
-            self._resets.allow(1)
+            self._floods.resets.allow(1)
         if self._last_accepted is not None and not self.streams and not self.closed:
             self._finish()
 
@@ -149,7 +150,7 @@ class Http2Session:
         if self._block is not None:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "header block interrupted")
         if payload < limits.TINY_DATA and not last:
-            self._overhead.take(self._loop.time())
+            self._floods.overhead.take(self._loop.time())
         self._receive_window -= length
         if self._receive_window <= _WINDOW // 2:
             self._restore_receive_window()
@@ -157,7 +158,7 @@ class Http2Session:
         if stream is None:
             self._check_not_idle(stream_id)
             if stream_id not in self._closed_early:
-                self._overhead.take(self._loop.time())
+                self._floods.overhead.take(self._loop.time())
             return None
         if stream.remote_ended or length > stream.receive_window:
             code = Http2ErrorCode.STREAM_CLOSED if stream.remote_ended else Http2ErrorCode.FLOW_CONTROL_ERROR
@@ -179,7 +180,7 @@ class Http2Session:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
         handler = _HANDLERS.get(kind)
         if handler is None:
-            self._overhead.take(self._loop.time())
+            self._floods.overhead.take(self._loop.time())
             return
         try:
             handler(self, flags, stream_id, payload)
@@ -194,7 +195,7 @@ class Http2Session:
 
     def _reset(self, stream_id: int, code: Http2ErrorCode) -> None:
         """End a stream for which the client broke a rule."""
-        self._resets.take(self._loop.time())
+        self._floods.resets.take(self._loop.time())
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._drop(stream)
@@ -214,6 +215,7 @@ class Http2Session:
         if flags & frames.END_HEADERS:
             self._on_block(flags, stream_id, payload)
         else:
+            self.blocks += 1
             self._block = PartialHeaderBlock(stream_id, flags, payload)
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -266,7 +268,7 @@ class Http2Session:
     # Control frames
 
     def _on_priority(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._overhead.take(self._loop.time())
+        self._floods.overhead.take(self._loop.time())
         if not stream_id:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
         if len(payload) != 5:
@@ -278,10 +280,10 @@ class Http2Session:
         self._check_not_idle(stream_id)
         stream = self.streams.get(stream_id)
         if stream is not None:
-            self._resets.take(self._loop.time())
+            self._floods.resets.take(self._loop.time())
             self._drop(stream)
         else:
-            self._overhead.take(self._loop.time())
+            self._floods.overhead.take(self._loop.time())
         self._closed_early.pop(stream_id, None)
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -289,13 +291,13 @@ class Http2Session:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
         if len(payload) % frames.SETTING.size or (flags & frames.ACK and payload):
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of the wrong size")
-        self._settings.take(self._loop.time())
+        self._floods.settings.take(self._loop.time())
         if flags & frames.ACK:
             return
         self.greeted = True
         values: dict[int, int] = {}
         for setting, value in frames.SETTING.iter_unpack(payload):
-            _check_setting(setting, value)
+            frames.check_setting(setting, value)
             values[setting] = value
         # Only the last of equal settings has an effect that outlives the frame.
         for setting, value in values.items():
@@ -326,8 +328,9 @@ class Http2Session:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "PING of a stream")
         if len(payload) != 8:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "PING of the wrong size")
-        self._pings.take(self._loop.time())
+        self._floods.pings.take(self._loop.time())
         if not flags & frames.ACK:
+            self._count_ping()
             self._writer.write(frames.frame(frames.PING, frames.ACK, 0, payload))
         elif payload == _DRAIN_PING and self._draining and self._last_accepted is None:
             self._last_accepted = self.last_stream
@@ -335,18 +338,26 @@ class Http2Session:
             if not self.streams:
                 self._finish()
 
+    def _count_ping(self) -> None:
+        """Refuse a client that pings too often, in the words that gRPC clients know."""
+        if self._writer.useful != self._useful:
+            self._useful = self._writer.useful
+            self._strikes.reset()
+        if self._strikes.are_too_many(self._loop.time(), calls=bool(self.streams)):
+            raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, TOO_MANY_PINGS)
+
     def _on_goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
         """Check the frame only: the client closes the connection when it has its responses."""
         if stream_id:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
         if len(payload) < 8:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of the wrong size")
-        self._overhead.take(self._loop.time())
+        self._floods.overhead.take(self._loop.time())
 
     def _on_window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of the wrong size")
-        self._count_window_update()
+        self._floods.count_window_update(self._given_window - self._writer.window, self._loop.time())
         increment = frames.WORD.unpack(payload)[0] & frames.MAX_WINDOW
         if not stream_id:
             self._given_window += increment
@@ -362,23 +373,6 @@ class Http2Session:
             raise StreamFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "window increment out of range")
         else:
             stream.increase_send_window(increment)
-
-    def _count_window_update(self) -> None:
-        """Count the frame as overhead, and what was sent since the last as what makes further ones plausible."""
-        sent = self._given_window - self._writer.window
-        if sent - self._counted_sent >= _SENT_PER_UPDATE:
-            self._overhead.allow((sent - self._counted_sent) // _SENT_PER_UPDATE)
-            self._counted_sent = sent
-        self._overhead.take(self._loop.time())
-
-
-def _check_setting(setting: int, value: int) -> None:
-    if setting == frames.INITIAL_WINDOW_SIZE and value > frames.MAX_WINDOW:
-        raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "window too large")
-    if setting == frames.MAX_FRAME_SIZE and not frames.DEFAULT_FRAME_SIZE <= value < 1 << 24:
-        raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "frame size out of range")
-    if setting == frames.ENABLE_PUSH and value > 1:
-        raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
 
 
 _HANDLERS: Final[dict[int, Callable[[Http2Session, int, int, bytes], None]]] = {

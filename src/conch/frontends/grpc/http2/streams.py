@@ -29,6 +29,13 @@ from conch.tensors import Buffer
 class StreamHandler(Protocol):
     """Handles what happens on a stream; called on the event loop."""
 
+    @property
+    def awaiting(self) -> bool:
+        """Whether the client owes the rest of something, and nothing but the client holds it up."""
+
+    def on_stalled(self, message: str) -> None:
+        """The client has taken too long for what it owes, or to read; ``message`` names the limit."""
+
     def on_data(self, chunk: Buffer) -> None:
         """Take the next bytes of the body; they are empty only at its end, when ``stream.remote_ended`` is set."""
 
@@ -41,6 +48,11 @@ class StreamHandler(Protocol):
 
 class _IgnoringHandler:
     """Handles a stream that nobody listens to: one that is over, or that was refused when it was opened."""
+
+    awaiting = False
+
+    def on_stalled(self, message: str) -> None:
+        pass
 
     def on_data(self, chunk: Buffer) -> None:
         pass
@@ -73,18 +85,20 @@ class Http2Stream:
 
     ``queued`` counts the bytes of DATA that wait to be sent, ``send_window`` and ``receive_window`` those that flow
     control allows.  ``remote_ended`` says that the client has sent everything, ``closed`` that nothing can be sent.
+    ``given`` is the sum of the receive windows, ``sent`` that of the bytes that were queued and have left.
     ``content_left`` counts the bytes of the body that the client still owes, None where it has announced no length.
     """
 
     __slots__ = (
-        "_data", "_enqueued", "_owner", "_trailers", "_writer", "closed", "content_left", "handler", "id", "queued",
-        "receive_window", "remote_ended", "send_window",
+        "_data", "_enqueued", "_owner", "_trailers", "_writer", "closed", "content_left", "given", "handler", "id",
+        "queued", "receive_window", "remote_ended", "send_window", "sent",
     )  # fmt: skip
 
     def __init__(self, owner: StreamOwner, writer: Http2FrameWriter, id: int, send_window: int) -> None:
         self.id = id
         self.send_window = send_window
-        self.receive_window = STREAM_WINDOW
+        self.given = self.receive_window = STREAM_WINDOW
+        self.sent = 0
         self.queued = 0
         self.remote_ended = False
         self.closed = False
@@ -100,6 +114,11 @@ class Http2Stream:
     def budget(self) -> ByteBudget:
         """What messages of all connections may hold together; that of data to be sent is counted here."""
         return self._owner.budget
+
+    @property
+    def received(self) -> int:
+        """How many bytes of DATA have arrived."""
+        return self.given - self.receive_window
 
     @property
     def turns(self) -> LoopTurns:
@@ -119,6 +138,7 @@ class Http2Stream:
         if writer.block_prefix:
             headers, writer.block_prefix = writer.block_prefix + headers, b""
         writer.window -= size
+        writer.useful += 1
         writer.add(
             (
                 FRAME.pack(len(headers) << 8 | HEADERS, END_HEADERS, self.id),
@@ -166,6 +186,7 @@ class Http2Stream:
         writer = self._writer
         if writer.block_prefix:
             block, writer.block_prefix = writer.block_prefix + block, b""
+        writer.useful += 1
         writer.write(FRAME.pack(len(block) << 8 | HEADERS, flags, self.id) + block)
 
     def _ended(self) -> None:
@@ -182,6 +203,7 @@ class Http2Stream:
         assert data is not None
         self.queued -= size
         self.send_window -= size
+        self.sent += size
         self._owner.budget.release(size)
         parts: list[Buffer] = []
         while size:
@@ -239,4 +261,6 @@ class Http2Stream:
         increment = size - self.receive_window
         if increment >= STREAM_WINDOW // 2 and not self.remote_ended and not self.closed:
             self.receive_window += increment
+            self.given += increment
+            self._writer.useful += 1
             self._writer.write(window_update(self.id, increment))

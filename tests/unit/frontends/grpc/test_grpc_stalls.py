@@ -1,0 +1,269 @@
+"""Clients that take too long, and clients that ping too often."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from conch.frontends.grpc.http2 import frames
+from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
+from conch.frontends.grpc.http2.pings import PingLimits, PingStrikes
+from conch.settings import Settings
+from tests.unit.frontends.grpc.conftest import array_request, models, text_request
+from tests.unit.frontends.grpc.fake_core import echo
+from tests.unit.frontends.grpc.harness import Frontend
+from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, RawClient, headers, message
+
+FLAGS = {"head_timeout_secs": 10, "body_timeout_secs": 20, "unread_timeout_secs": 30, "idle_timeout_secs": 100}
+
+
+@pytest.fixture(scope="module")
+def frontend():
+    with Frontend(*models(), **FLAGS) as frontend:
+        yield frontend
+
+
+@pytest.fixture
+def client(frontend):
+    with frontend.client() as client:
+        yield client
+
+
+def wait(frontend: Frontend, *seconds: float) -> None:
+    """What the sweeps see that come so much later, each."""
+    now = monotonic()
+    for later in seconds:
+        frontend.call(frontend.frontend.sweep, now + later)
+
+
+def closed(frontend: Frontend, reason: str) -> int:
+    return frontend.call(lambda: frontend.limits.counts._closed["grpc", reason])
+
+
+def test_client_that_says_nothing_is_hung_up_on(frontend):
+    before = closed(frontend, "head")
+    with frontend.client(greet=False) as client:
+        client.send(frames.PREFACE)
+        frontend.until(lambda: frontend.frontend.connections)
+        wait(frontend, 9)
+        assert frontend.call(lambda: len(frontend.frontend.connections)) == 1
+        wait(frontend, 11)
+        client.until_closed()
+    assert closed(frontend, "head") == before + 1
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        frame(frames.SETTINGS, 0, 0, bytes(6))[:5],
+        frame(frames.HEADERS, 0, 1, b"\x83"),
+        frame(frames.HEADERS, 0, 1, b"\x83") + frame(frames.CONTINUATION, 0, 1, b"\x86"),
+    ],
+)
+def test_half_a_head_is_not_waited_for(frontend, client, half):
+    client.ping()
+    client.send(half)
+    frontend.until(
+        lambda: any(one.reader.partial or one.session.in_header_block for one in frontend.frontend.connections)
+    )
+    wait(frontend, 0, 9)
+    assert frontend.call(lambda: len(frontend.frontend.connections)) == 1
+    wait(frontend, 11)
+    client.until_closed()
+    assert client.goaway == (
+        Http2ErrorCode.ENHANCE_YOUR_CALM,
+        "the head of a request did not arrive within --head-timeout-secs",
+    )
+
+
+@pytest.mark.parametrize("path", [INFER, STREAM_INFER, LIVE])
+def test_half_a_message_is_not_waited_for(frontend, client, path):
+    before = closed(frontend, "body")
+    stream = client.new_stream()
+    client.send(client.head(stream, headers(path)) + frame(frames.DATA, 0, stream, message(bytes(100))[:50]))
+    client.ping()
+    wait(frontend, 0, 19)
+    assert not client.answers.get(stream)
+    wait(frontend, 21)
+    answer = client.answer(stream)
+    assert (answer.status, answer.headers["grpc-message"]) == (
+        4,
+        "the message did not arrive within --body-timeout-secs",
+    )
+    assert closed(frontend, "body") == before + 1
+    # The connection goes on.
+    assert client.answer(client.request(LIVE, b"")).status == 0
+
+
+def test_unary_call_without_any_message_is_not_waited_for(frontend, client):
+    stream = client.new_stream()
+    client.send(client.head(stream, headers(INFER)))
+    client.ping()
+    wait(frontend, 0, 21)
+    assert client.answer(stream).status == 4
+
+
+def test_stream_between_two_messages_may_last(frontend, client):
+    stream = client.new_stream()
+    body = message(text_request("echo", "x").SerializeToString())
+    client.send(client.head(stream, headers(STREAM_INFER)) + frame(frames.DATA, 0, stream, body))
+    client.ping()
+    wait(frontend, 0, 500, 5000)
+    client.send(frame(frames.DATA, frames.END_STREAM, stream, body))
+    assert len(client.answer(stream).messages()) == 2
+
+
+def test_request_that_runs_is_not_taken_for_a_slow_client(frontend, client):
+    stream = client.request(INFER, text_request("hold", "x").SerializeToString())
+    client.ping()
+    wait(frontend, 0, 500, 5000)
+    (request,) = [one for one in frontend.server.models["hold"].received if not one.finished]
+    frontend.call(echo, request)
+    assert client.answer(stream).status == 0
+
+
+def test_message_that_makes_progress_may_take_longer(frontend, client):
+    stream = client.new_stream()
+    body = message(array_request("fp32", np.zeros(50_000, np.float32)).SerializeToString())
+    client.send(client.head(stream, headers(INFER)) + frame(frames.DATA, 0, stream, body[:100]))
+    client.ping()
+    wait(frontend, 0)
+    client.send(frame(frames.DATA, 0, stream, body[100:190_000]))
+    client.ping(b"second  ")
+    wait(frontend, 30)
+    assert not client.answers.get(stream)
+    wait(frontend, 33)
+    assert client.answer(stream).status == 4
+
+
+def test_answer_that_is_not_read_is_given_up(frontend):
+    before = closed(frontend, "unread")
+    with frontend.client(initial_window_size=100) as client:
+        stream = client.request(INFER, text_request("echo", "x" * 1000).SerializeToString())
+        client.ping()
+        wait(frontend, 0, 29)
+        assert client.answers[stream].reset is None
+        wait(frontend, 31)
+        assert client.answer(stream).reset == Http2ErrorCode.CANCEL
+        assert client.answer(client.request(LIVE, b"")).status == 0
+        assert frontend.budget.used == 0
+    assert closed(frontend, "unread") == before + 1
+
+
+def test_connection_whose_client_reads_nothing_is_cut(frontend):
+    with frontend.client(initial_window_size=1 << 30) as client:
+        client.send(frames.window_update(0, 1 << 30))
+        for _ in range(200):
+            client.request(INFER, text_request("echo", "x" * 100_000).SerializeToString())
+        frontend.until(lambda: any(one.writer.paused for one in frontend.frontend.connections))
+        wait(frontend, 0, 29)
+        assert frontend.call(lambda: len(frontend.frontend.connections)) == 1
+        wait(frontend, 31)
+        frontend.until(lambda: not frontend.frontend.connections)
+        assert frontend.budget.used == 0
+
+
+def test_idle_connection_is_sent_away(frontend, client):
+    assert client.answer(client.request(LIVE, b"")).status == 0
+    wait(frontend, 0, 99)
+    client.ping()
+    assert client.goaway is None
+    wait(frontend, 101)
+    client.until_closed()
+    assert client.goaway[0] == Http2ErrorCode.NO_ERROR
+    assert closed(frontend, "idle") >= 1
+
+
+def test_idle_client_that_does_not_go_is_hung_up_on(frontend, client):
+    client.answer_pings = False
+    client.ping()
+    wait(frontend, 0, 101, 112)
+    client.until_closed()
+    assert client.goaway == (Http2ErrorCode.NO_ERROR, "max_idle")
+
+
+def test_connection_with_calls_now_and_then_is_not_idle(frontend, client):
+    wait(frontend, 0)
+    assert client.answer(client.request(LIVE, b"")).status == 0
+    wait(frontend, 99, 150)
+    client.ping()
+    assert client.goaway is None
+
+
+# Pings
+
+
+def strikes(**flags: int) -> PingStrikes:
+    return PingStrikes(PingLimits.of(Settings(**flags)))
+
+
+def test_early_pings_are_strikes():
+    pings = strikes()
+    # The first is free, two strikes are forgiven.
+    assert [pings.are_too_many(at, calls=True) for at in (0.0, 299.0, 598.0, 897.0)] == [False, False, False, True]
+
+
+def test_pings_in_time_are_no_strikes():
+    pings = strikes()
+    assert not any(pings.are_too_many(at * 300.0, calls=True) for at in range(20))
+
+
+def test_pings_without_calls_must_be_hours_apart():
+    pings = strikes()
+    assert [pings.are_too_many(at * 3600.0, calls=False) for at in range(4)] == [False, False, False, True]
+    pings = strikes(grpc_keepalive_permit_without_calls=True)
+    assert not any(pings.are_too_many(at * 300.0, calls=False) for at in range(20))
+
+
+def test_strikes_can_be_unlimited():
+    pings = strikes(grpc_http2_max_ping_strikes=0)
+    assert not any(pings.are_too_many(0.0, calls=True) for _ in range(1000))
+
+
+def test_client_that_pings_too_often_is_told_so():
+    with Frontend(*models(), grpc_http2_max_ping_strikes=2) as frontend, frontend.client() as client:
+        assert _pings_until_goaway(client) == 3
+        assert client.goaway == (Http2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+        assert closed(frontend, "pings") == 1
+
+
+def test_pings_around_answers_are_allowed():
+    with Frontend(*models(), grpc_http2_max_ping_strikes=2) as frontend, frontend.client() as client:
+        for number in range(20):
+            assert client.answer(client.request(LIVE, b"")).status == 0
+            client.ping(number.to_bytes(8, "big"))
+        assert client.goaway is None
+
+
+def _pings_until_goaway(client: RawClient) -> int:
+    for number in range(10):
+        client.ping(number.to_bytes(8, "big"))
+        if client.goaway:
+            return number
+    return 10
+
+
+def test_server_pings_only_so_often_without_data():
+    flags = {"grpc_keepalive_time": 20, "grpc_keepalive_timeout": 50, "grpc_keepalive_permit_without_calls": True}
+    with Frontend(*models(), **flags) as frontend, frontend.client() as client:
+        seen = _count_pings(client)
+        client.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            client.until_closed()
+        assert len(seen) == 2
+
+
+def _count_pings(client: RawClient) -> list[bytes]:
+    """Collects the server's pings as they are answered."""
+    seen: list[bytes] = []
+    handle = client._handle
+
+    def counting(kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == frames.PING and not flags & frames.ACK:
+            seen.append(payload)
+        handle(kind, flags, stream, payload)
+
+    client._handle = counting  # type: ignore[method-assign]
+    return seen
