@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -17,12 +18,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any, Final, TextIO
 
 from conch.errors import internal
+from conch.logs.sink import Sink, open_log_file, target_of
 
 FORMATS: Final = ("default", "ISO8601")
 LOGGER: Final = logging.getLogger("conch")
@@ -40,6 +41,9 @@ _UNPRINTABLE: Final = re.compile(rf"{_CONTROL.pattern}|{_UNQUOTED.pattern}|[\n\t
 
 #: The most characters of a name or a path that verbose lines show.
 _SHOWN: Final = 256
+
+#: How long a reader that has fallen behind gets when the log ends (s).
+_LAST_SECONDS: Final = 1.0
 
 _WORKER_LEVEL: Final = {
     "VERBOSE": logging.DEBUG,
@@ -87,6 +91,7 @@ class _Handler(logging.StreamHandler[Any]):
     """Writes what the current settings allow."""
 
     def __init__(self, settings: LogSettings) -> None:
+        self._sink: Sink | None = None
         super().__init__(sys.stderr)
         self.settings = settings
         #: Records that wait for ``release``; None when nothing is held.
@@ -97,8 +102,36 @@ class _Handler(logging.StreamHandler[Any]):
             return
         if self.held is not None and self.stream.isatty():
             self.held.append(record)
-        else:
-            super().emit(record)
+            return
+        try:
+            line = self.format(record) + self.terminator
+            if self._sink is None:
+                self._sink = Sink(target_of(self.stream), self._lost)
+            self._sink.put(line.encode("utf-8", "backslashreplace"))
+        except Exception:
+            self.handleError(record)
+
+    def setStream(self, stream: Any) -> Any:
+        """Write to ``stream`` from now on; returns the one before, or None where that is the same."""
+        self._close_sink()
+        return super().setStream(stream)
+
+    def flush(self) -> None:
+        """Give whoever reads the log a moment to take the last lines; called when the process ends."""
+        if self._sink is not None:
+            self._sink.flush(_LAST_SECONDS)
+
+    def _close_sink(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.flush(_LAST_SECONDS)
+            sink.close()
+
+    def _lost(self, count: int) -> bytes:
+        """The line that says how many others were lost."""
+        text = f"{count:,} lines of the log were lost: nobody read them, or there was no room for them"
+        record = LOGGER.makeRecord(LOGGER.name, logging.WARNING, "sink.py", 0, text, (), None)
+        return (self.format(record) + self.terminator).encode("utf-8", "backslashreplace")
 
     def format(self, record: logging.LogRecord) -> str:
         line = f":{record.lineno}" if record.lineno else ""  # 0: the message is of the whole file
@@ -125,9 +158,7 @@ def setup(settings: LogSettings) -> None:
     stream: TextIO = sys.stderr
     if settings.log_file:
         try:
-            stream = Path(settings.log_file).open(  # noqa: SIM115 (lives as long as the process)
-                "a", encoding="utf-8", errors="backslashreplace"
-            )
+            stream = os.fdopen(open_log_file(settings.log_file), "w", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise internal(f"failed to open log file '{settings.log_file}': {error.strerror}") from error
     _handler.setStream(stream)

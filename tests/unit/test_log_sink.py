@@ -1,0 +1,184 @@
+"""Lines for a reader that stops, a full disk and a pipe that nobody has opened: nobody who logs waits."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from conch import logs
+from conch.logs import LogSettings
+from conch.logs.sink import MOST_LINES, Sink, target_of
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def notice(lost: int) -> bytes:
+    return f"lost {lost}\n".encode()
+
+
+class FakeTarget:
+    """Takes ``room`` bytes, and then nothing more (None: any number), or fails with ``error``."""
+
+    def __init__(self, room: int | None = None) -> None:
+        self.room = room
+        self.error: OSError | None = None
+        self.written = b""
+        self.waited = threading.Event()
+        self.go_on = threading.Event()
+
+    def write(self, data: bytes) -> int:
+        if self.error is not None:
+            raise self.error
+        if self.room == 0:
+            raise BlockingIOError
+        count = len(data) if self.room is None else min(self.room, len(data))
+        if self.room is not None:
+            self.room -= count
+        self.written += data[:count]
+        return count
+
+    def wait(self, seconds: float) -> None:
+        self.waited.set()
+        self.go_on.wait(20)
+
+    def close(self) -> None:
+        self.go_on.set()
+
+
+@pytest.fixture
+def target() -> FakeTarget:
+    return FakeTarget()
+
+
+def until_written(sink: Sink) -> None:
+    """Wait until the thread that writes later has ended."""
+    writer = sink._writer
+    if writer is not None:
+        writer.join(20)
+        assert not writer.is_alive()
+
+
+def test_lines_are_written_at_once_while_there_is_room(target: FakeTarget) -> None:
+    sink = Sink(target, notice)
+    sink.put(b"one\n")
+    sink.put(b"two\n")
+    assert target.written == b"one\ntwo\n"
+    assert sink._writer is None
+
+
+def test_lines_are_kept_in_order_until_the_reader_goes_on(target: FakeTarget) -> None:
+    target.room = 6
+    sink = Sink(target, notice)
+    for line in (b"one\n", b"two\n", b"three\n"):
+        sink.put(line)
+    assert target.written == b"one\ntw"
+    target.room = None
+    target.go_on.set()
+    until_written(sink)
+    assert target.written == b"one\ntwo\nthree\n"
+
+
+def test_lines_beyond_what_is_kept_are_counted_and_said(target: FakeTarget) -> None:
+    target.room = 0
+    sink = Sink(target, notice)
+    for number in range(MOST_LINES + 1234):
+        sink.put(b"%d\n" % number)
+    target.room = None
+    target.go_on.set()
+    until_written(sink)
+    sink.put(b"after\n")
+    assert target.written.splitlines()[-3:] == [b"%d" % (MOST_LINES - 1), b"lost 1234", b"after"]
+
+
+def test_lines_that_are_kept_have_a_limit_of_bytes(target: FakeTarget) -> None:
+    target.room = 0
+    sink = Sink(target, notice)
+    for _ in range(100):
+        sink.put(b"x" * (1 << 20) + b"\n")
+    assert sum(map(len, sink._waiting)) < 5 << 20
+    sink.close()
+
+
+def test_full_disk_loses_lines_and_nothing_else(target: FakeTarget) -> None:
+    sink = Sink(target, notice)
+    target.error = OSError(errno.ENOSPC, "No space left on device")
+    for _ in range(3):
+        sink.put(b"lost\n")
+    target.error = None
+    sink.put(b"after\n")
+    assert target.written == b"lost 3\nafter\n"
+    assert sink._writer is None
+
+
+def test_part_of_a_line_that_was_lost_is_ended_before_the_next(target: FakeTarget) -> None:
+    target.room = 3
+    sink = Sink(target, notice)
+    sink.put(b"broken\n")
+    target.error = OSError(errno.EPIPE, "Broken pipe")
+    sink.flush(0.1)
+    target.error, target.room = None, None
+    target.go_on.set()
+    until_written(sink)
+    sink.put(b"after\n")
+    assert target.written == b"bro\nlost 1\nafter\n"
+
+
+@pytest.fixture
+def pipe() -> tuple[int, int]:
+    return os.pipe()
+
+
+def test_whoever_logs_into_a_full_pipe_goes_on_and_shares_nothing(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    with os.fdopen(writing, "w") as stream:
+        sink = Sink(target_of(stream), notice)
+        for number in range(20_000):
+            sink.put(b"%07d\n" % number)
+        assert os.get_blocking(writing)  # which other processes may share
+        received = b""
+        while not received.endswith(b"lost") and b"lost" not in received:
+            received += os.read(reading, 1 << 16)
+        numbers = [int(line) for line in received.split(b"\n") if line.isdigit()]
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) >= MOST_LINES
+        sink.close()
+    os.close(reading)
+
+
+def test_socket_that_nobody_reads_is_not_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, ours, ours.makefile("w") as stream:
+        sink = Sink(target_of(stream), notice)
+        for _ in range(20_000):
+            sink.put(b"x" * 100 + b"\n")
+        assert ours.getblocking()
+        assert sink._lost
+        sink.close()
+
+
+def test_pipe_in_place_of_the_log_file_needs_no_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    logs.setup(LogSettings(log_file=str(tmp_path / "log")))
+    try:
+        for _ in range(2000):
+            logging.getLogger("conch").info("x" * 100)
+        reading = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+        assert b'"' + b"x" * 100 + b'"\n' in os.read(reading, 4096)
+        fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 1 << 20)
+        os.close(reading)
+    finally:
+        logs.reset()
+
+
+def test_lines_that_were_lost_are_said_in_the_format_of_the_log() -> None:
+    line = logs._handler._lost(1234)
+    assert line.startswith(b"W") and line.endswith(
+        b'] "1,234 lines of the log were lost: nobody read them, or there was no room for them"\n'
+    )
