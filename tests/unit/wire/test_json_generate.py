@@ -263,3 +263,19 @@ def encoded(shape: tuple[int, ...], layout: Layout, count: int = 4, rows: int = 
 
 def test_event_is_framed_for_an_event_stream() -> None:
     assert server_sent_event(b'{"a":1}') == b'data: {"a":1}\n\n'
+
+
+@pytest.mark.parametrize("value", [[{"role": "user", "content": "Hi"}], {"role": "user"}, 5])
+def test_conversation_as_json_is_told_where_to_go(value: Any) -> None:
+    signature = ModelSignature("m", 1, 0, {"messages": TensorSpec("messages", "BYTES", (1,))}, {}, by_row=True)
+    with pytest.raises(
+        ConchError, match=r"input 'messages' must be a string that holds JSON; .* /v1/chat/completions"
+    ) as refused:
+        decode_generate(json.dumps({"messages": value}).encode(), signature, lambda response: None)
+    assert refused.value.code is Code.INVALID_ARG
+    taken = decode_generate(b'{"messages": "[]"}', signature, lambda response: None)[0]
+    assert taken.inputs["messages"].shape == (1,)
+
+
+def test_model_of_triton_s_gets_its_words_for_an_input_of_that_name() -> None:
+    assert refusal({"messages": [{}]}, TensorSpec("messages", "BYTES", (-1,))) == (Code.INTERNAL, NOT_A_STRING)

@@ -85,10 +85,16 @@ def _described(model: str, tensor: GraphTensor, batched: bool) -> dict[str, Any]
 
 
 def check(config: Mapping[str, Any], inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> None:
-    """Raise INVALID_ARG where a configuration and the graph disagree on a tensor."""
+    """Raise INVALID_ARG where a configuration and the graph disagree, UNSUPPORTED for batches not made here."""
     model = config["name"]
     if config.get("batch_input") or config.get("batch_output"):
         raise unsupported(f"model '{model}' has batch_input or batch_output, which this backend does not make")
+    ragged = [one["name"] for one in config.get("input", ()) if one.get("allow_ragged_batch")]
+    if ragged and int(config.get("max_batch_size", 0)) > 0:
+        raise unsupported(
+            f"model '{model}' has allow_ragged_batch on input '{ragged[0]}', but this backend joins requests along the "
+            "batch dimension alone: leave it out, and requests of other shapes are batched apart"
+        )
     if len(config.get("input", ())) != len(inputs):
         raise invalid(
             f"unable to load model '{model}', configuration expects {len(config.get('input', ()))} inputs, "

@@ -27,6 +27,9 @@ NOT_ONE_RESPONSE: Final = (
     " use generate stream for model that generates various number of responses"
 )
 
+#: Inputs of models for text that no other server's have: they take the text of a JSON document.
+_CONVERSATIONS: Final = frozenset({"messages", "tools"})
+
 
 class Layout(Enum):
     """How outputs become JSON: as Triton writes them, as the value of the only row, or as a list of rows' values."""
@@ -129,6 +132,11 @@ class _Members:
 
     def _tensor(self, spec: TensorSpec, value: Any) -> WireTensor:
         values = value if type(value) is list else [value]
+        if spec.name in _CONVERSATIONS and self.signature.by_row and any(type(one) is not str for one in values):
+            raise invalid(
+                f"input '{spec.name}' must be a string that holds JSON; a list of messages can be sent as it is to "
+                "/v1/chat/completions"
+            )
         dims = (-1, *spec.dims) if self.signature.max_batch_size > 0 else spec.dims
         shape = deduced_shape(spec.name, dims, len(values))
         data = tensor_data.from_json(spec.name, spec.datatype, len(values), values)

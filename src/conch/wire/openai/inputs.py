@@ -15,6 +15,7 @@ from conch.errors import ConchError
 from conch.inference import ModelSignature
 from conch.sampling.parameters import PARAMETERS
 from conch.sampling.structures import GUIDE_TYPES
+from conch.sampling.values import Integer
 from conch.tensors import WireTensor
 from conch.wire.json.tensor import from_json
 from conch.wire.openai.errors import ApiError
@@ -29,6 +30,12 @@ _INPUTS: Final = {
 } | {"stop": ("stop_words", "stop")}  # the in-flight batcher's ``stop`` is a flag that ends a request
 #: Values that change nothing, which a model need not know.
 _NEUTRAL: Final = {known.name: known.neutral for known in PARAMETERS if known.neutral is not None}
+#: Of parameters with several values for the same: the least of them, and the one that says so everywhere.
+_CLAMPS: Final = {
+    known.name: (known.type.low, known.type.clamp)
+    for known in PARAMETERS
+    if isinstance(known.type, Integer) and known.type.clamp is not None
+}
 _COUNTS: Final = ("return_num_input_tokens", "return_num_output_tokens", "return_finish_reason")
 
 
@@ -84,6 +91,9 @@ def _separately(signature: ModelSignature, sampling: dict[str, Any], values: dic
         if key == "structured_outputs":
             _guide(signature, value, values)
             continue
+        if key in _CLAMPS and type(value) is int:
+            low, clamp = _CLAMPS[key]
+            value = clamp if low <= value < clamp else value
         name = next((name for name in (*_INPUTS[key], f"sampling_param_{key}") if name in declared), None)
         if name is not None:
             values[name] = value if type(value) is list else [value]

@@ -161,3 +161,11 @@ def test_tensors_that_batching_adds_are_refused() -> None:
     with pytest.raises(ConchError, match="batch_input") as error:
         check(_config(batch_input=[{"kind": "BATCH_ELEMENT_COUNT"}]), [A], [B])
     assert error.value.code is Code.UNSUPPORTED
+
+
+def test_requests_of_other_shapes_cannot_be_joined_for_a_graph() -> None:
+    ragged = _config(max_batch_size=4)
+    ragged["input"][0]["allow_ragged_batch"] = True
+    with pytest.raises(ConchError, match="has allow_ragged_batch on input 'a', but this backend joins") as error:
+        check(ragged, [A], [B])
+    assert error.value.code is Code.UNSUPPORTED

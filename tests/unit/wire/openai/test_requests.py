@@ -192,9 +192,18 @@ def test_a_value_goes_into_the_first_input_that_may_take_it(member: str, value: 
     assert set(other) == {"text_input", names[1]}
 
 
-@pytest.mark.parametrize("value", [{"top_k": 0}, {"min_tokens": 0}, {"length_penalty": 1}, {"beam_width": 1}])
+@pytest.mark.parametrize(
+    "value", [{"top_k": 0}, {"top_k": -1}, {"min_tokens": 0}, {"length_penalty": 1}, {"beam_width": 1}]
+)
 def test_values_that_change_nothing_need_no_input(value: dict[str, Any]) -> None:
     assert set(generation_inputs(signature(TEXT), {"text_input": b"hi"}, value, stream=False)) == {"text_input"}
+
+
+def test_top_k_that_is_off_is_off_under_both_of_its_values() -> None:
+    model = signature(TEXT, TensorSpec("top_k", "INT32", (1,), optional=True))
+    for value, sent in ((-1, 0), (0, 0), (5, 5), (-2, -2)):
+        inputs = generation_inputs(model, {"text_input": b"hi"}, {"top_k": value}, stream=False)
+        assert int.from_bytes(inputs["top_k"].data, "little", signed=True) == sent
 
 
 @pytest.mark.parametrize(
