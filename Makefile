@@ -3,6 +3,7 @@
 # make test-fast                  unit tests that need no model library
 # make test-lowest                the same with the lowest versions that pyproject.toml declares
 # make test                       all tests
+# make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
 # make check                      format, lint, types and import layers
 # make bench                      measurements: make bench ARGS="serving --rounds 1"
 # make docs                       the tables of docs/ that follow from declarations
@@ -17,7 +18,7 @@ STAMPS := $(VENV)/stamps
 CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRAINTS)
 
-.PHONY: demo test test-fast test-lowest announce check bench docs wheel
+.PHONY: demo test test-fast test-lowest announce fuzz check bench docs wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -31,6 +32,12 @@ test-fast: $(STAMPS)/dev
 # A constraint on what is installed already would be ignored: an environment of its own.
 test-lowest:
 	$(MAKE) test-fast VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt
+
+# Guided by coverage where atheris can be installed, which is not for every Python.
+FUZZ_SECONDS ?= 3600
+fuzz: $(STAMPS)/dev $(STAMPS)/models
+	-@$(PIP) atheris
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m tests.fuzz $(ARGS)
 
 check: $(STAMPS)/dev
 	$(BIN)/ruff format --check
