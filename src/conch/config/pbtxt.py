@@ -12,6 +12,7 @@ from google.protobuf import text_format
 from conch.config.hints import hint
 from conch.config.problem import ConfigError, FieldPath
 from conch.config.schema import ModelConfig, unknown_enum_value
+from conch.errors import one_line
 
 _PLACEHOLDER = re.compile(r"\$\{[^{}\n]*\}")
 _TOKEN = re.compile(
@@ -36,6 +37,9 @@ def parse(text: str, source: str) -> ModelConfig:
         text_format.Parse(text, config)
     except text_format.ParseError as error:
         raise _unreadable(error, text, source) from error
+    except (ValueError, RecursionError) as error:
+        # Of the message, which takes no number of more bits than the field's, and of groups within groups.
+        raise ConfigError(f"failed to read text proto from {source}: {one_line(error)}", path=source) from error
     if unknown := unknown_enum_value(config):
         raise ConfigError(f"failed to read text proto from {source}: unknown value of '{unknown}'", path=source)
     return config

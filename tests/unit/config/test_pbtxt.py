@@ -148,3 +148,11 @@ def test_field_that_is_not_written_is_placed_at_its_parent() -> None:
     assert locate(TEXT, ("input", 7)) == 1
     assert locate(TEXT, ("instance_group",)) == 1
     assert locate("", ("name",)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["input { data_type: 18446744073709551616 }", "input { dims: 9999999999999999999999 }", "max_batch_size: 1e400"],
+)
+def test_number_that_no_field_takes_is_refused(text: str) -> None:
+    assert refusal(text).message.startswith("failed to read text proto from /r/m/config.pbtxt: ")
