@@ -3,4 +3,5 @@
 from tests.hostile.attacks import bodies as bodies
 from tests.hostile.attacks import grpc_messages as grpc_messages
 from tests.hostile.attacks import http2 as http2
+from tests.hostile.attacks import large_bodies as large_bodies
 from tests.hostile.attacks import pipelines as pipelines
