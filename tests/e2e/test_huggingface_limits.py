@@ -52,6 +52,10 @@ def test_a_pair_of_very_long_texts_is_cut_and_the_worker_lives(tmp_path: Path, s
     reply = infer(server, "rerank", text("text_input", "anna " * 50_000), text("text_pair", "bus " * 50_000))
     assert reply.status == 200 and reply.json()["parameters"]["truncated"] == 1
     assert workers(server) == before
+    # Tokenising this takes seconds.
+    reply = infer(server, "rerank", text("text_input", "anna " * 500_000), text("text_pair", "bus"))
+    assert reply.status == 400
+    assert "input 'text_input' has a text of 2500000 bytes; at most 1048576 are read" in reply.json()["error"]
 
 
 def test_a_text_that_nobody_waits_for_any_more_is_not_written_to_its_end(

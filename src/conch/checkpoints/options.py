@@ -20,6 +20,10 @@ ENGINES: Final = ("torch", "onnxruntime", "openvino")
 #: ``openvino`` an export.  ``torch`` is another name for ``transformers`` there.
 TEXT_ENGINES: Final[Mapping[str, str]] = {"openvino": "openvino", "transformers": "torch", "vllm": "torch"}
 
+#: The longest text (bytes) that is read where a model does not say: far more than people write for as many tokens.
+_LEAST_TEXT: Final = 1 << 20
+_TOKEN_BYTES: Final = 32
+
 #: The values that a parameter may have, where they are few.
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("auto", *dict.fromkeys((*ENGINES, *TEXT_ENGINES))),
@@ -78,6 +82,12 @@ class Options:
         "on PyTorch and for text generation. `auto`: float32 on a CPU, as stored on a GPU",
     )
     max_length: int = _parameter(0, "tokens", "what the files say, otherwise 512", "the longest text")
+    max_text_bytes: int = _parameter(
+        0,
+        "bytes",
+        "32 for each token that the model takes, 1 MiB at least",
+        "the longest text that is read at all: a longer one is refused before it is tokenised",
+    )
     truncation: str = _parameter(
         "truncate", "`truncate`, `refuse`", "`truncate`; text generation: `refuse`", "what happens to a longer one"
     )
@@ -139,6 +149,13 @@ class Options:
             extra={**below.extra, **self.extra},
             given=self.given | below.given,
         )
+
+    def text_limit(self, tokens: int) -> int:
+        """The longest text (bytes) for a model that takes ``tokens`` tokens.
+
+        It cannot be derived from a vocabulary: a word that is not in it may be one token, whatever its length.
+        """
+        return self.max_text_bytes or max(_LEAST_TEXT, _TOKEN_BYTES * tokens)
 
     def text(self, name: str, default: str = "") -> str:
         """A parameter of ``extra`` as text."""

@@ -103,3 +103,9 @@ def test_undeclared_parameters_are_kept_for_the_task() -> None:
 def test_undeclared_parameter_that_is_no_number_is_refused_when_read(value: str) -> None:
     with pytest.raises(ConchError, match=f"parameter 'stride' is '{value}'; it must be a number"):
         Options(extra={"stride": value}).number("stride")
+
+
+def test_the_longest_text_follows_from_the_tokens_that_a_model_takes_unless_it_is_given() -> None:
+    assert Options().text_limit(512) == 1 << 20
+    assert Options().text_limit(131_072) == 4 << 20
+    assert Options(max_text_bytes=100).text_limit(131_072) == 100

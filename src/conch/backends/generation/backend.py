@@ -99,6 +99,7 @@ class GenerationBackend(NativeBackend):
             prompts = [tokenizer.encode(text) for text in _EXAMPLES]
             engine.verify([prompt for prompt in prompts if prompt])
         self.runs_with = _runs_with(engine, spec, checkpoint)
+        self.text_limit = checkpoint.options.text_limit(engine.context)
         return engine
 
     def serve(self, engine: GenerationEngine, contract: Contract, *, reserve: bool) -> None:

@@ -58,13 +58,17 @@ class Result:
     parameters: dict[str, bool | int | float | str] = field(default_factory=dict)
 
 
+#: How many times as long as one text all texts of an input may be.
+TEXTS_TOGETHER: Final = 16
+
+
 class Request:
     """One request in a worker; ``outputs`` are the names of the outputs that its response shall have.
 
     The methods that read an input raise INVALID_ARG, naming it, where the request does not have it.
     """
 
-    __slots__ = ("cancelled", "id", "inputs", "outputs", "parameters", "rows", "serial")
+    __slots__ = ("cancelled", "id", "inputs", "outputs", "parameters", "rows", "serial", "text_limit")
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class Request:
         id: str = "",
         parameters: dict[str, Any] | None = None,
         batched: bool = True,
+        text_limit: int = 0,
     ) -> None:
         self.serial = serial
         self.id = id
@@ -84,6 +89,8 @@ class Request:
         #: The batch dimension; 1 for a model without one.
         self.rows = next((tensor.shape[0] for tensor in inputs.values() if tensor.shape), 1) if batched else 1
         self.cancelled = False
+        #: The longest text (bytes) that the model reads; 0 for no limit.
+        self.text_limit = text_limit
 
     @property
     def size(self) -> int:
@@ -103,8 +110,14 @@ class Request:
         return split_bytes(self._tensor(name).data)
 
     def texts(self, name: str) -> list[str]:
-        """The elements of a BYTES tensor as text; invalid UTF-8 is refused with its position."""
+        """The elements of a BYTES tensor as text; invalid UTF-8 is refused with its position.
+
+        So are texts longer than ``text_limit``, and all together beyond ``TEXTS_TOGETHER`` times as much: whatever
+        reads them takes longer than what refuses them afterwards.
+        """
         elements = self.files(name)
+        if self.text_limit:
+            self._check_sizes(name, elements)
         try:
             return [element.decode() for element in elements]
         except UnicodeDecodeError:
@@ -114,6 +127,20 @@ class Request:
                 except UnicodeDecodeError as error:
                     raise invalid(f"input '{name}' is not valid UTF-8: element {index}, byte {error.start}") from None
             raise
+
+    def _check_sizes(self, name: str, elements: list[bytes]) -> None:
+        limit, most = self.text_limit, TEXTS_TOGETHER * self.text_limit
+        longest = max(map(len, elements), default=0)
+        if longest > limit:
+            raise invalid(
+                f"input '{name}' has a text of {longest} bytes; at most {limit} are read. Use parameter"
+                " 'max_text_bytes' of the model to increase the limit."
+            )
+        if (size := len(self.inputs[name].data)) > most:
+            raise invalid(
+                f"input '{name}' has {size} bytes of texts; at most {most} are read at a time. Use parameter"
+                " 'max_text_bytes' of the model to increase the limit."
+            )
 
     def option(self, name: str, default: Any = None) -> Any:
         """The value of an optional input of one element, which holds for the whole request; ``default`` without it.

@@ -47,6 +47,8 @@ class NativeBackend(ABC):
         self._log: dict[str, Any] = init["log"]
         self._datatypes: dict[str, str] = {}
         self._batched = True
+        #: The longest text (bytes) that requests may have; 0 for any length.
+        self.text_limit = 0
 
     @abstractmethod
     def complete(self) -> str:
@@ -120,6 +122,7 @@ class NativeBackend(ABC):
             id=fields["id"],
             parameters=fields["parameters"],
             batched=self._batched,
+            text_limit=self.text_limit,
         )
 
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class HuggingFaceBackend(BatchBackend):
         os.environ.setdefault("OMP_NUM_THREADS", str(divided(cores, instance["count"])))
         opener = EngineOpener(checkpoint, instance)
         self._task = make_task(checkpoint, checkpoint.options, opener)
+        self.text_limit = checkpoint.options.text_limit(checkpoint.max_length)
         self.runs_with = opener.told
         if not opener.on_gpu:
             self.runs_with["threads"] = str(cores)

@@ -221,3 +221,37 @@ def test_what_is_no_ordinary_exception_fails_the_batch_as_well() -> None:
     backend, channel = start(Exiting)
     execute(backend, numbers(1), numbers(2))
     assert [response["error"][1] for response in channel.done()] == ["SystemExit: enough"] * 2
+
+
+class Reader(BatchBackend):
+    """Reads texts of at most 10 bytes, and gives their lengths."""
+
+    def complete(self) -> str:
+        return "{}"
+
+    def load(self, instance: Mapping[str, Any]) -> None:
+        self.text_limit = 10
+
+    def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
+        results: list[Result | ConchError] = []
+        for request in requests:
+            try:
+                lengths = np.array([len(text) for text in request.texts("x")], np.float32)
+                results.append(Result({"y": lengths}))
+            except ConchError as error:
+                results.append(error)
+        return results, {}
+
+
+def test_texts_that_would_take_long_to_read_are_refused_one_by_one() -> None:
+    backend, channel = start(Reader)
+
+    def texts(*values: bytes) -> list[WireTensor]:
+        return [WireTensor("x", "BYTES", (len(values), 1), pack_bytes(values))]
+
+    execute(backend, texts(b"a" * 10), texts(b"a", b"a" * 11), texts(*[b"a" * 6] * 17))
+    fits, longer, more = channel.done()
+    assert array_of(fits["outputs"]["y"]).tolist() == [10.0]
+    assert longer["error"][0] == "INVALID_ARG"
+    assert "input 'x' has a text of 11 bytes; at most 10 are read" in longer["error"][1]
+    assert "input 'x' has 170 bytes of texts; at most 160 are read at a time" in more["error"][1]

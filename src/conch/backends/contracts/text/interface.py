@@ -36,6 +36,8 @@ _RETURN_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "return_token_ids": ("token_ids",),
     "return_log_probs": ("cumulative_logprob", "logprobs"),
 }
+#: Words that a request may forbid; each is tokenised twice.
+_MOST_WORDS: Final = 4096
 _TEXTS: Final = ("text_input", "messages", "tools", "chat_template_kwargs", "sampling_parameters")
 
 
@@ -144,7 +146,9 @@ class TextInterface:
         return prompt, sampling
 
     def _token_ids_of_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """The token ids of the ways to write each word: as it is, and after a space."""
+        """The token ids of the ways to write each word: as it is, and after a space.  Raises INVALID_ARG for many."""
+        if len(words) > _MOST_WORDS:
+            raise invalid(f"'bad_words' has {len(words)} words; at most {_MOST_WORDS} are allowed")
         forms = [
             tuple(self.tokenizer.encode(form, special_tokens=False)) for word in words for form in (word, f" {word}")
         ]
