@@ -29,6 +29,7 @@ from conch.frontends.ports import holder
 from conch.repository.errors import NotFoundError, PollError
 from conch.repository.scan import ModelRepository
 from conch.server.core import EXTENSIONS, InferenceServer
+from conch.server.heap import heap_trimmer
 from conch.settings import SERVER_VERSION, Settings, by_scope
 from conch.telemetry.metrics import MetricsConfig, Registry
 
@@ -183,6 +184,7 @@ class Application:
             HttpListener(MetricsPage(registry, limits.slices), limits) if settings.allow_metrics else None
         )
         self._services: list[str] = []
+        self._heap = heap_trimmer()
 
     async def listen(self) -> None:
         """Bind the ports.  Raises INTERNAL that names all that are taken, by whom, and their flags.
@@ -249,6 +251,8 @@ class Application:
             stops.append(self._grpc.stop(FLUSH_SECONDS))
         await asyncio.gather(*stops)
         await self._codec.close()
+        if self._heap is not None:
+            self._heap.close()
         return in_time
 
     def abandon(self) -> None:

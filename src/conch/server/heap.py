@@ -1,0 +1,76 @@
+"""Gives memory back to the system that the C library keeps after large bodies have been freed.
+
+glibc takes blocks of up to 32 MiB from heaps once such a block has been freed, and a heap shrinks only from its end:
+one small block there keeps hundreds of megabytes.  For a busy server that is right, since its next body goes into the
+same pages; one that is at rest should give them back.  Made by :mod:`conch.app`; looks at the process twice a second,
+on its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from collections.abc import Callable
+from time import process_time
+from typing import Final
+
+from conch.telemetry.processes import resident_bytes
+
+PERIOD: Final = 0.5
+#: A server that computed for no more than this share of a period was at rest.
+_REST: Final = 0.2
+#: What is worth the trouble (bytes).
+_WORTH: Final = 16 << 20
+
+
+class HeapTrimmer:
+    """Trims the heap when the process is at rest and has more memory than when it was trimmed last.
+
+    ``trim`` is called in a thread; ``resident`` and ``computed`` tell the bytes in memory and the seconds of processor
+    time of this process.
+    """
+
+    def __init__(
+        self,
+        trim: Callable[[], object],
+        resident: Callable[[], int] = lambda: resident_bytes(os.getpid()),
+        computed: Callable[[], float] = process_time,
+    ) -> None:
+        self._trim = trim
+        self._resident = resident
+        self._computed = computed
+        self._loop = asyncio.get_running_loop()
+        self._least = 0
+        self._before = computed()
+        self._timer = self._loop.call_later(PERIOD, self._look)
+        self._trimming: asyncio.Future[object] | None = None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        before, self._before = self._before, self._computed()
+        self._timer = self._loop.call_later(PERIOD, self._look)
+        if self._before - before > _REST * PERIOD or self._trimming is not None:
+            return
+        resident = self._resident()
+        if resident < self._least + _WORTH:
+            self._least = min(resident, self._least or resident)
+            return
+        self._trimming = self._loop.run_in_executor(None, self._trim)
+        self._trimming.add_done_callback(self._trimmed)
+
+    def _trimmed(self, trimming: asyncio.Future[object]) -> None:
+        self._trimming = None
+        self._least = self._resident()
+
+
+def heap_trimmer() -> HeapTrimmer | None:
+    """Start trimming; None where the C library has nothing for it, or gives all memory back by itself."""
+    try:
+        malloc_trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+    return HeapTrimmer(lambda: malloc_trim(0))
