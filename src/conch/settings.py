@@ -161,6 +161,9 @@ class Settings:
         300, "Workers", "Seconds for the last requests of a model that is unloaded or replaced; 0 for any."
     )
     finalize_timeout_secs: Number = option(10, "Workers", "Seconds that a worker may take to end, with its finalize.")
+    worker_template_secs: Number = option(
+        60, "Workers", "Seconds to keep imported what a worker alone, or none, shares with others; 0 shares nothing."
+    )
 
     allow_http: bool = option(True, "HTTP", "Serve HTTP.")
     http_address: str = option("127.0.0.1", "HTTP", "Address to listen on, 0.0.0.0 for all.", common=True)

@@ -6,6 +6,9 @@ import psutil
 
 from tests.servers import ConchServer
 
+#: What a process is called that workers are forked from.
+TEMPLATE = "conch-template"
+
 
 def workers(server: ConchServer) -> list[psutil.Process]:
     """The server's worker processes, oldest first."""
@@ -16,9 +19,16 @@ def workers(server: ConchServer) -> list[psutil.Process]:
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return any(part.endswith("workers/child/worker.py") for part in process.cmdline())
+        return process.name() != TEMPLATE and any(part.endswith("child/worker.py") for part in process.cmdline())
     except psutil.Error:
         return False
+
+
+def templates(server: ConchServer) -> list[psutil.Process]:
+    """The processes that the server's workers are forked from, oldest first."""
+    assert server.process is not None
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return sorted((c for c in children if c.name() == TEMPLATE), key=lambda child: child.pid)
 
 
 def alive(process: psutil.Process) -> bool:

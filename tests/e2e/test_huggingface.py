@@ -127,6 +127,12 @@ def test_each_of_several_texts_gets_an_answer(server: ConchServer) -> None:
     assert only == single[0]["label"]
 
 
+def test_workers_share_what_they_import(server: ConchServer) -> None:
+    memory = [worker.memory_full_info() for worker in workers(server)]
+    assert len(memory) == 4
+    assert all(one.uss < one.rss / 3 for one in memory), memory
+
+
 def test_misspelt_option_is_refused_in_every_protocol(server: ConchServer) -> None:
     refusal = "parameter 'tpo_k' is not known to model 'classifier'; did you mean 'top_k'?"
     reply = post(server.http, "/v2/models/classifier/generate", {"text_input": "anna", "tpo_k": 1})

@@ -37,6 +37,7 @@ from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.environment import Environments
 from conch.workers.host.processes import WorkerProcesses
+from conch.workers.host.templates import Templates
 
 LOG = logging.getLogger("conch")
 
@@ -61,6 +62,7 @@ class InferenceServer:
         self._table.starting = None
         self._environments = Environments()
         self._processes = WorkerProcesses(patience=patience_of(settings))
+        self._templates = Templates(settings.worker_template_secs)
         loader = Loader(
             settings,
             visible_gpus(),
@@ -69,6 +71,7 @@ class InferenceServer:
             BlsModels(self._table, self),
             self._environments,
             self._processes.new,
+            self._templates,
         )
         self.ledger = MemoryLedger(self._table, checks=settings.check_memory_on_load)
         registry.before_rendering = self.ledger.refresh
@@ -272,6 +275,7 @@ class InferenceServer:
         await asyncio.gather(*(model.stop(patience) for model in models))
         ended = await self._rollout.finish(max(deadline - loop.time(), 0.0))
         await self._processes.close()
+        await self._templates.close()
         await self._rollout.dispose_all()
         await self._environments.close()
         return ended and in_time

@@ -34,6 +34,7 @@ from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments
 from conch.workers.host.process import WorkerProcess
 from conch.workers.host.spawn import spawn_at_terminal
+from conch.workers.host.templates import Templates
 
 LOG = logging.getLogger("conch")
 
@@ -51,7 +52,8 @@ class Loader:
 
     ``find_member`` reaches a loaded model for a step of an ensemble; ``new_statistics`` makes the
     counters of a version as the metrics settings want them; ``models`` takes the calls of models; ``new_process`` makes
-    a worker process by its name, which is not started yet.
+    a worker process by its name, and by what spawns it unless that is the usual way, which is not started yet;
+    ``templates`` fork workers, if there are any.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class Loader:
         new_statistics: NewStatistics,
         models: BlsServer | None = None,
         environments: Environments | None = None,
-        new_process: Callable[[str], WorkerProcess] = WorkerProcess,
+        new_process: Callable[..., WorkerProcess] = WorkerProcess,
+        templates: Templates | None = None,
     ) -> None:
         self._settings = settings
         self._gpus = gpus
@@ -71,6 +74,7 @@ class Loader:
         self._models = models
         self._environments = environments or Environments()
         self._new_process = new_process
+        self._templates = templates
 
     def configure(self, files: ModelFiles) -> ModelConfig:
         """The configuration before any backend has looked at the model.
@@ -171,7 +175,9 @@ class Loader:
 
     def _starter(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> WorkerStarter:
         settings = {one.key: one.value for one in self._settings.backend_config if one.scope in ("", config.backend)}
-        new_process = partial(WorkerProcess, spawn=spawn_at_terminal) if self._debugs(config) else self._new_process
+        new_process, templates = self._new_process, self._templates
+        if self._debugs(config):
+            new_process, templates = partial(WorkerProcess, spawn=spawn_at_terminal), None
         return WorkerStarter(
             files,
             version,
@@ -181,6 +187,7 @@ class Loader:
             self._environments,
             new_process,
             on_stalled,
+            templates=templates,
             warmup_limit=self._settings.max_warmup_bytes,
         )
 

@@ -31,6 +31,7 @@ from conch.telemetry.processes import resident_bytes
 from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments
 from conch.workers.host.process import WorkerProcess
+from conch.workers.host.templates import TemplateKind, Templates
 
 LOG = logging.getLogger("conch")
 
@@ -69,9 +70,10 @@ class WorkerStarter:
         backend_config: Mapping[str, str] | None = None,
         models: BlsServer | None = None,
         environments: Environments | None = None,
-        new_process: Callable[[str], WorkerProcess] = WorkerProcess,
+        new_process: Callable[..., WorkerProcess] = WorkerProcess,
         on_stalled: LeavePlace = lambda: None,
         *,
+        templates: Templates | None = None,
         warmup_limit: int = 128 << 20,
     ) -> None:
         if config.backend not in BACKENDS:
@@ -88,11 +90,13 @@ class WorkerStarter:
         self._new_process = new_process
         self._on_stalled = on_stalled
         self._warmup_limit = warmup_limit
+        self._templates = templates
         self._said: set[str] = set()
 
     async def complete(self) -> tuple[WorkerProcess, ModelConfig]:
         """Start a worker and have its model complete the configuration.  Returns both; raises what the model raised."""
-        worker = await self._start(f"{self.config.name}_0", dict(os.environ))
+        environment = dict(os.environ)
+        worker = await self._start(f"{self.config.name}_0", environment, await self._kind(environment))
         try:
             async with self._followed(worker):
                 answer = await worker.ask({"op": "complete"})
@@ -106,9 +110,14 @@ class WorkerStarter:
         if worker is not None and placement.kind == "GPU":
             await worker.stop()  # it was started without its device
             worker = None
-        if worker is None:
-            environment = environment_for(placement.device) if placement.kind == "GPU" else dict(os.environ)
-            worker = await self._start(placement.name, environment)
+        if placement.kind == "GPU":
+            worker = await self._start(placement.name, environment_for(placement.device))
+        else:
+            environment = dict(os.environ)
+            kind = await self._kind(environment)
+            worker = worker or await self._start(placement.name, environment, kind)
+            if kind is not None:
+                worker = await self._sharing(placement, worker, environment, kind)
         worker.name = placement.name
         try:
             config = render.to_json(self.config)
@@ -168,20 +177,55 @@ class WorkerStarter:
             facts["max_batch_size"] = str(self.config.max_batch_size)
         return facts
 
-    async def _start(self, name: str, environment: dict[str, str]) -> WorkerProcess:
-        """A process that has been told which model it is to run, in the interpreter that the model asks for."""
-        files, config = self._files, self.config
-        execution_env_path = parameters(config).get("EXECUTION_ENV_PATH", "")
-        python = await self._environments.python(execution_env_path, files.directory)
-        worker = self._new_process(name)
+    async def _sharing(
+        self, placement: WorkerPlacement, worker: WorkerProcess, environment: dict[str, str], kind: TemplateKind
+    ) -> WorkerProcess:
+        """A worker that shares with others what ``worker`` would import for its model; ``worker`` if that is nothing.
+
+        Only a worker can tell, which reads the model's files for it, and ends then.
+        """
+        try:
+            async with self._followed(worker):
+                answer = await worker.ask({"op": "preloads", "instance": instance_fields(placement)})
+            if not answer["modules"]:
+                return worker
+            sharing = kind.sharing(answer["modules"], answer["environment"])
+            shared = await self._start(placement.name, environment, sharing)
+        except BaseException:
+            worker.kill()
+            raise
+        worker.kill()
+        return shared
+
+    async def _kind(self, environment: Mapping[str, str]) -> TemplateKind | None:
+        """The kind of template that forks workers for this model; None if they share nothing."""
+        if self._templates is None:
+            return None
+        module = BACKENDS[self.config.backend].implementation.partition(":")[0]
+        return self._templates.kind_of(await self._python(), environment, module)
+
+    async def _python(self) -> str:
+        execution_env_path = parameters(self.config).get("EXECUTION_ENV_PATH", "")
+        return await self._environments.python(execution_env_path, self._files.directory)
+
+    async def _start(self, name: str, environment: dict[str, str], kind: TemplateKind | None = None) -> WorkerProcess:
+        """A process that has been told which model it is to run, in the interpreter that the model asks for.
+
+        It is forked from a template of ``kind``, if there can be one.
+        """
+        python = await self._python()
+        spawn = None
+        if kind is not None and self._templates is not None:
+            spawn = await self._templates.fork(kind, environment)
+        worker = self._new_process(name, spawn) if spawn is not None else self._new_process(name)
         worker.said = self._said
-        worker.model = files.name
+        worker.model = self._files.name
         worker.loading = True
-        if config.backend == "python":
+        if self.config.backend == "python":
             worker.patience = with_stub_timeout(worker.patience, self._backend_config.get("stub-timeout-seconds"))
         if self._models is not None:
-            worker.serve_bls(self._models, files.name)
-        frame = init_frame(files, self._version, config, self._backend_config)
+            worker.serve_bls(self._models, self._files.name)
+        frame = init_frame(self._files, self._version, self.config, self._backend_config)
         worker.start(frame, python=python, environment=environment)
         return worker
 

@@ -1,8 +1,12 @@
-"""The versions of the libraries that run models.  Needs the standard library only."""
+"""The libraries that run models: their versions, and what processes import.  Needs the standard library only."""
 
 from __future__ import annotations
 
 import sys
+from typing import Final
+
+#: What any network in transformers needs; the network's own module, which is small, comes with the model.
+TRANSFORMERS: Final = ("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 
 
 def versioned(name: str, *modules: str) -> str:

@@ -35,6 +35,15 @@ def pooled(threads: int, instances: int) -> int:
     return max(1, threads - max(1, instances) + 1)
 
 
+def openmp(cores: int, instances: int) -> dict[str, str]:
+    """The variable that gives code which uses OpenMP a share of ``cores``, as long as nothing has imported it.
+
+    What the environment says already counts.
+    """
+    name = "OMP_NUM_THREADS"
+    return {name: os.environ.get(name) or str(divided(cores, instances))}
+
+
 def _v2(group: Path) -> float | None:
     try:
         quota, period = (group / "cpu.max").read_text().split()

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from conch.backends.native.arrays import Request, Result, failure
 from conch.backends.native.backend import BatchBackend
-from conch.backends.native.libraries import versioned
-from conch.backends.native.threads import divided, usable_cores
+from conch.backends.native.libraries import TRANSFORMERS, versioned
+from conch.backends.native.threads import openmp, usable_cores
 from conch.backends.tasks.base import ExecutionWork, PreparedRequest, Task
 from conch.backends.tasks.engines.base import NetworkEngine
-from conch.backends.tasks.engines.choice import PRECISIONS, open_engine
+from conch.backends.tasks.engines.choice import PRECISIONS, choose, open_engine
 from conch.backends.tasks.signature import complete_config
 from conch.backends.tasks.table import describe_task, make_task
 from conch.checkpoints.folder import Checkpoint
@@ -48,6 +48,15 @@ class HuggingFaceBackend(BatchBackend):
     def complete(self) -> str:
         return json.dumps(complete_config(self.config, describe_task(self._checkpoint, self._checkpoint.options)))
 
+    def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
+        """The modules that ``load`` is going to import for ``instance``, and the variables that it sets before."""
+        engine, _, _ = choose(self._checkpoint, self._checkpoint.options)
+        return (TRANSFORMERS, self._variables(instance)) if engine == "torch" else ((), {})
+
+    def _variables(self, instance: Mapping[str, Any]) -> dict[str, str]:
+        # What PyTorch's threads are for any code of a checkpoint; engines of ours say it themselves.
+        return openmp(self._checkpoint.options.threads or usable_cores(), instance["count"])
+
     def load(self, instance: Mapping[str, Any]) -> None:
         if not self._batched:
             raise invalid(
@@ -56,9 +65,8 @@ class HuggingFaceBackend(BatchBackend):
             )
         checkpoint = self._checkpoint
         self.warn_of(checkpoint.warning)
-        # What PyTorch's threads are for any code of a checkpoint; engines of ours say it themselves.
         cores = checkpoint.options.threads or usable_cores()
-        os.environ.setdefault("OMP_NUM_THREADS", str(divided(cores, instance["count"])))
+        os.environ.update(self._variables(instance))
         opener = EngineOpener(checkpoint, instance)
         self._task = make_task(checkpoint, checkpoint.options, opener)
         self.text_limit = checkpoint.options.text_limit(checkpoint.max_length)

@@ -48,7 +48,7 @@ class CodecProcess:
                     stdout=subprocess.DEVNULL,
                     pass_fds=(fd,),
                 )
-            self._process = SpawnedProcess(popen, None, self._exited)
+            self._process = SpawnedProcess(popen.pid, popen.wait, None, self._exited)
         except OSError:
             self._socket.close()
             raise

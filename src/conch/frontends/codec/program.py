@@ -19,7 +19,7 @@ from conch.frontends.codec import decode, encode
 from conch.frontends.codec.documents import error_document
 from conch.frontends.codec.memory import Header, SharedMessage, receive
 from conch.tensors import Buffer
-from conch.workers.child.worker import end_with_parent
+from conch.workers.child.parentage import end_with_parent
 
 WORK: Final = {**decode.WORK, **encode.WORK}
 #: The most bytes of a header, which the server reads on its event loop.

@@ -1,6 +1,7 @@
 """The program of a worker process: ``python worker.py <socket fd>``, and ``--at-terminal`` where a model is debugged.
 
-Started by ``workers/host/process.py`` by its path, so that it runs in any environment that has numpy and
+With ``--template`` it is that of a process which forks workers (``template.py``).  The server starts it
+(``workers/host/spawn.py``) by its path, so that it runs in any environment that has numpy and
 Python 3.8: of the server's packages it sees only ``conch`` itself, and nothing of what conch needs.
 The main thread reads frames and makes the backend's calls; a backend may ask for more threads that do
 the same.  Every failure is answered with a frame.
@@ -9,7 +10,6 @@ the same.  Every failure is answered with a frame.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import importlib
 import os
 import signal
@@ -18,21 +18,25 @@ import sys
 import threading
 import traceback
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 if TYPE_CHECKING:
     from conch.workers.child.channel import Channel
 
 #: The argument that leaves the server's terminal to the model.
 AT_TERMINAL = "--at-terminal"
+#: The argument that makes it a template.
+TEMPLATE = "--template"
 
-_PR_SET_PDEATHSIG = 1
 
-
-def main(fd: int, at_terminal: bool = False) -> None:
-    """Serve the channel at ``fd`` until the server says stop or goes away."""
-    end_with_parent()
+def main(fd: int, *arguments: str) -> None:
+    """Serve the channel at ``fd``, or the control socket of a template, until the server says stop or goes away."""
     find_conch()
+    from conch.workers.child.messages import line_buffer_streams
+    from conch.workers.child.parentage import end_with_parent
+
+    end_with_parent()
+    at_terminal = AT_TERMINAL in arguments
     # Ctrl+C and a service manager reach the whole group: the server finishes what runs, then ends its workers.
     # A handler, unlike SIG_IGN, is not inherited by programs that the model starts.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -44,14 +48,24 @@ def main(fd: int, at_terminal: bool = False) -> None:
         os.dup2(null, 0)
         os.close(null)
     sys.argv = [""]  # the model's, as it would be for a program without arguments
+    line_buffer_streams()
+    os.set_inheritable(fd, False)
+    if TEMPLATE in arguments:
+        from conch.workers.child.template import TemplateProgram
 
+        TemplateProgram(socket.socket(fileno=fd), work).serve()
+    work(fd, at_terminal)
+
+
+def work(fd: int, at_terminal: bool = False) -> None:
+    """Be the worker at the channel ``fd``; does not return."""
     from conch.workers.child.breakpoints import debug_at_terminal, pass_breakpoints
     from conch.workers.child.channel import Channel
     from conch.workers.child.heartbeat import HEARTBEAT
-    from conch.workers.child.messages import line_buffer_streams, send_messages
+    from conch.workers.child.messages import send_messages
+    from conch.workers.child.parentage import take_name
 
-    line_buffer_streams()
-    os.set_inheritable(fd, False)
+    take_name("conch-worker")
     connection = socket.socket(fileno=fd)
     os.register_at_fork(after_in_child=connection.close)
     channel = Channel(connection, on_closed=lambda: os._exit(1))
@@ -62,12 +76,6 @@ def main(fd: int, at_terminal: bool = False) -> None:
     else:
         pass_breakpoints(channel)
     Worker(channel).serve()
-
-
-def end_with_parent() -> None:
-    """On Linux, have this process killed when its parent ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def find_conch() -> None:
@@ -130,6 +138,9 @@ class Worker:
                     self._open(header)
                 elif op == "complete":
                     channel.send({"op": "completed", "config": self._backend.complete()})
+                elif op == "preloads":
+                    preloads = getattr(self._backend, "preloads", _none)(header["instance"])
+                    channel.send({"op": "preloads", "modules": preloads[0], "environment": preloads[1]})
                 elif op == "start":
                     ready = {"op": "ready", "async": self._backend.start(header["instance"], header["config"])}
                     if hasattr(self._backend, "slots"):
@@ -174,6 +185,11 @@ class Worker:
             self._open_error = error
 
 
+def _none(instance: Any) -> Tuple[List[str], Dict[str, str]]:
+    """What a backend imports before it loads a model, and the variables to set before: nothing worth sharing."""
+    return [], {}
+
+
 def _interpreter() -> str:
     return "python " + ".".join(map(str, sys.version_info[:3]))
 
@@ -186,4 +202,4 @@ def end() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), AT_TERMINAL in sys.argv[2:])
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -13,6 +13,7 @@ from weakref import WeakSet
 from conch.errors import unavailable
 from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Patience
 from conch.workers.host.process import WorkerProcess
+from conch.workers.host.spawn import Spawn, spawn
 from conch.workers.host.watch import WorkerWatch
 
 
@@ -23,7 +24,7 @@ class WorkerProcesses:
     """
 
     def __init__(
-        self, new: Callable[[str], WorkerProcess] = WorkerProcess, patience: Patience = DEFAULT_PATIENCE
+        self, new: Callable[[str, Spawn], WorkerProcess] = WorkerProcess, patience: Patience = DEFAULT_PATIENCE
     ) -> None:
         self._new = new
         self._patience = patience
@@ -32,11 +33,11 @@ class WorkerProcesses:
         self._closed = False
         self.kills: Counter[tuple[str, Cause]] = Counter()
 
-    def new(self, name: str) -> WorkerProcess:
-        """A worker that has not been started.  Raises UNAVAILABLE after :meth:`close`."""
+    def new(self, name: str, spawn: Spawn = spawn) -> WorkerProcess:
+        """A worker that ``spawn`` is going to start.  Raises UNAVAILABLE after :meth:`close`."""
         if self._closed:
             raise unavailable(f"worker '{name}' is not started: the server is stopping")
-        process = self._new(name)
+        process = self._new(name, spawn)
         process.patience = self._patience
         process.on_kill = self._count
         self._made.add(process)

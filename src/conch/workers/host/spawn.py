@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
@@ -41,34 +42,30 @@ Spawn = Callable[
 
 
 class SpawnedProcess:
-    """A child of this process.
+    """A child of this process; ``wait`` returns its status once it has ended, negative for a signal.
 
     A process that the model forked may hold the channel open, so only the pid tells the end for certain: on Linux a
-    pidfd reports it, elsewhere the end is noticed when the process is killed because its channel has closed.
+    pidfd reports it, elsewhere the end is noticed when the process is killed because its channel has closed.  Raises
+    OSError without a descriptor.
     """
 
     def __init__(
-        self, popen: subprocess.Popen[bytes], output: WorkerOutput | None, on_exit: Callable[[], None]
+        self, pid: int, wait: Callable[[], int], output: WorkerOutput | None, on_exit: Callable[[], None]
     ) -> None:
-        self._popen = popen
+        self.pid = pid
+        self.exit_status: int | None = None
+        self._wait = wait
         self._output = output
         self._on_exit = on_exit
         self._pidfd = -1
         if hasattr(os, "pidfd_open"):
-            self._pidfd = os.pidfd_open(popen.pid)
+            self._pidfd = os.pidfd_open(pid)
             asyncio.get_running_loop().add_reader(self._pidfd, self._exited)
 
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def exit_status(self) -> int | None:
-        return self._popen.returncode
-
     def kill(self) -> None:
-        if self._popen.poll() is None:
-            self._popen.kill()
+        if self.exit_status is not None:
+            return
+        os.kill(self.pid, signal.SIGKILL)  # it has not been waited for, so the id is its own
         if self._pidfd < 0:
             self._exited()
 
@@ -77,7 +74,7 @@ class SpawnedProcess:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
-        self._popen.wait()
+        self.exit_status = self._wait()
         if self._output is not None:
             self._output.close()
             self._output = None
@@ -93,10 +90,29 @@ def spawn(
     python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
 ) -> tuple[ChildProcess, socket.socket]:
     """Start a worker.  Raises OSError when the process or a descriptor for it cannot be had."""
+    return _spawn_logged(python, environment, on_exit, on_line, socket.SOCK_STREAM)
+
+
+def spawn_template(
+    python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
+) -> tuple[ChildProcess, socket.socket]:
+    """Start a template (``workers/child/template.py``); the socket is its control socket.  Otherwise as ``spawn``."""
+    return _spawn_logged(python, environment, on_exit, on_line, socket.SOCK_SEQPACKET, program.TEMPLATE)
+
+
+def _spawn_logged(
+    python: str,
+    environment: Mapping[str, str],
+    on_exit: Callable[[], None],
+    on_line: Callable[[str], None],
+    kind: socket.SocketKind,
+    *arguments: str,
+) -> tuple[ChildProcess, socket.socket]:
     readable, writable = os.pipe()
     output: WorkerOutput | None = None
     try:
-        popen, ours = _start(python, environment, streams=(subprocess.DEVNULL, writable, writable))
+        streams = (subprocess.DEVNULL, writable, writable)
+        popen, ours = _start(python, environment, *arguments, kind=kind, streams=streams)
         output = WorkerOutput(readable, on_line)
     finally:
         os.close(writable)
@@ -133,10 +149,11 @@ def _start(
     python: str,
     environment: Mapping[str, str],
     *arguments: str,
+    kind: socket.SocketKind = socket.SOCK_STREAM,
     streams: tuple[int | None, int | None, int | None] = (None, None, None),
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """The program with ``arguments``; standard input, output and error are this process's where there is None."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     stdin, stdout, stderr = streams
     try:
         with theirs:
@@ -155,7 +172,7 @@ def _watched(
     popen: subprocess.Popen[bytes], ours: socket.socket, output: WorkerOutput | None, on_exit: Callable[[], None]
 ) -> tuple[ChildProcess, socket.socket]:
     try:
-        return SpawnedProcess(popen, output, on_exit), ours
+        return SpawnedProcess(popen.pid, popen.wait, output, on_exit), ours
     except OSError:
         popen.kill()
         popen.wait()

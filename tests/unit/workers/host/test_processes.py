@@ -5,20 +5,15 @@ from __future__ import annotations
 import pytest
 
 from conch.errors import Code, ConchError
-from conch.workers.host.process import WorkerProcess
 from conch.workers.host.processes import WorkerProcesses
 from tests.unit.workers.host.fakes import FakeChild
 
 
 async def test_workers_that_are_left_are_killed_and_waited_for() -> None:
-    children: list[FakeChild] = []
-
-    def new(name: str) -> WorkerProcess:
-        children.append(FakeChild())
-        return WorkerProcess(name, children[-1].spawn)
-
-    processes = WorkerProcesses(new)
-    left, ended, never = (processes.new(name) for name in ("left", "ended", "never started"))
+    children = [FakeChild() for _ in range(3)]
+    processes = WorkerProcesses()
+    names = ("left", "ended", "never started")
+    left, ended, never = (processes.new(name, child.spawn) for name, child in zip(names, children, strict=True))
     for process in (left, ended):
         process.start({}, python="python", environment={})
     children[1].exit(0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from conch.backends.contracts.text.config import complete_text_config
 from conch.backends.contracts.text.interface import TextInterface
 from conch.backends.generation.backend import GenerationBackend
 from conch.backends.generation.defaults import Defaults
+from conch.backends.generation.engines import choose_engine
 from conch.backends.generation.limits import Limits
 from conch.backends.generation.options import ServingOptions
+from conch.backends.native.libraries import TRANSFORMERS
+from conch.backends.native.threads import openmp, usable_cores
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.checkpoints.tokenizers.open import open_tokenizer
@@ -42,9 +46,16 @@ class TextBackend(GenerationBackend):
         """The arguments that an engine by that name gets unchanged."""
         return {}
 
+    def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
+        """The modules that ``load`` is going to import for ``instance``, and the variables that it sets before."""
+        if choose_engine(self._checkpoint, instance["kind"] == "GPU") != "transformers":
+            return (), {}
+        return TRANSFORMERS, openmp(self._checkpoint.options.threads or usable_cores(), 1)
+
     def load(self, instance: Mapping[str, Any]) -> None:
         checkpoint = self._checkpoint
         self.warn_of(checkpoint.warning)
+        os.environ.update(self.preloads(instance)[1])
         settings = ServingOptions.from_checkpoint(checkpoint)
         tokenizer = open_tokenizer(checkpoint, chat_template=settings.chat_template)
         tokenizer.template.require_library(checkpoint.extra)

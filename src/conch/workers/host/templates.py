@@ -1,0 +1,298 @@
+"""Processes that have imported what workers need, and fork workers that share it (``workers/child/template.py``).
+
+Belongs to the server; on its event loop and in the main thread, whose end no template survives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from conch import logs
+from conch.workers.child.template import MAX_MESSAGE
+from conch.workers.host.adoption import adopting
+from conch.workers.host.output import WorkerOutput
+from conch.workers.host.spawn import ChildProcess, Spawn, SpawnedProcess, spawn_template
+
+LOG = logging.getLogger("conch")
+
+#: How long a template may take to fork, and to import (s).
+FORK_SECONDS: Final = 20.0
+IMPORT_SECONDS: Final = 300.0
+
+#: A variable that is read when a model reaches for its device, long after any import.
+_READ_LATER: Final = "CUDA_VISIBLE_DEVICES"
+
+#: The status of a process of which it cannot be told.
+_UNKNOWN: Final = 255
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateKind:
+    """What workers must have in common to share a template: one that has imported ``modules``.
+
+    ``environment`` are the variables that it was started with, or that were set when ``base`` forked it.
+    """
+
+    modules: tuple[str, ...]
+    environment: frozenset[tuple[str, str]]
+    python: str = ""
+    base: TemplateKind | None = None
+
+    def sharing(self, modules: Sequence[str], environment: Mapping[str, str]) -> TemplateKind:
+        """That of workers of this kind which import ``modules`` as well, once ``environment`` has been set."""
+        return TemplateKind(tuple(modules), frozenset(environment.items()), base=self)
+
+
+class Templates:
+    """Makes templates when they are needed, and ends them ``idle_seconds`` after they were; 0 makes none.
+
+    One of whose workers two or more are left stays, as the next will share with them.  What one worker alone shares
+    with its template would be memory for nothing.
+    """
+
+    def __init__(self, idle_seconds: float, spawn: Spawn = spawn_template) -> None:
+        self._idle_seconds = idle_seconds
+        self._spawn = spawn
+        self._made: dict[TemplateKind, asyncio.Task[Template | None]] = {}
+        self._unfit: set[TemplateKind] = set()
+        self._running: set[Template] = set()
+        self._enabled = idle_seconds > 0 and sys.platform == "linux" and hasattr(os, "pidfd_open")
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that run."""
+        return [template.process.pid for template in self._running]
+
+    def kind_of(self, python: str, environment: Mapping[str, str], module: str) -> TemplateKind | None:
+        """The kind for workers that import ``module``; None if they are to share nothing, as in other interpreters."""
+        if not self._enabled or python != sys.executable:
+            return None
+        read = frozenset((name, value) for name, value in environment.items() if name != _READ_LATER)
+        return TemplateKind((module,), read, python)
+
+    async def fork(self, kind: TemplateKind, environment: Mapping[str, str]) -> Spawn | None:
+        """Fork a worker; returns what makes it known to its owner, or None where one has to be spawned."""
+        template = await self._template(kind)
+        if template is None:
+            return None
+        later = {_READ_LATER: environment[_READ_LATER]} if _READ_LATER in environment else {}
+        return await self._forked(template, "worker", later)
+
+    async def close(self) -> None:
+        """End all templates; return when they have ended."""
+        self._enabled = False
+        making = list(self._made.values())
+        for task in making:
+            task.cancel()
+        await asyncio.gather(*making, return_exceptions=True)
+        running = list(self._running)
+        for template in running:
+            template.close()
+        await asyncio.gather(*(template.ended.wait() for template in running))
+
+    async def _template(self, kind: TemplateKind) -> Template | None:
+        if kind in self._unfit:
+            return None
+        task = self._made.get(kind)
+        if task is None:
+            task = self._made[kind] = self._loop.create_task(self._make(kind))
+        # A load that is given up leaves the template to the others that wait for it.
+        return await asyncio.shield(task)
+
+    async def _make(self, kind: TemplateKind) -> Template | None:
+        """A template of the kind; None, which is remembered, if it cannot be started or must not fork."""
+        spawn: Spawn | None = self._spawn
+        if kind.base is not None:
+            base = await self._template(kind.base)
+            spawn = await self._forked(base, "template", dict(kind.environment)) if base is not None else None
+        hindrance = "there is no process that could fork them"
+        if spawn is not None:
+            try:
+                template = Template(spawn, kind, self._idle_seconds, self._closed, self._running.discard)
+                self._running.add(template)
+                hindrance = await template.import_modules()
+                if not hindrance:
+                    return template
+                template.close()
+            except (OSError, TimeoutError) as error:
+                hindrance = str(error) or "their imports take too long"
+        LOG.info("workers that need %s import it for themselves: %s", kind.modules[0], hindrance)
+        self._unfit.add(kind)
+        return None
+
+    async def _forked(self, template: Template, role: str, environment: Mapping[str, str]) -> Spawn | None:
+        forking = self._loop.create_task(template.fork(role, environment))
+        try:
+            forked = await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(_discard)
+            raise
+        except (OSError, TimeoutError) as error:
+            LOG.warning("a worker could not be forked and is spawned: %s", error or "its template does not answer")
+            template.close()
+            return None
+        return partial(forked.take, template)
+
+    def _closed(self, template: Template) -> None:
+        self._made.pop(template.kind, None)
+
+
+class Template:
+    """The server's side of one template, which ``spawn`` starts.  Raises OSError if it cannot be.
+
+    ``on_closed`` is called when it forks no more, ``on_exit`` when its process has ended, once each.
+    """
+
+    def __init__(
+        self,
+        spawn: Spawn,
+        kind: TemplateKind,
+        idle_seconds: float,
+        on_closed: Callable[[Template], None],
+        on_exit: Callable[[Template], None],
+    ) -> None:
+        self.kind = kind
+        self.ended = asyncio.Event()
+        self._idle_seconds = idle_seconds
+        self._on_closed = on_closed
+        self._on_exit = on_exit
+        self._closed = False
+        self._asked = 0
+        self._workers = 0
+        self._lines = 0
+        self._turn = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self.process, self._control = spawn(kind.python, dict(kind.environment), self._exited, self._printed)
+        self._control.setblocking(False)
+
+    async def import_modules(self) -> str:
+        """Have it import what its kind says; returns what forbids that it forks, if anything does."""
+        answer = await self._ask({"op": "import", "modules": self.kind.modules}, [], IMPORT_SECONDS)
+        hindrance: str = answer["hindrance"]
+        return hindrance
+
+    async def fork(self, role: str, environment: Mapping[str, str]) -> ForkedProcess:
+        """A new child of this process.  Raises OSError or TimeoutError, after which the template is of no use."""
+        kind = socket.SOCK_SEQPACKET if role == "template" else socket.SOCK_STREAM
+        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        output, printing = os.pipe()
+        try:
+            request = {"op": "fork", "as": role, "environment": dict(environment)}
+            with adopting():
+                answer = await self._ask(request, [theirs.fileno(), printing], FORK_SECONDS)
+        except BaseException:
+            ours.close()
+            os.close(output)
+            raise
+        finally:
+            theirs.close()
+            os.close(printing)
+        self._workers += 1
+        self._consider_end()
+        return ForkedProcess(answer["pid"], ours, output)
+
+    def lost_one(self) -> None:
+        """One of the processes that it forked has ended."""
+        self._workers -= 1
+        self._consider_end()
+
+    def close(self) -> None:
+        """Have it end; what it has forked goes on."""
+        if not self._closed:
+            self._closed = True
+            self._consider_end()
+            self._on_closed(self)
+            self.process.kill()
+
+    async def _ask(self, message: Mapping[str, Any], fds: Sequence[int], seconds: float) -> dict[str, Any]:
+        self._asked += 1
+        self._consider_end()
+        try:
+            async with self._turn:
+                if self._closed:
+                    raise OSError("its template has ended")
+                socket.send_fds(self._control, [json.dumps(message).encode()], fds)
+                data = await asyncio.wait_for(self._loop.sock_recv(self._control, MAX_MESSAGE), seconds)
+            if not data:
+                raise OSError("its template has ended")
+            answer: dict[str, Any] = json.loads(data)
+            return answer
+        except (OSError, TimeoutError):
+            self.close()
+            raise
+        finally:
+            self._asked -= 1
+            self._consider_end()
+
+    def _consider_end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._closed and self._asked == 0 and self._workers < 2:
+            self._timer = self._loop.call_later(self._idle_seconds, self.close)
+
+    def _printed(self, line: str) -> None:
+        self._lines += 1
+        logs.emit_from_worker("INFO", "output", self._lines, line, "template", self.process.pid)
+
+    def _exited(self) -> None:
+        self.close()
+        self._control.close()
+        self.ended.set()
+        self._on_exit(self)
+
+
+class ForkedProcess:
+    """A process that a template has forked, and that nobody waits for yet; ``output`` is what it prints to."""
+
+    def __init__(self, pid: int, connection: socket.socket, output: int) -> None:
+        self._pid = pid
+        self._connection = connection
+        self._output = output
+
+    def take(
+        self,
+        template: Template,
+        python: str,
+        environment: Mapping[str, str],
+        on_exit: Callable[[], None],
+        on_line: Callable[[str], None],
+    ) -> tuple[ChildProcess, socket.socket]:
+        """Watch it from now on, as :data:`Spawn` says; ``template`` is told of its end as well."""
+
+        def exited() -> None:
+            template.lost_one()
+            on_exit()
+
+        output = WorkerOutput(self._output, on_line)
+        return SpawnedProcess(self._pid, self._wait, output, exited), self._connection
+
+    def discard(self) -> None:
+        """End it: nobody wants it any more."""
+        os.kill(self._pid, signal.SIGKILL)
+        self._wait()
+        self._connection.close()
+        os.close(self._output)
+
+    def _wait(self) -> int:
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        except ChildProcessError:  # somebody else in this process waits for all children
+            return _UNKNOWN
+
+
+def _discard(forking: asyncio.Task[ForkedProcess]) -> None:
+    if not forking.cancelled() and forking.exception() is None:
+        forking.result().discard()

@@ -1,0 +1,227 @@
+"""Templates: real ones, which fork processes that the test owns, and their ends on a clock that is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conch.workers.child.channel import Endpoint, write
+from conch.workers.host.spawn import ChildProcess
+from conch.workers.host.templates import Template, TemplateKind, Templates
+from tests.unit.fake_clock import fake_clock, settle
+
+MODULE = "conch.workers.child.channel"
+
+
+class Owner:
+    """Takes a forked worker, and waits for its end."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.lines: list[str] = []
+        self.process: ChildProcess
+        self.connection: socket.socket
+
+    async def end(self) -> None:
+        self.process.kill()
+        await self.ended.wait()
+        self.connection.close()
+
+    async def start(self, templates: Templates, kind: TemplateKind | None) -> Owner:
+        assert kind is not None
+        spawn = await templates.fork(kind, {})
+        assert spawn is not None
+        self.process, self.connection = spawn("", {}, self.ended.set, self.lines.append)
+        return self
+
+
+def kind_of(templates: Templates, module: str = MODULE, **variables: str) -> TemplateKind:
+    kind = templates.kind_of(sys.executable, {**os.environ, **variables}, module)
+    assert kind is not None
+    return kind
+
+
+async def test_what_a_template_forks_is_a_child_of_this_process_which_is_told_of_its_end() -> None:
+    templates = Templates(60)
+    kind = kind_of(templates)
+    owners = [await Owner().start(templates, kind) for _ in range(2)]
+    [template] = templates.pids
+    forked = [psutil.Process(owner.process.pid) for owner in owners]
+    assert [process.ppid() for process in (psutil.Process(template), *forked)] == [os.getpid()] * 3
+    owners[0].process.kill()
+    await owners[0].ended.wait()
+    owners[1].connection.close()  # a worker without a server ends itself
+    await owners[1].ended.wait()
+    assert [owner.process.exit_status for owner in owners] == [-signal.SIGKILL, 1]
+    owners[0].connection.close()
+    await templates.close()
+    assert not any(map(psutil.pid_exists, [template, *(process.pid for process in forked)]))
+
+
+async def test_what_it_forked_lives_on_when_a_template_is_killed_and_the_next_comes_from_another() -> None:
+    templates = Templates(60)
+    kind = kind_of(templates)
+    first = await Owner().start(templates, kind)
+    [killed] = templates.pids
+    os.kill(killed, signal.SIGKILL)
+    while templates.pids:
+        await asyncio.sleep(0.01)
+    second = await Owner().start(templates, kind)
+    assert templates.pids not in ([], [killed])
+    assert not first.ended.is_set()
+    await templates.close()
+    await first.end()
+    await second.end()
+
+
+async def test_a_template_may_end_in_the_midst_of_a_fork_then_a_worker_is_spawned() -> None:
+    templates = Templates(60)
+    kind = kind_of(templates)
+    owner = await Owner().start(templates, kind)
+    os.kill(templates.pids[0], signal.SIGSTOP)
+    forking = asyncio.create_task(templates.fork(kind, {}))
+    await asyncio.sleep(0)
+    os.kill(templates.pids[0], signal.SIGKILL)
+    assert await forking is None
+    await owner.end()
+    await templates.close()
+
+
+async def test_a_fork_that_nobody_waits_for_any_more_is_ended() -> None:
+    templates = Templates(60)
+    kind = kind_of(templates)
+    before = await Owner().start(templates, kind)
+    children = set(psutil.Process().children())
+    os.kill(templates.pids[0], signal.SIGSTOP)
+    forking = asyncio.create_task(templates.fork(kind, {}))
+    await asyncio.sleep(0)
+    forking.cancel()
+    os.kill(templates.pids[0], signal.SIGCONT)
+    await asyncio.gather(forking, return_exceptions=True)
+    after = await Owner().start(templates, kind)  # a template forks one by one
+    assert {child.pid for child in set(psutil.Process().children()) - children} == {after.process.pid}
+    await before.end()
+    await after.end()
+    await templates.close()
+
+
+async def test_modules_that_start_threads_are_imported_by_each_worker_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text("import threading; threading.Thread(target=threading.Event().wait).start()")
+    templates = Templates(60)
+    kind = kind_of(templates, "threaded", PYTHONPATH=str(tmp_path))
+    assert [await templates.fork(kind, {}), await templates.fork(kind, {})] == [None, None]
+    await templates.close()
+
+
+async def test_a_kind_that_adds_imports_shares_those_of_its_base(tmp_path: Path) -> None:
+    (tmp_path / "telling.py").write_text("import os; print('telling', os.environ['TOLD'])")
+    templates = Templates(60)
+    base = kind_of(templates, PYTHONPATH=str(tmp_path))
+    owner = await Owner().start(templates, base.sharing(["telling"], {"TOLD": "before the import"}))
+    assert len(templates.pids) == 2
+    await owner.end()
+    await templates.close()
+
+
+THROWING = """
+import random
+import numpy.random
+
+class Backend:
+    def __init__(self, channel, header):
+        print(random.random())
+        print(numpy.random.random())
+"""
+
+
+async def test_what_a_template_forks_has_random_numbers_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "throwing.py").write_text(THROWING)
+    templates = Templates(60)
+    kind = kind_of(templates, "throwing", PYTHONPATH=str(tmp_path))
+    owners = [await Owner().start(templates, kind) for _ in range(2)]
+    for owner in owners:
+        write(owner.connection, Endpoint().encode({"op": "init", "backend": "throwing:Backend"}))
+        while len(owner.lines) < 2:
+            await asyncio.sleep(0.01)
+        await owner.end()
+    assert len({line for owner in owners for line in owner.lines}) == 4
+    await templates.close()
+
+
+@pytest.mark.parametrize(("python", "seconds"), [("/usr/bin/other", 60), (sys.executable, 0)])
+async def test_other_interpreters_and_zero_seconds_share_nothing(python: str, seconds: float) -> None:
+    assert Templates(seconds).kind_of(python, os.environ, MODULE) is None
+
+
+def test_workers_with_different_devices_share_and_with_other_differences_do_not() -> None:
+    async def kinds() -> list[TemplateKind | None]:
+        templates = Templates(60)
+        environments: list[dict[str, str]] = [{}, {"CUDA_VISIBLE_DEVICES": "1"}, {"OMP_NUM_THREADS": "1"}]
+        return [templates.kind_of(sys.executable, environment, MODULE) for environment in environments]
+
+    plain, on_a_device, threads = asyncio.run(kinds())
+    assert plain == on_a_device != threads
+
+
+class FakeTemplate:
+    """The process of a template, which answers at once that it has forked this process."""
+
+    pid = 4711
+    exit_status = None
+
+    def __init__(self) -> None:
+        self.killed = False
+
+    def spawn(
+        self, python: str, environment: Mapping[str, str], on_exit: Callable[[], None], on_line: Callable[[str], None]
+    ) -> tuple[FakeTemplate, socket.socket]:
+        self._on_exit = on_exit
+        ours, self.control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return self, ours
+
+    def kill(self) -> None:
+        self.killed = True
+        self._on_exit()
+
+    async def fork(self, template: Template) -> None:
+        forking = asyncio.create_task(template.fork("worker", {}))
+        await settle()
+        assert json.loads(self.control.recv(4096))["op"] == "fork"
+        self.control.send(b'{"pid": 1}')
+        forked: Any = await forking
+        forked._connection.close()
+        os.close(forked._output)
+
+
+@fake_clock
+async def test_a_template_stays_while_two_workers_share_it_and_ends_after_a_while_with_one() -> None:
+    process = FakeTemplate()
+    closed: list[Template] = []
+    kind = TemplateKind((), frozenset())
+    template = Template(process.spawn, kind, 60, closed.append, lambda template: None)
+    await process.fork(template)
+    await asyncio.sleep(59)
+    await process.fork(template)
+    await asyncio.sleep(1000)
+    assert not process.killed
+    template.lost_one()
+    await asyncio.sleep(59)
+    await process.fork(template)
+    template.lost_one()
+    await asyncio.sleep(59)
+    assert not process.killed
+    await asyncio.sleep(2)
+    assert process.killed
+    assert closed == [template]
+    assert template.ended.is_set()
+    process.control.close()
