@@ -102,9 +102,11 @@ def test_reloading_many_times_leaves_one_worker(serve: Serve, tmp_path: Path) ->
     eventually(lambda: len(workers(server)) == 1, "the old workers' end")
     assert server.process is not None
     process = psutil.Process(server.process.pid)
-    left = ["conch-template", "conch-worker"]
-    names = lambda: sorted(child.name() for child in process.children(recursive=True))  # noqa: E731
-    eventually(lambda: names() == left, "the last of them being waited for")
+    left = ["conch-guard", "conch-template", "conch-worker"]
+    eventually(
+        lambda: sorted(child.name() for child in process.children(recursive=True)) == left,
+        "the last of them being waited for",
+    )
 
 
 def test_killed_server_leaves_no_worker(serve: Serve, events: Events, background: Background) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,10 @@ def held() -> dict[str, Any]:
     }
 
 
+def names(processes: Iterable[psutil.Process]) -> list[str]:
+    return sorted(process.name() for process in processes)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Compare what there is after the test with what there was before."""
@@ -59,8 +63,8 @@ def test_after_success(folder: Path) -> None:
     others = set(psutil.Process().children())  # of other tests of this session
     with conch.Server(model_repository=folder) as server:
         assert server.infer("add_sub", ROWS)["OUTPUT0"].tolist() == list(range(0, 32, 2))
-        names = sorted(child.name() for child in set(psutil.Process().children()) - others)
-        assert names == ["conch-template", "conch-worker"]
+        expected = ["conch-guard", "conch-template", "conch-worker"]
+        eventually(lambda: names(set(psutil.Process().children()) - others) == expected, "their names")
     server.close()
     for call in (lambda: server.infer("add_sub", ROWS), server.metadata, server.start):
         with pytest.raises(ConchError) as raised:
@@ -274,7 +278,7 @@ def test_at_the_end_of_the_process(folder: Path, tmp_path: Path) -> None:
         [sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     pids = [int(pid) for pid in result.stdout.split()]
-    assert len(pids) == 3  # two workers, and what they were forked from
+    assert len(pids) == 4  # two workers, what they were forked from, and the guard
     eventually(lambda: not any(map(psutil.pid_exists, pids)), "the end of the workers")
     assert "ResourceWarning: unclosed server" in result.stderr
 

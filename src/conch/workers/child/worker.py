@@ -66,6 +66,8 @@ def work(fd: int, at_terminal: bool = False) -> None:
     from conch.workers.child.parentage import take_name
 
     take_name("conch-worker")
+    if not at_terminal:  # which is for the server's process group alone
+        os.setpgid(0, 0)
     connection = socket.socket(fileno=fd)
     os.register_at_fork(after_in_child=connection.close)
     channel = Channel(connection, on_closed=lambda: os._exit(1))

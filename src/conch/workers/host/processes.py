@@ -11,6 +11,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from conch.errors import unavailable
+from conch.workers.host.guard import Guard
 from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Patience
 from conch.workers.host.process import WorkerProcess
 from conch.workers.host.spawn import Spawn, spawn
@@ -32,12 +33,13 @@ class WorkerProcesses:
         self._watch = WorkerWatch(self._made)
         self._closed = False
         self.kills: Counter[tuple[str, Cause]] = Counter()
+        self._guard = Guard()
 
     def new(self, name: str, spawn: Spawn = spawn) -> WorkerProcess:
         """A worker that ``spawn`` is going to start.  Raises UNAVAILABLE after :meth:`close`."""
         if self._closed:
             raise unavailable(f"worker '{name}' is not started: the server is stopping")
-        process = self._new(name, spawn)
+        process = self._new(name, self._guard.watched(spawn))
         process.patience = self._patience
         process.on_kill = self._count
         self._made.add(process)
@@ -51,6 +53,7 @@ class WorkerProcesses:
         for process in left:
             process.kill()
         await asyncio.gather(*(process.ended() for process in left))
+        await self._guard.close()
         self._watch.stop()
 
     def _count(self, process: WorkerProcess, cause: Cause) -> None:

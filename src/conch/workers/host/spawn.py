@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -74,6 +75,10 @@ class SpawnedProcess:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+        # What the model started is in the worker's process group, unless it was told to leave it.  Until the worker
+        # has been waited for, no other group can have its number.
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
         self.exit_status = self._wait()
         if self._output is not None:
             self._output.close()
