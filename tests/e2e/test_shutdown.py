@@ -78,6 +78,19 @@ def test_server_that_cannot_finish_in_time_ends_with_an_error(
     running.exception()
 
 
+def test_idle_instances_are_finalized_when_busy_ones_cannot_finish_in_time(
+    serve: Serve, events: Events, background: Background, tmp_path: Path
+) -> None:
+    server = serve("e2e/gate_twice", flags=("--exit-timeout-secs=1",))
+    running = background(pass_gate, server, events, "running", model="gate_twice")
+    events.wait("running.started")
+    assert server.process is not None
+    server.process.terminate()
+    assert server.process.wait(20) == 1
+    assert (tmp_path / "server.log").read_text().count("gate: finalized") == 1
+    running.exception()
+
+
 def test_second_signal_does_not_lose_requests(serve: Serve, events: Events, background: Background) -> None:
     server = serve("gate", flags=("--exit-timeout-secs=30",))
     running = background(pass_gate, server, events, "running")

@@ -271,7 +271,12 @@ class InferenceServer:
             await asyncio.wait([loop.create_task(model.finish(min(left, 1.0))) for model in busy])
         if used:
             LOG.info("All models are stopped, unloading models")
-        patience = None if in_time else 0.0
+        patience: float | None = None
+        if not in_time:
+            # Whoever is not to blame for that still gets to finalize its model.
+            for model in models:
+                model.abandon()
+            patience = min(self.settings.finalize_timeout_secs, self.settings.exit_timeout_secs)
         await asyncio.gather(*(model.stop(patience) for model in models))
         ended = await self._rollout.finish(max(deadline - loop.time(), 0.0))
         await self._processes.close()

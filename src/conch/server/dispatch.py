@@ -136,6 +136,11 @@ class Dispatcher:
         for worker in self._workers:
             worker.set_log(levels)
 
+    def abandon(self) -> None:
+        """End the workers that have requests; the others are left to be stopped."""
+        for worker in (*self._workers, *self._retiring.values()):
+            worker.abandon()
+
     async def stop(self, seconds: float | None) -> None:
         """End all workers, by force after ``seconds``, or when patience with them ends."""
         if self._timer is not None:

@@ -38,5 +38,8 @@ class EnsembleExecutor:
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """No code of an ensemble logs."""
 
+    def abandon(self) -> None:
+        """Its steps are other models' requests."""
+
     async def stop(self, seconds: float | None) -> None:
         """There is nothing to stop."""

@@ -46,6 +46,8 @@ class Executor(Protocol):
 
     def set_log(self, levels: Mapping[str, Any]) -> None: ...
 
+    def abandon(self) -> None: ...
+
     async def stop(self, seconds: float | None) -> None: ...
 
 
@@ -165,6 +167,12 @@ class Model:
         except TimeoutError:
             return False
         return True
+
+    def abandon(self) -> None:
+        """Fail the requests that run or wait."""
+        self.stopping = True
+        self.executor.fail_waiting(unavailable(STOPPING))
+        self.executor.abandon()
 
     async def stop(self, seconds: float | None = None) -> None:
         """End the executor within ``seconds``, or when patience with its workers ends; what still waits fails."""

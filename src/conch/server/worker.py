@@ -16,6 +16,7 @@ from conch.inference import InferRequest, InferResponse
 from conch.server.runs_with import RunsWith
 from conch.server.starting import WorkerPlacement
 from conch.workers.host.execution import Execution
+from conch.workers.host.liveness import not_ended
 from conch.workers.host.process import WorkerProcess
 
 LOG = logging.getLogger("conch")
@@ -146,6 +147,12 @@ class SupervisedWorker:
         if self._process is not None:
             await self._process.finish()
         await self.stop()
+
+    def abandon(self) -> None:
+        """End the process now if it has requests, which fail; none is started in its place."""
+        self._stopped = True
+        if self._process is not None and not self._process.idle:
+            self._process.kill_for(not_ended(0.0, idle=False))
 
     async def stop(self, seconds: float | None = None) -> None:
         """Finalize the model and end the process, by force after ``seconds``, or when patience with it ends."""

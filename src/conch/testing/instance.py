@@ -195,6 +195,8 @@ class _Waiting:
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """Ignore levels: the test's own logging chooses."""
 
+    def abandon(self) -> None: ...
+
     async def stop(self, seconds: float | None) -> None:
         """End nothing: the instance is closed by the test."""
 

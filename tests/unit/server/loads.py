@@ -41,6 +41,8 @@ class FakeExecutor:
 
     def set_log(self, levels: Mapping[str, Any]) -> None: ...
 
+    def abandon(self) -> None: ...
+
     async def stop(self, seconds: float | None) -> None:
         self.stopped.append(seconds)
 

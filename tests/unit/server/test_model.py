@@ -38,6 +38,8 @@ class FakeExecutor:
 
     def set_log(self, levels) -> None: ...
 
+    def abandon(self) -> None: ...
+
     async def stop(self, seconds: float) -> None:
         self.stopped = True
 
