@@ -32,6 +32,7 @@ from conch.server.core import EXTENSIONS, InferenceServer
 from conch.server.heap import heap_trimmer
 from conch.settings import SERVER_VERSION, Settings, by_scope
 from conch.telemetry.metrics import MetricsConfig, Registry
+from conch.temporary import remove_orphans
 
 LOG = logging.getLogger("conch")
 
@@ -113,6 +114,15 @@ def _warn_of_missing_features(settings: Settings) -> None:
     """Warn of options that are accepted and do nothing."""
     for flag, reason in settings.without_effect.items():
         LOG.warning("--%s has no effect: %s", flag, reason)
+
+
+async def _remove_orphans() -> None:
+    """Remove the models and environments that a server has left in the temporary directory which was killed."""
+    try:
+        for folder in await asyncio.to_thread(remove_orphans):
+            LOG.info("removed %s, left by a process that was killed", folder)
+    except OSError as error:
+        LOG.warning("the temporary directory is not looked through for what killed servers left: %s", error)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -225,6 +235,7 @@ class Application:
 
         Raises INTERNAL for any that failed where the settings say that the server must not go on without.
         """
+        self._tidying = asyncio.ensure_future(_remove_orphans())
         failed = await self.server.load_startup_models()
         self._log_tables()
         if failed and self._settings.exit_on_error:

@@ -11,13 +11,13 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from conch.config import render
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
 from conch.repository.errors import PollError
 from conch.repository.scan import ModelFiles, describe
+from conch.temporary import TemporaryFolder
 
 _FILE = "file:"
 
@@ -90,8 +90,8 @@ class UploadedModel:
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
         """Write the files.  Raises :class:`PollError` where the file system refuses one."""
-        self._home = TemporaryDirectory(prefix="conch-model-", ignore_cleanup_errors=True)
-        self.directory = Path(self._home.name) / "model"
+        self._home = TemporaryFolder("model")
+        self.directory = self._home.path / "model"
         try:
             self.directory.mkdir()
             for path, content in files.items():
@@ -103,7 +103,7 @@ class UploadedModel:
             raise PollError(name, f"Poll failed for model directory '{name}': {_reason(error)}") from error
 
     def close(self) -> None:
-        self._home.cleanup()
+        self._home.close()
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from conch.config.parameters import nearest
@@ -20,6 +19,7 @@ from conch.errors import invalid, unsupported
 from conch.repository.names import is_directory_name
 from conch.repository.places import is_model_directory, is_version_directory
 from conch.settings import Settings
+from conch.temporary import TemporaryFolder
 
 #: What may be said of the one model: the names, which are those in ``model.json``, and their help.
 MODEL_OPTIONS: Final[Mapping[str, str]] = {
@@ -39,8 +39,7 @@ def repository_of(model: str, name: str, values: Mapping[str, Any]) -> Iterator[
     ``model`` is an id on the Hub, a checkpoint's folder or a .gguf, .onnx or .xml file; ``values`` go into
     ``model.json``.  Raises INVALID_ARG for anything else.
     """
-    with TemporaryDirectory(prefix="conch-") as directory:
-        repository = Path(directory)
+    with TemporaryFolder() as repository:
         path = Path(model).expanduser()
         given = name or model_name(path.resolve() if path.exists() else path)
         if not is_directory_name(given) or ".." in given:

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from conch.errors import ConchError, internal
+from conch.temporary import TemporaryFolder
 
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 #: How many archives are unpacked at the same time.
@@ -46,7 +46,7 @@ class Environments:
         self._unpack = unpack or unpack_archive
         #: Unpacking takes minutes, for which other work must not wait that is done in the event loop's own threads.
         self._unpacking = ThreadPoolExecutor(_AT_A_TIME, "conch-unpack")
-        self._homes: dict[PackedEnvironment, asyncio.Task[TemporaryDirectory[str]]] = {}
+        self._homes: dict[PackedEnvironment, asyncio.Task[TemporaryFolder]] = {}
         self._closed = False
 
     async def python(self, execution_env_path: str, model_directory: Path) -> str:
@@ -62,8 +62,8 @@ class Environments:
         """Give up what is being unpacked, and remove what has been: no worker is left that runs in it."""
         self._closed = True
         for home in await asyncio.gather(*self._homes.values(), return_exceptions=True):
-            if isinstance(home, TemporaryDirectory):
-                await asyncio.to_thread(home.cleanup)
+            if isinstance(home, TemporaryFolder):
+                await asyncio.to_thread(home.close)
         self._homes.clear()
         self._unpacking.shutdown(wait=False)
 
@@ -72,17 +72,17 @@ class Environments:
         if task is None:
             task = self._homes[archive] = asyncio.get_running_loop().create_task(self._unpacked(archive))
         # A load that is given up leaves the archive to the others that wait for it.
-        return Path((await asyncio.shield(task)).name)
+        return (await asyncio.shield(task)).path
 
-    async def _unpacked(self, archive: PackedEnvironment) -> TemporaryDirectory[str]:
-        home = TemporaryDirectory(prefix="conch-env-", ignore_cleanup_errors=True)
+    async def _unpacked(self, archive: PackedEnvironment) -> TemporaryFolder:
+        home = TemporaryFolder("env")
         try:
             await asyncio.get_running_loop().run_in_executor(
-                self._unpacking, self._unpack, archive.path, Path(home.name), lambda: self._closed
+                self._unpacking, self._unpack, archive.path, home.path, lambda: self._closed
             )
         except BaseException as error:
             self._homes.pop(archive, None)  # the next load tries again; after close() there is nothing left to forget
-            await asyncio.to_thread(home.cleanup)
+            await asyncio.to_thread(home.close)
             if isinstance(error, ConchError | asyncio.CancelledError):
                 raise
             raise internal(f"failed to unpack the execution environment {archive.path}: {error}") from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ import numpy as np
 from conch.backends.engines.openvino.config import reason, structured_output
 from conch.errors import invalid
 from conch.sampling.structures import Structure
+from conch.temporary import TemporaryFolder
 
 
 class GrammarValidator:
@@ -48,8 +47,8 @@ class GrammarValidator:
 
         scheduler: Any = openvino_genai.SchedulerConfig()
         scheduler.num_kv_blocks = 1
-        with TemporaryDirectory(prefix="conch-") as folder:
-            openvino.save_model(_network(self._vocabulary), Path(folder) / "openvino_model.xml")
+        with TemporaryFolder() as folder:
+            openvino.save_model(_network(self._vocabulary), folder / "openvino_model.xml")
             return openvino_genai.ContinuousBatchingPipeline(folder, self._tokenizer, scheduler, "CPU")
 
 

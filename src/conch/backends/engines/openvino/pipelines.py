@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from conch.backends.engines.openvino.config import reason
@@ -13,6 +12,7 @@ from conch.backends.engines.openvino.precision import Precision
 from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit, spell
 from conch.backends.generation.engine import EngineSpec
 from conch.errors import invalid
+from conch.temporary import TemporaryFolder
 
 _logger = logging.getLogger(__name__)
 
@@ -53,13 +53,13 @@ def tokenizer(spec: EngineSpec) -> tuple[Any, bool]:
     """
     import openvino_genai
 
-    with TemporaryDirectory(prefix="conch-") as scratch:
-        source = spec.gguf or _fitting(spec, Path(scratch))
+    with TemporaryFolder() as scratch:
+        source = spec.gguf or _fitting(spec, scratch)
         try:
-            made: Any = openvino_genai.Tokenizer(source or _empty(Path(scratch)))
+            made: Any = openvino_genai.Tokenizer(source or _empty(scratch))
         except RuntimeError:
             # The model is served without grammars.
-            source, made = None, openvino_genai.Tokenizer(_empty(Path(scratch)))
+            source, made = None, openvino_genai.Tokenizer(_empty(scratch))
         return made, source is not None
 
 

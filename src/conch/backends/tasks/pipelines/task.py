@@ -8,8 +8,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import local
 from typing import Any, Final
 
@@ -33,6 +31,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
 from conch.errors import ConchError, cancelled, invalid, unsupported
 from conch.inference import TensorSpec
+from conch.temporary import TemporaryFolder
 
 EXAMPLE_TEXT: Final = "Where is the nearest library?"
 
@@ -143,8 +142,8 @@ class PipelineTask(Task):
         if "video" not in row:
             return call(pipeline, self._task, row, given)
         # Videos are decoded from files only.
-        with TemporaryDirectory(prefix="conch-") as folder:
-            path = Path(folder, "video")
+        with TemporaryFolder() as folder:
+            path = folder / "video"
             path.write_bytes(row["video"])
             return call(pipeline, self._task, {**row, "video": str(path)}, given)
 
