@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.conformance.raw import post, tensor
+import re
+
+from tests.conformance.raw import get, post, tensor
 from tests.e2e.conftest import Serve
 from tests.e2e.processes import alive, templates, workers
 from tests.events import eventually
@@ -31,6 +33,17 @@ def test_models_serve_on_when_what_forked_them_is_killed_and_others_load(serve: 
     assert len(workers(server)) == 2
     assert all(alive(worker) for worker in before)
     assert [one.pid for one in templates(server)] != [template.pid]
+
+
+def test_metrics_tell_the_memory_that_no_model_has_alone(serve: Serve) -> None:
+    server = serve("identity_fp32")
+
+    def counted() -> bool:
+        page = get(server.metrics, "/metrics").body.decode()
+        [size] = re.findall(r"^conch_template_memory_bytes (\d+)$", page, re.MULTILINE)
+        return int(size) > 1 << 20
+
+    eventually(counted, "the figure")
 
 
 def test_memory_that_nobody_shares_comes_back(serve: Serve) -> None:

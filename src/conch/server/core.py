@@ -73,7 +73,9 @@ class InferenceServer:
             self._processes.new,
             self._templates,
         )
-        self.ledger = MemoryLedger(self._table, checks=settings.check_memory_on_load)
+        self.ledger = MemoryLedger(
+            self._table, checks=settings.check_memory_on_load, templates=lambda: self._templates.pids
+        )
         registry.before_rendering = self.ledger.refresh
         self._rollout = Rollout(
             repository,
@@ -189,6 +191,7 @@ class InferenceServer:
     def _worker_families(self) -> Iterator[Family]:
         """Which models are ready, and how many workers had to be killed."""
         yield families.readiness((model.name, model.version, model.ready) for model in self._table.loaded())
+        yield families.template_memory(self.ledger.template_bytes)
         yield families.kills((model, cause.value, count) for (model, cause), count in self._processes.kills.items())
 
     def update_logs(self, changes: Mapping[str, Any]) -> None:

@@ -38,7 +38,8 @@ _OTHER_WORKER_BYTES: Final = 420 << 20
 class MemoryLedger:
     """The memory of the models in ``table``.
 
-    ``checks`` says whether :meth:`check` refuses anything; ``reader`` and ``read_free`` read the machine.
+    ``checks`` says whether :meth:`check` refuses anything; ``reader`` and ``read_free`` read the machine; ``templates``
+    returns the ids of the processes that workers are forked from, whose memory is no model's.
     """
 
     def __init__(
@@ -48,11 +49,15 @@ class MemoryLedger:
         checks: bool = True,
         reader: ProcessReader | None = None,
         read_free: Callable[[], FreeMemory] = free_memory,
+        templates: Callable[[], list[int]] = list,
     ) -> None:
         self._table = table
         self._checks = checks
         self._reader = reader or ProcessReader()
         self._read_free = read_free
+        self._templates = templates
+        #: What the templates of workers had, as measured last (bytes).
+        self.template_bytes = 0
         self._measured_at = 0.0
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -73,7 +78,8 @@ class MemoryLedger:
         chosen = list(self._table.loaded() if models is None else models)
         regions = [sum(process.shared_bytes for process in model.executor.processes) for model in chosen]
         pids = [[process.pid for process in model.executor.processes] for model in chosen]
-        found = await asyncio.to_thread(self._reader.read, pids)
+        *found, templates = await asyncio.to_thread(self._reader.read, [*pids, self._templates()])
+        self.template_bytes = templates.host
         for model, shared, seen in zip(chosen, regions, found, strict=True):
             model.statistics.memory = replace(
                 model.statistics.memory,

@@ -136,8 +136,19 @@ _READY: Final = Metric("conch_model_ready", "gauge", "Whether requests to the mo
 _KILLS: Final = Metric("conch_worker_kills", "counter", "Number of workers that the server killed, by model and reason")
 
 
+_TEMPLATES: Final = Metric(
+    "conch_template_memory_bytes",
+    "gauge",
+    "Memory of the processes that workers are forked from, a shared page in parts",
+)
+
 #: Shown for the server as a whole, not from the statistics of models.
-WORKERS: Final = (_READY, _KILLS)
+WORKERS: Final = (_READY, _KILLS, _TEMPLATES)
+
+
+def template_memory(size: int) -> Family:
+    """The bytes that templates of workers have, where a page that workers share with them counts in parts."""
+    return _TEMPLATES, [MetricSample("", size)]
 
 
 def readiness(models: Iterable[tuple[str, int, bool]]) -> Family:
