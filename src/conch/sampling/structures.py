@@ -22,6 +22,7 @@ GUIDE_TYPES: Final[Mapping[str, str]] = {"json": "json_schema", "regex": "regex"
 MAX_LENGTH: Final = 1 << 18
 MAX_CHOICES: Final = 1024
 MAX_DEPTH: Final = 64
+MAX_PROPERTIES: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,11 @@ def _check_schema(schema: Any, name: str) -> None:
         if isinstance(node, str):
             _check_unicode(node, name)
         elif isinstance(node, dict):
+            if len(node) > MAX_PROPERTIES:
+                raise invalid(
+                    f"'{name}' has a JSON schema with an object of {len(node)} members; at most {MAX_PROPERTIES} "
+                    "are allowed"
+                )
             for key in node:
                 _check_unicode(key, name)
     for node, _ in _nodes(schema):

@@ -21,6 +21,10 @@ def nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
+        (
+            {"json": {"properties": {str(number): {} for number in range(2001)}}},
+            "has a JSON schema with an object of 2001 members; at most 2000 are allowed",
+        ),
         ({"json": nested(65)}, "has a JSON schema that is nested deeper than 64 levels"),
         ({"json": {"$ref": "#"}}, "has a JSON schema whose $ref '#' leads back to itself"),
         (

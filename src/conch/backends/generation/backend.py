@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import Any, Final, Protocol
 
+from conch.backends.generation.compilation import COMPILE_SECONDS
 from conch.backends.generation.engine import EngineSpec, GenerationEngine
 from conch.backends.generation.engines import choose_engine, open_engine
 from conch.backends.generation.options import engine_spec
@@ -21,7 +22,7 @@ from conch.backends.native.backend import NativeBackend
 from conch.backends.native.libraries import versioned
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
-from conch.errors import cancelled
+from conch.errors import cancelled, invalid
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
 
@@ -70,6 +71,7 @@ class GenerationBackend(NativeBackend):
         super().__init__(channel, init)
         self.threads = 2
         self._lock = threading.Lock()
+        self._compile_seconds = COMPILE_SECONDS
         self._cancelled: dict[int, bool] = {}  # by serial number, of requests that are being read
         # A server's log has no room for progress bars and advice to programmers.
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -94,6 +96,9 @@ class GenerationBackend(NativeBackend):
         """
         name = choose_engine(checkpoint, instance["kind"] == "GPU")
         spec = engine_spec(checkpoint, instance, tokenizer.special.eos_ids, arguments=arguments(name))
+        self._compile_seconds = checkpoint.options.number("structured_output_timeout", COMPILE_SECONDS)
+        if self._compile_seconds <= 0:
+            raise invalid(f"parameter 'structured_output_timeout' is {self._compile_seconds:g}; it must be more than 0")
         engine = open_engine(name, spec)
         if checkpoint.options.verify_on_load:
             prompts = [tokenizer.encode(text) for text in _EXAMPLES]
@@ -106,7 +111,14 @@ class GenerationBackend(NativeBackend):
         """Start the service over ``engine``."""
         self._contract = contract
         self.slots = engine.max_sequences
-        self._service = GenerationService(engine, self.channel, self.pack, reserve=reserve, arriving=self._arriving)
+        self._service = GenerationService(
+            engine,
+            self.channel,
+            self.pack,
+            reserve=reserve,
+            arriving=self._arriving,
+            compile_seconds=self._compile_seconds,
+        )
         self._service.start()
 
     def response_builder(self, request: Request) -> ResponseBuilder:

@@ -1,6 +1,6 @@
 """The interface of engines: an engine is given requests, and each step returns the new tokens of those that it runs.
 
-The service's thread makes every call, so that engines need no locks.
+The service's thread makes every call but ``compile``, so that engines need no locks.
 
 To add an engine:
 
@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 from conch.errors import ConchError
 from conch.sampling.parameters import Feature, SamplingParams
+from conch.sampling.structures import Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class EngineRequest:
     sampling: SamplingParams
     #: Where not all fit, lower numbers go first; requests of one priority go in the order of their arrival.
     priority: int = 0
+    #: What ``compile`` returned for the structure in ``sampling``; engines compile it themselves where it is None.
+    compiled: Any = None
 
 
 @dataclass(slots=True)
@@ -154,6 +157,14 @@ class GenerationEngine(ABC):
 
         The caller has checked features, adapter names and lengths.  Raises ConchError for what only the engine can
         know to be wrong (INVALID_ARG for a grammar that does not compile); it keeps nothing of the request then.
+        """
+
+    def compile(self, structure: Structure) -> Any:  # noqa: B027 (an engine may do that itself, in its steps)
+        """Compile the structure of a request; what is returned goes with the request, or several of them.
+
+        The one call that another thread makes, while steps run: it takes as long as it takes, keeps the interpreter
+        from nobody meanwhile, and touches nothing that steps use.  Raises ConchError (INVALID_ARG for a structure
+        that does not compile).
         """
 
     @abstractmethod

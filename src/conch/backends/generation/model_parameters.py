@@ -28,6 +28,7 @@ GENERATION_PARAMETERS: Final = (
     ),
     Parameter("chat_template", "file", "the checkpoint's", "a Jinja template that makes a prompt of a conversation"),
     Parameter("chat_template_timeout", "seconds", "5", "how long the template may take for a conversation"),
+    Parameter("structured_output_timeout", "seconds", "5", "how long a JSON schema or grammar may take to compile"),
     Parameter("speculative_model", "folder", "none", "a smaller checkpoint that guesses tokens ahead"),
     Parameter("num_speculative_tokens", "tokens", "5", "how many it guesses at a time"),
     Parameter("lora_modules", "JSON", "none", "folders of LoRA adapters by the names that requests give"),

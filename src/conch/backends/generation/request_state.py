@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic_ns
+from typing import Any
 
 from conch.backends.generation.engine import Progress
 from conch.backends.native.arrays import Request, Result
 from conch.sampling.parameters import SamplingParams
+from conch.sampling.structures import Structure
 
 
 class ResponseBuilder(ABC):
@@ -65,10 +67,17 @@ class RequestState:
     #: By the engine's request under way: the continuations that have not ended.
     running: dict[int, set[int]] = field(default_factory=dict)
     finish_reasons: list[str] = field(default_factory=list)
+    #: What the engine has made of the structure that the output must fit.
+    compiled: Any = None
 
     @property
     def finished(self) -> bool:
         return not self.running
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the output must fit; the sequences of a request have it in common."""
+        return next((sampling.structured_outputs for _, sampling in self.builder.prompts), None)
 
     @property
     def prompt_tokens(self) -> int:

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic_ns, sleep
 from typing import Any, Final
 
+from conch.backends.generation.compilation import COMPILE_SECONDS, Compilations
 from conch.backends.generation.engine import EngineRequest, GenerationEngine, Progress
 from conch.backends.generation.reports import Report
 from conch.backends.generation.request_state import RequestState
@@ -39,7 +40,7 @@ class GenerationService:
 
     ``pack`` makes a response's part of a frame.  With ``reserve`` a request starts once the KV cache has room for all
     that it may become, so that none is ever preempted; otherwise as soon as the engine accepts it.  ``arriving`` tells
-    whether the reading threads have something to do.
+    whether the reading threads have something to do.  ``compile_seconds`` bounds what the structure of a request takes.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class GenerationService:
         *,
         reserve: bool = False,
         arriving: Callable[[], bool] = lambda: False,
+        compile_seconds: float = COMPILE_SECONDS,
     ) -> None:
         self._engine = engine
         self._channel = channel
@@ -57,6 +59,7 @@ class GenerationService:
         self._arriving = arriving
         self._reserve = reserve and engine.cache_tokens > 0
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._compilations = Compilations(engine, compile_seconds)
         self._engine_ids = count(1)
         self._orders = count(1)
         self._states: dict[int, RequestState] = {}  # by serial number
@@ -125,10 +128,28 @@ class GenerationService:
             for other in list(self._states.values()):
                 if other.request.id == state.builder.ends_id and other is not state:
                     self._finish(other)
-        if state.builder.prompts:
-            heapq.heappush(self._waiting, (state.priority, state.order, state))
-        else:
+        if not state.builder.prompts:
             self._respond(state)
+        elif state.structure is None:
+            self._wait(state)
+        else:
+            self._compilations.add(
+                state.structure,
+                lambda compiled, error: self._commands.put(lambda: self._compiled(state, compiled, error)),
+            )
+
+    def _wait(self, state: RequestState) -> None:
+        heapq.heappush(self._waiting, (state.priority, state.order, state))
+
+    def _compiled(self, state: RequestState, compiled: Any, error: ConchError | None) -> None:
+        """Go on with a request whose structure has been compiled."""
+        if state.request.serial not in self._states:  # cancelled, or too late
+            return
+        if error is not None:
+            self._end(state, error, "error")
+            return
+        state.compiled = compiled
+        self._wait(state)
 
     def _cancel(self, serial: int) -> None:
         state = self._states.get(serial)
@@ -181,7 +202,7 @@ class GenerationService:
         try:
             for prompt, sampling in state.builder.prompts:
                 number = next(self._engine_ids)
-                self._engine.add(EngineRequest(number, prompt, sampling, state.priority))
+                self._engine.add(EngineRequest(number, prompt, sampling, state.priority, state.compiled))
                 self._owners[number] = state, first
                 state.running[number] = set(range(first, first + sampling.n))
                 first += sampling.n

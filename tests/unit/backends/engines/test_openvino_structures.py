@@ -31,6 +31,35 @@ def test_what_is_too_large(kind: str, text: str, states: int) -> None:
     assert caught.value.code is Code.INVALID_ARG
 
 
+@pytest.mark.parametrize("text", [".*a.{20}", "(a|b)*a(a|b){15}", "x(.*[0-9].{30})+"])
+def test_expressions_whose_automata_explode(text: str) -> None:
+    with pytest.raises(ConchError, match="the regex makes an automaton that is too large for engine 'openvino'"):
+        check_structure(Structure("regex", text))
+    with pytest.raises(ConchError, match="the pattern makes an automaton"):
+        check_structure(Structure("json", json.dumps({"pattern": text})))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:\d{2})",
+        r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,10}",
+        "[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}",
+        r"[^\n]{1,1000}\s*",
+        "|".join(f"value {number}" for number in range(150)),
+    ],
+)
+def test_expressions_that_people_write(text: str) -> None:
+    check_structure(Structure("regex", text))
+
+
+def test_properties_that_may_be_left_out_are_limited() -> None:
+    schema: dict[str, Any] = {"properties": {f"p{number}": {"type": "string"} for number in range(301)}}
+    with pytest.raises(ConchError, match="more optional properties than engine 'openvino' compiles, which is 300 in"):
+        check_structure(Structure("json", json.dumps(schema)))
+    check_structure(Structure("json", json.dumps({**schema, "required": ["p0"]})))
+
+
 @pytest.mark.parametrize("text", ["a*", r"\d{4}-\d{2}", ")))(((", "{", "{,}", "[(]{3}", r"\({3}\)", '"(((" {3}'])
 def test_what_is_not(text: str) -> None:
     check_structure(Structure("regex", text))

@@ -16,6 +16,7 @@ pytest.importorskip("llguidance")
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from conch.backends.engines.transformers import structure as masks
 from conch.backends.generation.engine import EngineRequest, GenerationEngine
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature, SamplingParams
@@ -143,3 +144,27 @@ def test_a_structure_that_comes_to_a_dead_end_says_so(engine: GenerationEngine) 
         assert progress.error.message.startswith("the structured output cannot be continued: ")
         assert progress.error.code is Code.INVALID_ARG
         assert not engine.busy
+
+
+def test_structure_whose_masks_take_long_ends_its_request_alone(
+    engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "USUAL_SECONDS", -1.0)  # as if each mask took a second longer
+    monkeypatch.setattr(masks, "OVERTIME_SECONDS", 2.5)
+    slow = SamplingParams(max_tokens=20, structured_outputs=Structure("regex", "(x+x+)+y"))
+    done = finished_by_id(engine, EngineRequest(0, [5], slow), EngineRequest(1, [5], SamplingParams(max_tokens=9)))
+    assert [len(progress.tokens) for progress in done[0]] == [1, 1, 0]
+    error = done[0][-1].error
+    assert error is not None and error.code is Code.INVALID_ARG and error.message.endswith("takes too long")
+    assert len(tokens(done[1])) == 9
+
+
+def test_one_compiled_structure_serves_several_sequences(engine: GenerationEngine, tokenizer: Any) -> None:
+    wanted = Structure("regex", "abc|xyz")
+    compiled = engine.compile(wanted)
+    requests = [
+        EngineRequest(number, [5 + number], SamplingParams(max_tokens=9, structured_outputs=wanted), 0, compiled)
+        for number in range(3)
+    ]
+    for progress in finished_by_id(engine, *requests).values():
+        assert tokenizer.decode(tokens(progress), skip_special_tokens=True) in ("abc", "xyz")

@@ -5,6 +5,8 @@ A sequence continues with the alphabet after the last letter of its prompt, one 
 
 from __future__ import annotations
 
+import threading
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from conch.backends.generation.engine import EngineRequest, EngineUsage, GenerationEngine, Progress, TokenLogprobs
@@ -13,6 +15,7 @@ from conch.checkpoints.tokenizers.fast import FastTokenizer
 from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.errors import invalid
 from conch.sampling.parameters import Feature
+from conch.sampling.structures import Structure
 
 EOS = 0
 
@@ -31,13 +34,23 @@ class FakeEngine(GenerationEngine):
         self.most = 0
         self.broken = False
         self.closed = False
+        #: What ``compile`` was given, what ``add`` got from it, and what lets a text that begins with ``slow`` go on.
+        self.compiling: list[str] = []
+        self.compiled: list[str | None] = []
+        self.go_on = threading.Event()
+
+    def compile(self, structure: Structure) -> str:
+        self.compiling.append(structure.text)
+        if structure.text == "bad":
+            raise invalid("the structure does not compile")
+        if structure.text == "raises":
+            raise TypeError("incompatible arguments")
+        if structure.text.startswith("slow"):
+            assert self.go_on.wait(30)
+        return structure.text.upper()
 
     def add(self, request: EngineRequest) -> None:
-        structure = request.sampling.structured_outputs
-        if structure is not None and structure.text == "bad":
-            raise invalid("the structure does not compile")
-        if structure is not None and structure.text == "raises":
-            raise TypeError("incompatible arguments")
+        self.compiled.append(request.compiled)
         self.running[request.id] = request, []
 
     def step(self) -> list[Progress]:

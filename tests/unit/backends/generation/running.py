@@ -19,12 +19,24 @@ class RunningService:
     """Requests get serial numbers from 1; ``shown`` makes outputs of a result as tests see them."""
 
     def __init__(
-        self, engine: FakeEngine, contract: Contract, shown: Callable[[Result], Any], *, reserve: bool = False
+        self,
+        engine: FakeEngine,
+        contract: Contract,
+        shown: Callable[[Result], Any],
+        *,
+        reserve: bool = False,
+        compile_seconds: float = 30,
     ) -> None:
         self.engine = engine
         self._contract = contract
         self._shown = shown
-        self.service = GenerationService(engine, self, self._pack, reserve=reserve)  # type: ignore[arg-type]
+        self.service = GenerationService(
+            engine,
+            self,  # type: ignore[arg-type]
+            self._pack,
+            reserve=reserve,
+            compile_seconds=compile_seconds,
+        )
         self._frames: Queue[dict[str, Any]] = Queue()
         self.asked = 0
         #: Responses by serial number, the serial numbers of requests in the order of their ends, and the statistics.

@@ -29,10 +29,12 @@ _NAMES = frozenset(spec.name for spec in OUTPUTS)
 class Worker(RunningService):
     """A service with the text contract."""
 
-    def __init__(self, engine: FakeEngine, *, reserve: bool = False, **interface: Any) -> None:
+    def __init__(
+        self, engine: FakeEngine, *, reserve: bool = False, compile_seconds: float = 30, **interface: Any
+    ) -> None:
         settings = {"decoupled": True, **interface}
         self.interface = TextInterface(ByteTokenizer(), Defaults(max_tokens=30), Limits(engine), **settings)
-        super().__init__(engine, self.interface, _shown, reserve=reserve)
+        super().__init__(engine, self.interface, _shown, reserve=reserve, compile_seconds=compile_seconds)
 
     def ask(self, text: str = "abc", *, priority: int = 0, deadline: int = 0, **values: Any) -> int:
         inputs = {"text_input": None if "messages" in values and not text else text, **values}
@@ -198,6 +200,57 @@ def test_what_the_engine_refuses_fails_alone(worker: Worker) -> None:
     worker.run()
     assert worker.answers[1][0]["error"].message == "the structure does not compile"
     assert worker.text(2) == "abc"
+
+
+def structured(worker: Worker, text: str) -> int:
+    options = json.dumps({"structured_outputs": {"regex": text}, "max_tokens": 2})
+    return worker.ask("a", sampling_parameters=options)
+
+
+def test_others_generate_while_a_structure_is_compiled(worker: Worker) -> None:
+    slow = structured(worker, "slow")
+    behind = structured(worker, "quick")
+    other = worker.ask("a", max_tokens=2)
+    worker.service.start()
+    while other not in worker.answers:
+        worker.take()
+    assert worker.text(other) == "abc" and not worker.engine.compiled[1:]
+    worker.engine.go_on.set()
+    worker.finish()
+    assert worker.engine.compiled == [None, "SLOW", "QUICK"]
+    assert worker.text(slow) == worker.text(behind) == "abc"
+
+
+def test_structure_that_compiles_too_long_is_refused_and_so_are_those_behind_it() -> None:
+    worker = Worker(FakeEngine(), compile_seconds=0.2)
+    for text in ("slow", "quick"):
+        structured(worker, text)
+    worker.ask("a", max_tokens=2)
+    worker.run()
+    assert [worker.answers[serial][0]["error"].status for serial in (1, 2)] == [
+        "Invalid argument: the regex that output must fit does not compile within 0.2 s "
+        "(parameter 'structured_output_timeout')",
+        "Unavailable: structures of other requests are being compiled; this one has not been within 0.2 s "
+        "(parameter 'structured_output_timeout')",
+    ]
+    assert worker.text(3) == "abc"
+    worker.engine.go_on.set()
+    structured(worker, "again")
+    worker.finish()
+    assert worker.text(4) == "abc" and worker.engine.compiling == ["slow", "again"]
+    worker.service.stop()
+
+
+def test_request_that_is_cancelled_while_its_structure_is_compiled_never_reaches_the_engine(worker: Worker) -> None:
+    slow = structured(worker, "slow")
+    worker.service.start()
+    worker.service.cancel(slow)
+    worker.finish()
+    assert worker.answers[slow][0]["error"].code is Code.CANCELLED
+    worker.engine.go_on.set()
+    structured(worker, "next")
+    worker.finish()
+    assert worker.engine.compiled == ["NEXT"]
 
 
 def test_what_the_engine_cannot_take_fails_alone(worker: Worker) -> None:

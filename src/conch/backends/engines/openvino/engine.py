@@ -19,6 +19,7 @@ from conch.backends.engines.openvino.structures import check_structure
 from conch.backends.generation.engine import EngineRequest, EngineSpec, EngineUsage, GenerationEngine, Progress
 from conch.errors import unsupported
 from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature
+from conch.sampling.structures import Structure
 
 #: Sequences in the batch, and tokens in a step, by default: a longer part of a prompt would delay the others.
 SEQUENCES: Final = 48
@@ -76,9 +77,16 @@ class OpenVinoGenAIEngine(GenerationEngine):
         if sampling.structured_outputs is not None and self._grammars is not None:
             if sampling.beam_width > 1:
                 raise unsupported("engine 'openvino' does not have beam search with structured output")
-            check_structure(sampling.structured_outputs)
-            self._grammars.check(sampling.structured_outputs)
+            if request.compiled is None:
+                self.compile(sampling.structured_outputs)
         self._wait(PipelineRequest(request, next(self._orders)))
+
+    def compile(self, structure: Structure) -> bool:
+        """Compile a structure where the pipelines find it; they have nothing of it to be given."""
+        if self._grammars is not None:
+            check_structure(structure)
+            self._grammars.check(structure)
+        return True
 
     def step(self) -> list[Progress]:
         self._admit()

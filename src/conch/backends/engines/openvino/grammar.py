@@ -1,44 +1,77 @@
-"""Checks that a grammar compiles before a request gets it, since a wrong one breaks the pipeline that runs it."""
+"""Checks that a grammar compiles and that its masks take no time, before a request gets it.
+
+A wrong one breaks the pipeline that runs it, and a slow one slows all other requests down.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from time import monotonic
+from typing import Any, Final
 
 import numpy as np
 
 from conch.backends.engines.openvino.config import reason, structured_output
+from conch.backends.engines.openvino.precision import BLOCK
 from conch.errors import invalid
 from conch.sampling.structures import Structure
 from conch.temporary import TemporaryFolder
 
+#: Numbers of tokens that a grammar is tried with, one after the other, and what they may take: once, and for each (s).
+TRIALS: Final = (16, 64, 256)
+FIRST_SECONDS: Final = 0.5
+MASK_SECONDS: Final = 0.005
+#: Structures of which is remembered that they are good.
+_REMEMBERED: Final = 256
+
 
 class GrammarValidator:
-    """Compiles grammars in a pipeline over a minimal network.
+    """Compiles grammars in a pipeline over a minimal network, and generates by them.
 
-    The model's pipeline finds the compiled grammars in the tokenizer, which both pipelines share.
+    The model's pipeline finds the compiled grammars in the tokenizer, which both pipelines share.  Used by one thread
+    at a time; other threads run meanwhile.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._pipeline: Any = None
+        self._good: OrderedDict[Structure, None] = OrderedDict()
 
     def check(self, structure: Structure) -> None:
-        """Raise INVALID_ARG for a structure that does not compile."""
+        """Raise INVALID_ARG for a structure that does not compile, or whose masks take long."""
+        if structure in self._good:
+            self._good.move_to_end(structure)
+            return
+        self._generate(structure, 1)
+        for tokens in TRIALS:
+            begun = monotonic()
+            self._generate(structure, tokens)
+            if monotonic() - begun > FIRST_SECONDS + tokens * MASK_SECONDS:
+                raise invalid(
+                    f"the {structure.kind} that output must fit takes too long at each token, as repetitions within "
+                    "repetitions do that can be read in several ways"
+                )
+        self._good[structure] = None
+        if len(self._good) > _REMEMBERED:
+            self._good.popitem(last=False)
+
+    def _generate(self, structure: Structure, tokens: int) -> None:
         import openvino
         import openvino_genai
 
         if self._pipeline is None:
             self._pipeline = self._build()
         config: Any = openvino_genai.GenerationConfig(
-            max_new_tokens=1, eos_token_id=0, stop_token_ids={0}, structured_output_config=structured_output(structure)
+            max_new_tokens=tokens,
+            eos_token_id=0,
+            stop_token_ids={0},
+            structured_output_config=structured_output(structure),
         )
-        # Kept until the step, which drops requests whose handle is gone.
-        handle: Any = self._pipeline.add_request(0, openvino.Tensor(np.zeros((1, 1), np.int64)), config)
         try:
-            self._pipeline.step()
+            # Unlike ``step``, this leaves the interpreter to the other threads.
+            self._pipeline.generate([openvino.Tensor(np.zeros((1, 1), np.int64))], [config])
         except RuntimeError as error:
-            handle.cancel()
-            self._pipeline.step()
+            self._pipeline = None  # which keeps what has failed
             raise invalid(f"the {structure.kind} that output must fit is not valid: {reason(error)}") from None
 
     def _build(self) -> Any:
@@ -46,7 +79,7 @@ class GrammarValidator:
         import openvino_genai
 
         scheduler: Any = openvino_genai.SchedulerConfig()
-        scheduler.num_kv_blocks = 1
+        scheduler.num_kv_blocks = TRIALS[-1] // BLOCK + 2
         with TemporaryFolder() as folder:
             openvino.save_model(_network(self._vocabulary), folder / "openvino_model.xml")
             return openvino_genai.ContinuousBatchingPipeline(folder, self._tokenizer, scheduler, "CPU")

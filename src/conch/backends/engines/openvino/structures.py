@@ -1,6 +1,6 @@
 """Refuses structures that OpenVINO GenAI's grammar compiler would ignore in part, or compile for minutes.
 
-All other requests wait while it compiles.  Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from conch.backends.engines.openvino.automata import has_at_most
 from conch.errors import invalid, unsupported
 from conch.sampling.structures import Structure
 
@@ -17,6 +18,10 @@ from conch.sampling.structures import Structure
 MOST_STATES: Final = 2000
 #: The lengths of strings in a JSON schema, which take a third of that.
 MOST_LENGTH: Final = 8000
+#: Properties that an object may leave out: compiling takes 25 us for each pair of them.
+MOST_OPTIONAL: Final = 300
+#: States of an expression's automaton that need not be in proportion to its characters: 10 ms each, at worst.
+MOST_EXTRA_STATES: Final = 128
 #: What a large class of characters counts as.
 _LARGE: Final = 10
 
@@ -57,7 +62,7 @@ def check_structure(structure: Structure) -> None:
 
 
 def _check_schema(schema: Any) -> None:
-    length = 0
+    length = pairs = 0
     for node in _schemas(schema):
         for keyword in _IGNORED:
             if node.get(keyword) not in (None, False):
@@ -68,13 +73,26 @@ def _check_schema(schema: Any) -> None:
             raise unsupported("engine 'openvino' does not have JSON schemas with a '$ref' to another document")
         if isinstance(pattern := node.get("pattern"), str):
             _check_states("pattern", pattern)
+        pairs += _optional(node) ** 2
         lengths = (node.get("minLength"), node.get("maxLength"))
         length += max(bound if isinstance(bound, int) else 0 for bound in lengths)
+    if pairs > MOST_OPTIONAL**2:
+        raise invalid(
+            f"the JSON schema has objects with more optional properties than engine 'openvino' compiles, which is "
+            f"{MOST_OPTIONAL} in one object: name those that are always there in 'required'"
+        )
     if length > MOST_LENGTH:
         raise invalid(
             f"the lengths of strings in the JSON schema sum up to {length}; engine 'openvino' compiles at most "
             f"{MOST_LENGTH}"
         )
+
+
+def _optional(node: Mapping[str, Any]) -> int:
+    """How many properties an object may leave out."""
+    properties, required = node.get("properties"), node.get("required")
+    named = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    return len(properties.keys() - named) if isinstance(properties, dict) else 0
 
 
 def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
@@ -97,6 +115,11 @@ def _check_states(kind: str, text: str) -> None:
     if states > MOST_STATES:
         raise invalid(
             f"the {kind} has {states} characters with its repetitions; engine 'openvino' compiles at most {MOST_STATES}"
+        )
+    if kind != "grammar" and not has_at_most(max(MOST_EXTRA_STATES, 2 * states + 2), text):
+        raise invalid(
+            f"the {kind} makes an automaton that is too large for engine 'openvino', as a long repetition does after "
+            "another that may end anywhere"
         )
 
 

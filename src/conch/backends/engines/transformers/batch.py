@@ -8,6 +8,7 @@ from typing import Any, Final
 from conch.backends.engines.transformers.beams import BeamSearch
 from conch.backends.engines.transformers.network import DecoderNetwork
 from conch.backends.engines.transformers.rows import OwnRows, PaddedRows, Rows
+from conch.backends.engines.transformers.structure import Matcher
 from conch.sampling.parameters import SamplingParams
 
 Tensor = Any
@@ -33,7 +34,7 @@ class BatchRow:
     end_ids: frozenset[int]
     max_length: int
     generator: Any = None
-    matcher: Any = None
+    matcher: Matcher | None = None
     search: BeamSearch | None = None
     batch: RunningBatch | None = None
 

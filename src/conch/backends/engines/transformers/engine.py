@@ -34,6 +34,7 @@ from conch.backends.native.likeness import VERIFIED_TOKENS
 from conch.backends.native.threads import usable_cores
 from conch.errors import invalid
 from conch.sampling.parameters import STRUCTURED_OUTPUTS, Feature
+from conch.sampling.structures import Structure
 
 Tensor = Any
 
@@ -114,7 +115,8 @@ class TransformersEngine(GenerationEngine):
         )
         matcher = None
         if sampling.structured_outputs is not None and self._grammars is not None:
-            matcher = self._grammars.matcher(sampling.structured_outputs)
+            compiled = request.compiled or self._grammars.compile(sampling.structured_outputs)
+            matcher = structure.Matcher(compiled)
             # After the last token of a structure only an end-of-sequence token is allowed.
             end_ids |= self._eos_ids
         end_ids = frozenset(end for end in {*end_ids, *sampling.stop_token_ids} if 0 <= end < self.vocabulary)
@@ -132,6 +134,9 @@ class TransformersEngine(GenerationEngine):
         self._arrivals += 1
         self._rows[row.id] = row
         self._wait(row)
+
+    def compile(self, structure: Structure) -> Any:
+        return self._grammars.compile(structure) if self._grammars is not None else None
 
     def step(self) -> list[Progress]:
         self._use_threads(self._threads)

@@ -6,7 +6,7 @@ from typing import Any
 
 from conch.backends.engines.transformers.batch import BatchRow
 from conch.backends.engines.transformers.sampling import adjust, choose, logprobs
-from conch.backends.engines.transformers.structure import accept, restrict
+from conch.backends.engines.transformers.structure import restrict
 from conch.backends.generation.engine import Progress
 
 Tensor = Any
@@ -22,7 +22,7 @@ def sample(rows: list[BatchRow], logits: Tensor) -> list[Progress]:
     progress = []
     for row, token, entry in zip(rows, tokens, logprobs(raw, tokens, wanted), strict=True):
         row.tokens.append(token)
-        error = accept(row.matcher, token) if row.matcher is not None else None
+        error = row.matcher.accept(token) if row.matcher is not None else None
         finish = "stop" if token in row.end_ids else "length" if len(row.tokens) >= row.max_length else ""
         if error is not None:
             progress.append(Progress(row.id, error=error))

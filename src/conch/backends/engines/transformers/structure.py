@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
 import torch
 
@@ -14,6 +15,11 @@ from conch.errors import ConchError, invalid
 from conch.sampling.structures import Structure
 
 Tensor = Any
+
+#: How long a mask may take in each step of a sequence, and how much longer all of its masks together (s): what it takes
+#: from the other sequences of a batch.
+USUAL_SECONDS: Final = 0.02
+OVERTIME_SECONDS: Final = 2.0
 
 
 def available(directory: Path) -> bool:
@@ -35,8 +41,11 @@ class GrammarCompiler:
         self._trust = trust_remote_code
         self._tokenizer: Any = None
 
-    def matcher(self, structure: Structure) -> Any:
-        """The matcher of one sequence.  Raises INVALID_ARG for a structure that does not compile."""
+    def compile(self, structure: Structure) -> Any:
+        """The matcher of a sequence at its beginning, to be copied for each.
+
+        Called in any thread, one call at a time.  Raises INVALID_ARG for a structure that does not compile.
+        """
         import llguidance
 
         matchers = llguidance.LLMatcher
@@ -62,22 +71,40 @@ class GrammarCompiler:
         return self._tokenizer
 
 
-def restrict(logits: Tensor, matchers: list[Any]) -> None:
+class Matcher:
+    """A sequence's place in its structure, and how much longer than usual its masks have taken (s)."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._matcher = compiled.deep_copy()
+        self._overtime = 0.0
+
+    def mask(self) -> bytearray:
+        """A byte for each token: 0 where it is not allowed next."""
+        begun = monotonic()
+        bias = bytearray(self._matcher.compute_logit_bias())
+        self._overtime += max(0.0, monotonic() - begun - USUAL_SECONDS)
+        return bias
+
+    def accept(self, token: int) -> ConchError | None:
+        """Go on by the chosen token; returns an error where it or nothing fits, or where masks take too long."""
+        if self._overtime > OVERTIME_SECONDS:
+            return invalid(
+                "the structured output cannot be continued: to find the tokens that its structure allows takes too long"
+            )
+        # A failed matcher allows the end of the text, as if the structure were complete.
+        if not self._matcher.is_error() and self._matcher.consume_token(token):
+            return None
+        return invalid(f"the structured output cannot be continued: {_line(self._matcher.get_error())}")
+
+
+def restrict(logits: Tensor, matchers: list[Matcher | None]) -> None:
     """Mask the logits ``[rows, vocabulary]``, in place, by the matchers of the rows (None: no structure)."""
     for index, matcher in enumerate(matchers):
         if matcher is not None:
-            allowed = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)
+            allowed = torch.frombuffer(matcher.mask(), dtype=torch.uint8)
             size = min(len(allowed), logits.shape[1])
             logits[index, :size].masked_fill_((allowed[:size] == 0).to(logits.device), -torch.inf)
             logits[index, size:] = -torch.inf
-
-
-def accept(matcher: Any, token: int) -> ConchError | None:
-    """Tell a matcher the chosen token; returns an error where the token does not fit, or nothing does."""
-    # A failed matcher allows the end of the text, as if the structure were complete.
-    if not matcher.is_error() and matcher.consume_token(token):
-        return None
-    return invalid(f"the structured output cannot be continued: {_line(matcher.get_error())}")
 
 
 def _grammar(matchers: Any, structure: Structure) -> str:
