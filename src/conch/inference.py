@@ -125,8 +125,8 @@ class InferRequest:
     """
 
     __slots__ = (
-        "answered", "batch_size", "cancelled", "correlation_id", "deadline", "finished", "flags", "holder", "id",
-        "inputs", "length", "model_name", "model_version", "on_cancel", "on_final", "on_response", "outputs",
+        "answered", "batch_size", "cancelled", "correlation_id", "deadline", "expires", "finished", "flags", "holder",
+        "id", "inputs", "length", "model_name", "model_version", "on_cancel", "on_final", "on_response", "outputs",
         "parameters", "priority", "responses", "sequences", "serial", "timeout", "times",
     )  # fmt: skip
 
@@ -158,6 +158,8 @@ class InferRequest:
         #: When it is refused if it has not begun by then (ns, monotonic); 0 for never.
         self.deadline = 0
         self.timeout = timeout
+        #: When it fails even if it runs (ns, monotonic), as its client wants it; 0 for never.
+        self.expires = 0
         self.batch_size = 1
         self.times = Timings()
         self.on_response = on_response

@@ -39,6 +39,8 @@ GENERAL = {
     "unknown parameters": "conch's own backends refuse requests with parameters that they do not know, and backends "
     "that Triton has as well refuse misspelt ones; Triton ignores both.  Python models get them all.",
     "several texts": "On conch's own backends, the answer of generate has a value for each row; Triton flattens them.",
+    "time of a running request": "The time-out of a request, where a model lets clients set one, holds in Triton's "
+    "queue alone; in conch a request that runs past it is answered with UNAVAILABLE, and its model is told.",
     "extensions": "conch lists only the extensions that work in it, and one of its own.",
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from tests.conformance.conftest import gate_request, pass_gate
 from tests.conformance.raw import Reply, get, post, tensor
 from tests.e2e.conftest import Serve
 from tests.e2e.processes import alive, workers
@@ -151,6 +152,20 @@ def test_server_stops_although_a_model_blocks_in_initialize(serve: Serve, events
     assert server.process is not None
     server.process.terminate()
     assert server.process.wait(3) == 0
+
+
+def test_time_of_a_request_holds_while_it_runs_and_frees_its_place(
+    serve: Serve, events: Events, background: Background
+) -> None:
+    server = serve("gate_bounded")
+    body = {**gate_request(events, "late"), "parameters": {"timeout": 300_000}}
+    running = background(post, server.http, "/v2/models/gate_bounded/infer", body)
+    events.wait("late.started")
+    reply = running.result(5)
+    assert (reply.status, reply.error) == (503, "Request timeout expired")
+    events.wait("late.cancelled")
+    events.set("next.go")
+    assert pass_gate(server, events, "next", "gate_bounded").status == 200
 
 
 def test_unload_does_not_wait_for_a_model_that_hangs(serve: Serve, events: Events, background: Background) -> None:

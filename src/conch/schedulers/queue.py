@@ -33,6 +33,14 @@ class QueuePolicy:
             timeout = request.timeout
         return now + timeout * NS_PER_US if timeout else 0
 
+    def expiry(self, request: InferRequest, now: int) -> int:
+        """When the time is over that its client gives the request, in the queue and in the model (ns); 0 for never.
+
+        Triton's queue forgets about it when the request begins to run, and the client waits on.
+        """
+        client = self.allow_timeout_override and not self.delay_when_late
+        return now + request.timeout * NS_PER_US if client and request.timeout else 0
+
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
@@ -127,6 +135,7 @@ class RequestQueue:
         request.on_cancel = self._cancelled
         deadline = level.policy.deadline(request, now)
         request.deadline = 0 if level.policy.delay_when_late else deadline
+        request.expires = level.policy.expiry(request, now)
         level.append(QueuedRequest(request, now, deadline, self._index_of(request)))
         self._size += 1
 

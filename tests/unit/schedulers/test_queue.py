@@ -80,6 +80,23 @@ def test_request_may_shorten_the_timeout_where_allowed(allowed: bool, asked: int
     assert policy.deadline(request(timeout=asked), 0) == deadline * 1000
 
 
+@pytest.mark.parametrize(
+    ("policy", "timeout", "expires"),
+    [
+        (QueuePolicy(allow_timeout_override=True), 500, 507),
+        (QueuePolicy(allow_timeout_override=True, default_timeout_us=100), 500, 507),
+        (QueuePolicy(allow_timeout_override=True), 0, 0),
+        (QueuePolicy(default_timeout_us=100), 500, 0),
+        (QueuePolicy(allow_timeout_override=True, delay_when_late=True), 500, 0),
+    ],
+)
+def test_time_of_the_client_goes_on_while_its_request_runs(policy: QueuePolicy, timeout: int, expires: int) -> None:
+    queue = RequestQueue(policy)
+    one = request(timeout=timeout)
+    queue.add(one, 7000)
+    assert one.expires == expires * 1000
+
+
 def test_cancelled_request_never_runs_and_ends_once() -> None:
     queue = RequestQueue()
     responses: list[InferResponse] = []

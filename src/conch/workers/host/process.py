@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
 from typing import Any
 
-from conch.errors import Code, ConchError, internal
+from conch.errors import Code, ConchError, internal, unavailable
 from conch.inference import InferRequest, InferResponse
 from conch.workers.child.channel import Frame
 from conch.workers.child.heartbeat import SIZE, Pulse, read_pulse
@@ -20,6 +21,7 @@ from conch.workers.host.bls import BlsHandler, BlsServer
 from conch.workers.host.execution import Execution, description, response_of, take_times
 from conch.workers.host.link import Link
 from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Kill, Patience, Signs, Verdict, not_ended
+from conch.workers.host.preparation import Preparation
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
 from conch.workers.host.speech import Speech
 
@@ -67,7 +69,6 @@ class WorkerProcess:
         self._heartbeat: memoryview | None = None
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, InferRequest] = {}
-        self._prepared: dict[int, InferRequest] = {}
         self._executions: dict[int, Execution] = {}
         self._bls: BlsHandler | None = None
         self._batches = 0
@@ -76,6 +77,7 @@ class WorkerProcess:
         self._idle: asyncio.Event | None = None  # only while somebody waits for it
         self._ended = asyncio.Event()
         self._link: Link
+        self._preparation: Preparation
         self._process: ChildProcess
 
     @property
@@ -112,6 +114,7 @@ class WorkerProcess:
         self._process, connection = self._spawn(python, environment, self._exited, self._printed)
         self.alive = True
         self._link = Link(connection, self._received, self._hung_up)
+        self._preparation = Preparation(self._link.send)
         self._link.send({"op": "init", **init})
 
     async def ask(self, header: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +146,9 @@ class WorkerProcess:
             request.times.started = execution.started
             request.on_cancel = self.cancel
             self._running[request.serial] = request
-            if self._prepared.pop(request.serial, None) is not None:
+            if request.expires:
+                self._loop.call_later((request.expires - monotonic_ns()) / 1e9, self._expire, request.serial)
+            if self._preparation.take(request):
                 request.holder = None
                 described.append({"serial": request.serial})
             else:
@@ -169,28 +174,26 @@ class WorkerProcess:
 
         A request that ends before it runs is dropped there too.
         """
-        if not self.alive:
-            return
-        packer = Packer()
-        described = [description(request, packer) for request in requests]
-        try:
-            self._link.send({"op": "prepare", "requests": described}, packer)
-        except (ConchError, OSError):  # no memory to share now: they go with their execution, or fail there
-            return
-        for request in requests:
-            self._prepared[request.serial] = request
-            request.holder = self
+        if self.alive:
+            self._preparation.add(requests, self)
 
     def drop(self, request: InferRequest) -> None:
         """Have the worker forget a request that it prepared and that will not run here."""
         request.holder = None
-        if self._prepared.pop(request.serial, None) is not None and self.alive:
-            self._link.send({"op": "drop", "serial": request.serial})
+        if self.alive:
+            self._preparation.drop(request)
 
     def cancel(self, request: InferRequest) -> None:
         """Tell the model that nobody waits for this request any more."""
         if self.alive and request.serial in self._running:
             self._link.send({"op": "cancel", "serial": request.serial})
+
+    def _expire(self, serial: int) -> None:
+        """Answer a request whose time is over; its place is free when the worker has given it up."""
+        request = self._running.get(serial)
+        if request is not None and not request.finished:
+            self.cancel(request)
+            request.fail(unavailable("Request timeout expired"))
 
     def set_log(self, log: dict[str, Any]) -> None:
         """Tell the model's logger which levels are wanted now."""
@@ -276,7 +279,9 @@ class WorkerProcess:
             elif op == "progress":
                 self._progress(header, Unpacker(payload, self._link.regions))
             elif op == "prepared":
-                self._note_lengths(header["lengths"])
+                self._preparation.note_lengths(header["lengths"])
+                if self.on_prepared is not None:
+                    self.on_prepared()
             elif op == "log":
                 self._speech.message(header, self.said, self.name, self.pid)
             elif op == "prompt":
@@ -318,14 +323,6 @@ class WorkerProcess:
             execution.on_done(execution)
         for serial, response in responses:
             self._deliver(serial, response)
-
-    def _note_lengths(self, lengths: Sequence[Sequence[int]]) -> None:
-        for serial, length, sequences in lengths:
-            request = self._prepared.get(serial)
-            if request is not None:
-                request.length, request.sequences = length, sequences
-        if self.on_prepared is not None:
-            self.on_prepared()
 
     def _deliver(self, serial: int, response: InferResponse) -> None:
         """Give a request one of its responses, unless it has ended."""
@@ -372,7 +369,7 @@ class WorkerProcess:
         executions, self._executions = self._executions, {}
         for execution in executions.values():
             self._fail_execution(execution, error)
-        self._prepared.clear()
+        self._preparation.clear()
         running, self._running = self._running, {}
         for request in running.values():
             request.fail(error)

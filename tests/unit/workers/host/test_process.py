@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any
 from weakref import ref
 
@@ -302,3 +303,34 @@ async def test_worker_that_has_ended_is_freed_without_the_garbage_collector(stop
         assert gone() is None
     finally:
         gc.enable()
+
+
+@fake_clock
+async def test_request_whose_time_is_over_is_answered_and_given_up_and_its_place_stays_taken() -> None:
+    process, child = make_process()
+    ended: list[Execution] = []
+    late, timely = Client(), Client()
+    late.request.expires = monotonic_ns() + 50_000_000
+    process.execute([late.request, timely.request], ended.append)
+    child.received()
+    await asyncio.sleep(1)
+    assert (late.errors, timely.finals) == (["Request timeout expired"], 0)
+    assert child.received() == [{"op": "cancel", "serial": late.request.serial}]
+    assert not ended and not process.idle
+    child.done(1, EMPTY, EMPTY)
+    await settle()
+    assert (late.finals, timely.finals, timely.errors) == (1, 1, [])
+    assert len(ended) == 1 and process.idle
+
+
+@fake_clock
+async def test_request_that_ends_in_time_does_not_expire() -> None:
+    process, child = make_process()
+    client = Client()
+    client.request.expires = monotonic_ns() + 50_000_000
+    process.execute([client.request], ignore)
+    child.done(1, EMPTY)
+    await settle()
+    child.received()
+    await asyncio.sleep(1)
+    assert (client.finals, client.errors, child.received()) == (1, [], [])
