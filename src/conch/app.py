@@ -33,6 +33,7 @@ from conch.server.heap import heap_trimmer
 from conch.settings import SERVER_VERSION, Settings, by_scope
 from conch.telemetry.metrics import MetricsConfig, Registry
 from conch.temporary import remove_orphans
+from conch.workers.host.descriptors import raise_limit
 
 LOG = logging.getLogger("conch")
 
@@ -71,6 +72,7 @@ def serve(settings: Settings, on_ready: OnReady | None = None) -> int:
     ``on_ready`` is called when all models that are to be loaded at start have been.  Raises ConchError when the server
     cannot start.
     """
+    raise_limit()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(settings, on_ready))
 

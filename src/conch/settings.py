@@ -130,6 +130,9 @@ class Settings:
     # JSON takes up to 24 times its size when it has been parsed, that of floats a tenth of this.
     codec_memory: Bytes = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
     codec_timeout_secs: Count = option(60, "Server", "Seconds that decoding one large request may take.")
+    max_connections: Number = option(
+        0, "Server", "Connections of all protocols together; 0 for as many as the limit of open files allows."
+    )
     head_timeout_secs: Number = option(30, "Server", "Seconds that the head of a request may take; 0 for any time.")
     body_timeout_secs: Number = option(
         60, "Server", "Seconds that its body may take, and one more for every 16 KiB; 0 for any time."

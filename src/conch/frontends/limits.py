@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from conch.frontends.admission import Admission
 from conch.frontends.budget import ByteBudget
 from conch.frontends.slices import Slices
 from conch.settings import Settings
@@ -44,15 +45,19 @@ class TimeLimits:
 
 
 class ClientLimits:
-    """What all front ends share: the budget of bytes, the limits of time, the counts of connections, slices of time."""
+    """What all front ends share: the budget of bytes, the limits of time and of connections, slices of time.
 
-    def __init__(self, budget: ByteBudget, times: TimeLimits = TimeLimits()) -> None:
+    ``max_connections`` is 0 for as many as there are descriptors.
+    """
+
+    def __init__(self, budget: ByteBudget, times: TimeLimits = TimeLimits(), max_connections: int = 0) -> None:
         self.budget = budget
         self.times = times
         self.counts = ConnectionCounts()
+        self.admission = Admission(max_connections, self.counts)
         self.slices = Slices()
 
     @classmethod
     def of(cls, settings: Settings) -> ClientLimits:
         """As the flags say."""
-        return cls(ByteBudget.of(settings.max_bytes_in_flight), TimeLimits.of(settings))
+        return cls(ByteBudget.of(settings.max_bytes_in_flight), TimeLimits.of(settings), settings.max_connections)

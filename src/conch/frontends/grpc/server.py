@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Collection
 from time import monotonic
 
+from conch.frontends.admission import Admission, Place
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.http2.pings import PingLimits
@@ -89,6 +90,8 @@ class GrpcFrontend:
     def on_connection_made(self, connection: Http2Connection) -> None:
         self._limits.counts.opened("grpc")
         self._lifetimes[connection] = Lifetime(connection, self._settings)
+        if self._limits.admission.place("grpc", connection.descriptor) is not Place.SERVED:
+            connection.fail(Http2ErrorCode.ENHANCE_YOUR_CALM, str(Admission.refusal()))
         if self._stopping:
             connection.drain()
 

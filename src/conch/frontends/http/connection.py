@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Final
 
 from conch.errors import invalid
+from conch.frontends.admission import Place, descriptor_of
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.reader import HttpApplication, RequestReader
 from conch.frontends.limits import SLOWEST, ClientLimits
@@ -34,6 +35,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections = connections
         self._limits = limits
         self.budget = limits.budget
+        self.place = Place.SERVED
         self._current: HttpExchange | None = None
         self._waiting: deque[HttpExchange] = deque()
         self._reader = RequestReader(application, self)
@@ -58,6 +60,9 @@ class HttpConnection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
         self._connections.add(self)
         self._limits.counts.opened("http")
+        self.place = self._limits.admission.place("http", descriptor_of(transport))
+        if self.place is Place.REFUSED:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -152,6 +157,9 @@ class HttpConnection(asyncio.Protocol):
     def sweep(self, now: float) -> None:
         """End the connection if its client has taken too long for something."""
         times, reader = self._limits.times, self._reader
+        if self.place is not Place.SERVED and now - self._active > _LINGER_SECONDS:
+            self.transport.abort()
+            return
         if self._lingering:
             if now - self._active > _LINGER_SECONDS:
                 self.transport.abort()

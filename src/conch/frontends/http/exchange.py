@@ -65,6 +65,7 @@ class HttpExchange:
         "refusal",
         "route",
         "started",
+        "urgent",
         "worked_for",
     )
 
@@ -82,6 +83,8 @@ class HttpExchange:
         self.held = 0
         #: What the application found out about the head, for itself.
         self.route: Any = None
+        #: Whether it is answered even to those for whom the server has no other place.
+        self.urgent = False
         #: With what the request is refused instead of being handled, and the status.
         self.refusal: tuple[ConchError, int] | None = None
         #: Whether a task works for this exchange, which ends by calling :meth:`let_go`.

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import httptools
 
 from conch.errors import ConchError, invalid
+from conch.frontends.admission import Admission, Place
 from conch.frontends.budget import SMALL, BudgetWait
 from conch.frontends.http.exchange import ExchangeOwner, HttpExchange
 
@@ -34,7 +35,7 @@ class HttpApplication(Protocol):
     def open(self, exchange: HttpExchange) -> int:
         """Decide who will answer a request of which only the head has arrived; returns how large its body may be.
 
-        Sets ``exchange.refusal`` where nobody will.
+        Sets ``exchange.refusal`` where nobody will, and ``exchange.urgent``.
         """
 
     def handle(self, exchange: HttpExchange) -> None:
@@ -48,7 +49,9 @@ class HttpApplication(Protocol):
 
 
 class RequestReceiver(ExchangeOwner, Protocol):
-    """The connection of a reader."""
+    """The connection of a reader; ``place`` says what it may ask for."""
+
+    place: Place
 
     @property
     def has_room(self) -> bool:
@@ -222,6 +225,10 @@ class RequestReader:
         keep_alive = self._parser.should_keep_alive()
         self._exchange = exchange = HttpExchange(receiver, self._parser.get_method(), path, headers, keep_alive)
         self._limit = limit = self._application.open(exchange)
+        if receiver.place is not Place.SERVED:
+            exchange.keep_alive = False
+            if not exchange.urgent:
+                exchange.refusal = (Admission.refusal(), 503)
         length = headers.get(b"content-length")
         self._length = size = int(length) if length is not None else 0
         expects = b"expect" in headers and headers[b"expect"].lower() == b"100-continue"

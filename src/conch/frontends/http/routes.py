@@ -106,6 +106,7 @@ class Router:
                 exchange.refusal = (error, 403)
                 return 0
             exchange.route = handler, route.arguments
+            exchange.urgent = endpoint.api == "health"
             if endpoint.admit is not None and _may_be_large(exchange.headers):
                 endpoint.admit(*route.arguments)
         except _NotFound:

@@ -86,6 +86,7 @@ class MetricsPage:
     def open(self, exchange: HttpExchange) -> int:
         if exchange.method != b"GET":
             exchange.refusal = (ConchError("Method Not Allowed"), 405)
+        exchange.urgent = True
         return 0
 
     def handle(self, exchange: HttpExchange) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from conch.workers.child import worker as program
+from conch.workers.host.descriptors import restore_limit
 from conch.workers.host.output import WorkerOutput
 
 
@@ -167,6 +168,7 @@ def _start(
             popen = subprocess.Popen(
                 command, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=(fd,)
             )
+        restore_limit(popen.pid)
         return popen, ours
     except OSError:
         ours.close()

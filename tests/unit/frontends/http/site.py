@@ -43,6 +43,7 @@ class Site:
     def __init__(self) -> None:
         self.exchanges: list[HttpExchange] = []
         self.opened = 0
+        self.urgent = False
         self.limit = LIMIT
         self.refuses: str | None = None
         self.arrived = asyncio.Event()
@@ -56,6 +57,7 @@ class Site:
 
     def open(self, exchange: HttpExchange) -> int:
         self.opened += 1
+        exchange.urgent = self.urgent
         if self.refuses is not None:
             exchange.refusal = (ConchError(self.refuses), 403)
         return self.limit

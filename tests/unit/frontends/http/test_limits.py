@@ -8,6 +8,7 @@ from time import monotonic
 
 import pytest
 
+from conch.frontends.admission import Admission
 from conch.frontends.budget import SMALL
 from conch.frontends.http.connection import MAX_PIPELINED
 from conch.frontends.http.reader import MAX_IGNORED_BODY
@@ -343,6 +344,40 @@ async def test_a_stream_that_is_read_slowly_goes_on(
     assert closed(limits) == {}
     await swept(listener, 60 + 50_000_000 / SLOWEST)
     assert closed(limits) == {"unread": 1}
+
+
+# Connections
+
+
+async def test_a_server_that_is_full_answers_for_its_health_alone(
+    site: Site, listener: HttpListener, limits: ClientLimits
+) -> None:
+    limits.admission = Admission(1, limits.counts)
+    first, second, third = [Client(*await asyncio.open_connection(*listener.address)) for _ in range(3)]  # type: ignore[attr-defined]
+    second.send(post(b"x"))
+    status, headers, body = await second.response()
+    assert (status, headers["connection"]) == (503, "close")
+    assert b"--max-connections" in body
+    site.urgent = True
+    third.send(GET)
+    status, headers, _ = await third.response()
+    assert (status, headers["connection"]) == (200, "close")
+    site.urgent = False
+    first.send(post(b"x"))
+    assert (await first.response())[0] == 200
+    assert closed(limits) == {"connections": 2}
+    for client in (first, second, third):
+        client.writer.close()
+
+
+async def test_who_has_no_place_does_not_stay(listener: HttpListener, limits: ClientLimits) -> None:
+    limits.admission = Admission(1, limits.counts)
+    clients = [Client(*await asyncio.open_connection(*listener.address)) for _ in range(2)]  # type: ignore[attr-defined]
+    await swept(listener, 3)
+    assert await clients[1].is_closed()
+    assert len(listener.connections) == 1
+    for client in clients:
+        client.writer.close()
 
 
 # Memory

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol, cast
 
+from conch.frontends.admission import descriptor_of
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.application import Http2Application
 from conch.frontends.grpc.http2.frame_reader import Http2FrameReader
@@ -38,7 +39,7 @@ class ConnectionObserver(Protocol):
 
 
 class Http2Connection(asyncio.Protocol):
-    """``active`` is set when something arrives.
+    """``descriptor`` is that of its socket; ``active`` is set when something arrives.
 
     What arrives is handled as far as ``turns`` allow; the connection reads no more until the rest has been handled.
     """
@@ -71,6 +72,7 @@ class Http2Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface, not the base class.
         self._transport = cast(asyncio.Transport, transport)
+        self.descriptor = descriptor_of(transport)
         self._transport.set_write_buffer_limits(high=MAX_SEND_FRAME_SIZE)
         self.writer = Http2FrameWriter(self._loop, self._transport)
         self.session = Http2Session(
