@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -12,6 +13,7 @@ from typing import Final
 from conch.frontends.admission import Admission
 from conch.frontends.budget import ByteBudget
 from conch.frontends.slices import Slices
+from conch.frontends.turns import LoopTurns
 from conch.settings import Settings
 from conch.telemetry.traffic import ConnectionCounts
 
@@ -45,9 +47,9 @@ class TimeLimits:
 
 
 class ClientLimits:
-    """What all front ends share: the budget of bytes, the limits of time and of connections, slices of time.
+    """What all front ends share: the budget of bytes, the limits of time and of connections, slices and turns.
 
-    ``max_connections`` is 0 for as many as there are descriptors.
+    Made in the event loop.  ``max_connections`` is 0 for as many as there are descriptors.
     """
 
     def __init__(self, budget: ByteBudget, times: TimeLimits = TimeLimits(), max_connections: int = 0) -> None:
@@ -56,6 +58,7 @@ class ClientLimits:
         self.counts = ConnectionCounts()
         self.admission = Admission(max_connections, self.counts)
         self.slices = Slices()
+        self.turns = LoopTurns(asyncio.get_running_loop())
 
     @classmethod
     def of(cls, settings: Settings) -> ClientLimits:

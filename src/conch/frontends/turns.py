@@ -7,10 +7,13 @@ Whoever handles what a client sent asks :meth:`LoopTurns.over` after each piece,
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Final
+
+LOG = logging.getLogger("conch")
 
 #: How long all connections together may work in one turn of the loop (s).
 SHARE: Final = 0.005
@@ -38,6 +41,11 @@ class LoopTurns:
         self._loop.call_soon(self._end)
         return False
 
+    @property
+    def spent(self) -> bool:
+        """Whether this turn's time is counted, because something took long in it, and has been spent."""
+        return self._counting and self._clock() >= self._until
+
     def later(self, work: Callable[[], None]) -> None:
         """Call ``work`` in a later turn; those that wait are called in order, at least one in every turn."""
         self._waiting.append(work)
@@ -53,7 +61,11 @@ class LoopTurns:
         self.over()  # the first question begins the count
         # Whatever is put off again meanwhile waits for the next turn, so that input and output get theirs.
         for _ in range(len(waiting)):
-            waiting.popleft()()
+            work = waiting.popleft()
+            try:
+                work()
+            except Exception:
+                LOG.exception("what a client sent could not be handled")  # others still have their turns
             if self.over():
                 break
         if waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import ExitStack
+from time import monotonic
 
 from tests.conftest import Server
 from tests.hostile.attack import attack
@@ -51,7 +52,9 @@ def hang_up_with_large_infers(server: Server, stack: ExitStack) -> None:
     request = _infer(10 * _MEGABYTE)
     for _ in range(40):
         with ExitStack() as here:
-            _connect(server, here).sendall(request * 2)
+            connection = _connect(server, here)
+            connection.settimeout(1)  # the server reads no further while an answer is not read
+            _try_to_send(connection, request * 2)
 
 
 def _connect(server: Server, stack: ExitStack) -> socket.socket:
@@ -104,3 +107,18 @@ def _read_answer(connection: socket.socket) -> int:
     except OSError:
         return 0
     return len(answer)
+
+
+@attack("100 connections that each send JSON infers of 250 kB without pause")
+def decoding_on_many_connections(server: Server, stack: ExitStack) -> None:
+    tensor = {"name": "INPUT", "datatype": "FP32", "shape": [60_000], "data": [1.5] * 60_000}
+    body = json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode()
+    request = _head(_TENSOR, len(body)) + body
+    connections = [_connect(server, stack) for _ in range(100)]
+    until = monotonic() + 3
+    while monotonic() < until:
+        for connection in connections:
+            connection.settimeout(0.01)
+            _try_to_send(connection, request)
+        for connection in connections:
+            _read_answer(connection)

@@ -21,6 +21,8 @@ from conch.telemetry.traffic import Reason
 from conch.tensors import Buffer
 
 MAX_PIPELINED: Final = 64
+#: A request that is handled for longer than this (s) counts against the time of all connections in a turn of the loop.
+_LONG: Final = 0.0005
 #: How long a client may go on sending what nobody reads, so that it sees why it was refused (s).
 _LINGER_SECONDS: Final = 2.0
 
@@ -35,6 +37,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections = connections
         self._limits = limits
         self.budget = limits.budget
+        self._turns = limits.turns
         self.place = Place.SERVED
         self._current: HttpExchange | None = None
         self._waiting: deque[HttpExchange] = deque()
@@ -109,7 +112,13 @@ class HttpConnection(asyncio.Protocol):
 
     def on_request(self, exchange: HttpExchange) -> None:
         """Handle a request at once if it is its turn; a client that sends many without pause has one at a time."""
-        if self._had_its_turn or self._unread or not self.idle or exchange is self._reader.starving:
+        if (
+            self._had_its_turn
+            or self._unread
+            or not self.idle
+            or exchange is self._reader.starving
+            or (self._turns.spent and not exchange.urgent)
+        ):
             self._waiting.append(exchange)
             self._control_reading()
             self._schedule()
@@ -182,16 +191,19 @@ class HttpConnection(asyncio.Protocol):
 
     def _handle(self, exchange: HttpExchange) -> None:
         self._current = exchange
+        began = monotonic()
         if exchange.refusal is not None:
             self._application.refuse(exchange, *exchange.refusal)
         else:
             self._application.handle(exchange)
+        if monotonic() - began > _LONG:
+            self._turns.over()  # from now on, this turn's time is counted
 
     def _schedule(self) -> None:
         """Handle the next request in the next turn of the event loop, when others have had theirs."""
         if not self._scheduled and self._waiting and self._current is None:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._next)
+            self._turns.later(self._next)
 
     def _next(self) -> None:
         self._scheduled = False

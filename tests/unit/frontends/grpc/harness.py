@@ -26,7 +26,6 @@ class Frontend:
         # Tests ping to know what has arrived.
         self.settings = Settings(**{"grpc_http2_max_ping_strikes": 0, **settings})
         self.budget = ByteBudget(256 << 20)
-        self.limits = ClientLimits(self.budget, TimeLimits.of(self.settings))
         self.server = FakeServer(self.settings, *models)
         self.address: tuple[str, int] = ("", 0)
         self._loop = uvloop.new_event_loop()
@@ -35,6 +34,7 @@ class Frontend:
     def __enter__(self) -> Frontend:
         self._thread.start()
         try:
+            self.limits = self.call(ClientLimits, self.budget, TimeLimits.of(self.settings))
             self.frontend = GrpcFrontend(self.server, self.settings, self.limits)  # type: ignore[arg-type]
             self.address = self.wait(self.frontend.start("127.0.0.1", 0))
         except BaseException:

@@ -4,16 +4,17 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from time import monotonic
+from time import monotonic, sleep
 
 import pytest
 
 from conch.frontends.admission import Admission
 from conch.frontends.budget import SMALL
-from conch.frontends.http.connection import MAX_PIPELINED
+from conch.frontends.http.connection import MAX_PIPELINED, HttpConnection
 from conch.frontends.http.reader import MAX_IGNORED_BODY
 from conch.frontends.http.server import HttpListener
 from conch.frontends.limits import SLOWEST, ClientLimits
+from conch.frontends.turns import SHARE
 from tests.unit.frontends.http.site import Client, Site, post
 
 GET = b"GET /p HTTP/1.1\r\n\r\n"
@@ -128,6 +129,37 @@ async def test_one_connection_has_one_request_in_a_turn_of_the_loop(client: Clie
         await client.response()
     assert len(seen) == 1000
     assert len(set(seen)) > 900  # a read may bring one and the loop another in the same turn
+
+
+class Transport:
+    """As much of a transport as a connection needs that is fed by hand."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+
+async def test_connections_share_a_turn_of_the_loop_and_health_does_not_wait(site: Site, limits: ClientLimits) -> None:
+    connections = [HttpConnection(site, set(), limits) for _ in range(4)]  # type: ignore[arg-type]
+    transports = [Transport() for _ in connections]
+    for connection, transport in zip(connections, transports, strict=True):
+        connection.connection_made(transport)  # type: ignore[arg-type]
+    site.answer = lambda exchange: (sleep(2 * SHARE), exchange.respond(200, []))[1]
+    for connection in connections[:3]:
+        connection.data_received(GET)
+    site.urgent = True
+    connections[3].data_received(GET)
+    # All of it happens in one turn: two took its time, the third waits, and the last is not kept.
+    assert [bool(transport.written) for transport in transports] == [True, True, False, True]
+    await until(lambda: transports[2].written)
 
 
 async def test_requests_beyond_those_that_may_wait_are_not_parsed(client: Client, site: Site) -> None:
