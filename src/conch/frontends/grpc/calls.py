@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from conch.errors import ConchError
-from conch.frontends.access_log import AccessRecord
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.intake import MessageIntake
-from conch.frontends.grpc.large import MAX_COMPRESSED_HERE, compress_large
+from conch.frontends.grpc.large import MAX_COMPRESSED_HERE
 from conch.frontends.grpc.messages import ENCODINGS, encode
+from conch.frontends.grpc.outbox import Outbox, SendParts
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import (
     OK_TRAILERS,
@@ -41,25 +40,18 @@ _ACCEPTS: Final = ",".join(ENCODINGS).encode()
 class Call(MessageIntake):
     """A call in progress; it sends nothing more once ``finished``."""
 
-    __slots__ = (
-        "_deadline", "_ending", "_loop", "_outbox", "_sender", "_started", "_uncompressed", "encoding", "head",
-        "record",
-    )  # fmt: skip
+    __slots__ = ("_deadline", "_ending", "_loop", "_outbox", "_started", "encoding", "head")
 
     def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(stream, head.encoding)
         self.head = head
         #: Compression of the messages sent.
         self.encoding = "identity"
-        #: What verbose logging says of this call when it ends.
-        self.record: AccessRecord | None = None
         self._loop = loop
         self._started = False
-        #: Messages that are compressed elsewhere, and how they are sent then; and the status that comes behind them.
-        self._outbox: deque[tuple[Sequence[Buffer], Callable[[list[Buffer], int], None]]] = deque()
-        self._sender: asyncio.Task[None] | None = None
+        #: Where messages wait that are compressed elsewhere, and the status that comes behind them.
+        self._outbox: Outbox | None = None
         self._ending: tuple[Status, str] | None = None
-        self._uncompressed = 0
         self._deadline: asyncio.TimerHandle | None = None
         if head.encoding not in ENCODINGS:
             self.fail(CallFault(Status.UNIMPLEMENTED, f"Compression algorithm '{head.encoding}' is not supported"))
@@ -75,11 +67,6 @@ class Call(MessageIntake):
         raise NotImplementedError
 
     # Called by the stream
-
-    def on_data(self, chunk: Buffer) -> None:
-        if self.record is not None:
-            self.record.received += len(chunk)
-        super().on_data(chunk)
 
     def on_reset(self) -> None:
         if not self.finished:
@@ -101,14 +88,13 @@ class Call(MessageIntake):
     @property
     def unsent(self) -> int:
         """Bytes of messages that wait for the client, or to be compressed."""
-        return self.stream.queued + self._uncompressed
+        return self.stream.queued + (self._outbox.size if self._outbox is not None else 0)
 
     def send(self, body: Sequence[Buffer]) -> None:
         """Send a message, given in parts; more may follow."""
-        if self._is_for_outbox(body):
-            self._put_into_outbox(body, self._send_parts)
-        elif not self.finished:
-            self._send_parts(*encode(body, self.encoding))
+        if self.finished or (self.encoding != "identity" and self._put_into_outbox(body, self._send_parts)):
+            return
+        self._send_parts(*encode(body, self.encoding))
 
     def _send_parts(self, parts: list[Buffer], size: int) -> None:
         if self.record is not None:
@@ -120,10 +106,10 @@ class Call(MessageIntake):
 
     def respond(self, body: Sequence[Buffer]) -> None:
         """Send the only message, given in parts, and the status OK."""
-        if self._is_for_outbox(body):
-            self._put_into_outbox(body, self._respond_with)
-        elif not self.finished:
-            self._respond_with(*encode(body, self.encoding))
+        if self.finished or (self.encoding != "identity" and self._put_into_outbox(body, self._respond_with)):
+            return
+        parts, size = encode(body, self.encoding)
+        self._respond_with(parts, size)
 
     def _respond_with(self, parts: list[Buffer], size: int) -> None:
         if self.record is not None:
@@ -132,39 +118,26 @@ class Call(MessageIntake):
         headers = RESPONSE_HEADERS if self.encoding == "identity" else response_headers(self.encoding)
         self.stream.respond(headers, parts, size, OK_TRAILERS)
 
-    def _is_for_outbox(self, body: Sequence[Buffer]) -> bool:
-        """Whether a message is compressed elsewhere, or must wait behind one that is."""
-        if self.encoding == "identity" or self.finished:
-            return False
-        return bool(self._outbox) or sum(map(len, body)) > MAX_COMPRESSED_HERE
+    def _put_into_outbox(self, body: Sequence[Buffer], send: SendParts) -> bool:
+        """Whether a message is compressed elsewhere, or waits behind one that is, to be sent by ``send``."""
+        if self._outbox is None:
+            if sum(map(len, body)) <= MAX_COMPRESSED_HERE:
+                return False
+            self._outbox = Outbox(self.encoding, self._on_outbox_empty, self.fail)
+        self._outbox.put(body, send)
+        return True
 
-    def _put_into_outbox(self, body: Sequence[Buffer], send: Callable[[list[Buffer], int], None]) -> None:
-        self._uncompressed += sum(map(len, body))
-        self._outbox.append((body, send))
-        if self._sender is None:
-            self._sender = asyncio.ensure_future(self._empty_outbox())
-
-    async def _empty_outbox(self) -> None:
-        """Send what was put off, in order; each stays in the outbox until it is sent, for others to wait behind."""
-        try:
-            while self._outbox:
-                body, send = self._outbox[0]
-                parts, size = await compress_large(body, self.encoding)
-                self._uncompressed -= sum(map(len, body))
-                send(parts, size)
-                self._outbox.popleft()
-            self._sender = None
-            if self._ending is not None:
-                self.finish(*self._ending)
-        except Exception as error:
-            self._outbox.clear()
-            self.fail(error)
+    def _on_outbox_empty(self) -> None:
+        self._outbox = None
+        if self._ending is not None:
+            self.finish(*self._ending)
 
     def finish(self, status: Status = Status.OK, message: str = "") -> None:
         """End the call with a status, sent behind all messages."""
         if self.finished:
             return
-        if self._outbox:
+        if self._outbox is not None:
+            # Nothing more is read, and the end is sent behind what is there.
             self.paused = True
             self._ending = (status, message)
             return
@@ -208,12 +181,9 @@ class Call(MessageIntake):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        if self._sender is not None:
-            sender, self._sender = self._sender, None
-            self._outbox.clear()
-            # The sender itself closes the call when it sends the only message.
-            if sender is not asyncio.current_task(self._loop):
-                sender.cancel()
+        if self._outbox is not None:
+            self._outbox.close()
+            self._outbox = None
 
 
 class UnaryCall(Call):

@@ -5,6 +5,10 @@ The service opens an ``InferCall`` for every stream of this RPC; runs on the eve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tritonclient.grpc import service_pb2
+
 from conch.errors import internal, unsupported
 from conch.frontends.grpc.calls import UnaryCall
 from conch.frontends.grpc.context import ServingContext
@@ -36,17 +40,19 @@ class InferCall(UnaryCall):
 
     def run(self, message: Buffer) -> None:
         decoded = decode_here(message)
-        if decoded is None:
-            self.decode_later(decode_large(message, "identity", 0))
+        if decoded is not None:
+            self._infer(*decoded)
         else:
-            self.on_decoded(decoded)
+            self.decode_later(decode_large(message, "identity", 0))
 
     def run_compressed(self, message: Buffer) -> None:
         self.decode_later(decode_large(message, self.head.encoding, self._context.max_decompressed))
 
     def on_decoded(self, decoded: DecodedInfer) -> None:
         self.count_decoded(decoded.size)
-        parsed, raw, _ = decoded
+        self._infer(decoded.message, decoded.raw)
+
+    def _infer(self, parsed: service_pb2.ModelInferRequest, raw: Sequence[Buffer] | None) -> None:
         context = self._context
         model = context.server.model(parsed.model_name, read_version(parsed.model_version))
         if model.signature.decoupled:

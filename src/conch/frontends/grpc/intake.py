@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any, Final
 
 from conch.errors import ConchError
+from conch.frontends.access_log import AccessRecord
 from conch.frontends.budget import SMALL, BudgetWait
 from conch.frontends.grpc.http2.limits import MESSAGE_WINDOW, STREAM_WINDOW
 from conch.frontends.grpc.http2.streams import Http2Stream
@@ -31,12 +32,15 @@ class MessageIntake:
     """
 
     __slots__ = (
-        "_ended", "_put_off", "_reader", "_since", "_task", "_waiting", "finished", "held", "message_size",
-        "paused", "stream",
+        "_budget", "_ended", "_put_off", "_reader", "_since", "_task", "_waiting", "finished", "held", "message_size",
+        "paused", "record", "stream",
     )  # fmt: skip
 
     def __init__(self, stream: Http2Stream, encoding: str) -> None:
         self.stream = stream
+        #: What verbose logging says of this call when it ends.
+        self.record: AccessRecord | None = None
+        self._budget = stream.budget
         self.finished = False
         self.paused = False
         self.held = 0
@@ -90,9 +94,10 @@ class MessageIntake:
             return
         size = len(chunk)
         self.held += size
-        budget = self.stream.budget
-        if not budget.take(size) and budget.overdrawn and self.held > _TINY:
-            self._refuse_for_bytes(budget.refusal())
+        if self.record is not None:
+            self.record.received += size
+        if not self._budget.take(size) and self._budget.overdrawn and self.held > _TINY:
+            self._refuse_for_bytes(self._budget.refusal())
             return
         self._reader.feed(chunk)
         self._read()
@@ -109,26 +114,25 @@ class MessageIntake:
         if grown > 0:
             self.message_size += grown
             self.held += grown
-            budget = self.stream.budget
-            if not budget.take(grown) and budget.overdrawn:
-                raise CallFault(Status.RESOURCE_EXHAUSTED, budget.refusal().message)
+            if not self._budget.take(grown) and self._budget.overdrawn:
+                raise CallFault(Status.RESOURCE_EXHAUSTED, self._budget.refusal().message)
 
     def release(self, size: int) -> None:
         """Bytes of messages are gone; without effect once the call has ended, which releases all."""
         if not self.finished:
             self.held -= size
-            self.stream.budget.release(size)
+            self._budget.release(size)
 
     def close(self) -> None:
         """The call has ended: nothing more is read, and what it holds is released."""
         self.finished = True
-        budget = self.stream.budget
-        budget.release(self.held)
-        self.held = 0
+        if self.held:
+            self._budget.release(self.held)
+            self.held = 0
         if self._waiting is not None:
-            budget.cancel(self._waiting)
+            self._budget.cancel(self._waiting)
             self._waiting = None
-        if self._task is not None:
+        elif self._task is not None:
             self._task.cancel()
             self._task = None
 
@@ -167,7 +171,6 @@ class MessageIntake:
         stream = self.stream
         try:
             while not self.paused and not self._put_off and (message := reader.next()) is not None:
-                self._since = 0.0
                 self.message_size = len(message) + PREFIX.size
                 if reader.compressed:
                     self._on_compressed(message)
@@ -201,12 +204,13 @@ class MessageIntake:
         """Let the client send more: a window less what is held, or more of a large message while there is room."""
         reader, stream = self._reader, self.stream
         if not reader.large:
+            self._since = 0.0
             stream.raise_receive_window(STREAM_WINDOW - reader.held)
         elif self._waiting is None:
             if not self._since:
                 self._since = monotonic()
-            if self.held > SMALL and stream.budget.used >= stream.budget.size:
-                self._waiting = stream.budget.wait(self._since, self._on_room, self._refuse_for_bytes)
+            if self.held > SMALL and self._budget.used >= self._budget.size:
+                self._waiting = self._budget.wait(self._since, self._on_room, self._refuse_for_bytes)
             else:
                 stream.raise_receive_window(min(STREAM_WINDOW + reader.missing, MESSAGE_WINDOW))
 

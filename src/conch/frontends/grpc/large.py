@@ -21,6 +21,7 @@ from conch.wire.grpc.fields import split_message
 
 #: Up to this size (bytes) a message is parsed whole: its bytes are copied faster than its fields are looked at.
 _WHOLE: Final = 64 << 10
+_PARSE: Final = service_pb2.ModelInferRequest.FromString
 #: What is parsed or inflated (bytes) on the event loop.
 MAX_HERE: Final = 512 << 10
 #: What is compressed (bytes) on the event loop.
@@ -35,15 +36,18 @@ class DecodedInfer(NamedTuple):
     size: int
 
 
-def decode_here(data: Buffer) -> DecodedInfer | None:
-    """A ``ModelInferRequest``, None where that takes too long here; raises ``CallFault`` for what is not one."""
+def decode_here(data: Buffer) -> tuple[service_pb2.ModelInferRequest, Sequence[Buffer] | None] | None:
+    """A ``ModelInferRequest`` and its raw contents, None for those where they are in the message.
+
+    None where it takes too long here; raises ``CallFault`` for what is not one.
+    """
     try:
         if len(data) <= _WHOLE:
-            return DecodedInfer(service_pb2.ModelInferRequest.FromString(bytes(data)), None, len(data))
+            return _PARSE(bytes(data)), None
         parts = split_message(data)
         if parts is None or len(parts[0]) > MAX_HERE:
             return None
-        return DecodedInfer(service_pb2.ModelInferRequest.FromString(parts[0]), parts[1], len(data))
+        return _PARSE(parts[0]), parts[1]
     except (DecodeError, ValueError):
         raise CallFault(Status.INTERNAL, UNREADABLE) from None
 
@@ -55,7 +59,9 @@ async def decode_large(data: Buffer, encoding: str, limit: int) -> DecodedInfer:
     """
     plain = await inflate_large(data, encoding, limit) if encoding != "identity" else data
     decoded = decode_here(plain)
-    return decoded if decoded is not None else await asyncio.to_thread(_parse, plain)
+    if decoded is None:
+        decoded = await asyncio.to_thread(parse, service_pb2.ModelInferRequest, plain), None
+    return DecodedInfer(*decoded, len(plain))
 
 
 async def decode_control(kind: type[Message], data: Buffer, encoding: str, limit: int) -> Message:
@@ -90,7 +96,3 @@ def inflate_here(data: Buffer, encoding: str) -> bytes | None:
     except zlib.error:
         return None
     return plain if decompressor.eof else None
-
-
-def _parse(data: Buffer) -> DecodedInfer:
-    return DecodedInfer(parse(service_pb2.ModelInferRequest, data), None, len(data))

@@ -9,7 +9,10 @@ requests; responses of decoupled models are sent as they come.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
+
+from tritonclient.grpc import service_pb2
 
 from conch.errors import ConchError, internal
 from conch.frontends.grpc.calls import Call
@@ -66,17 +69,19 @@ class StreamInferCall(Call):
 
     def on_message(self, data: Buffer) -> None:
         decoded = decode_here(data)
-        if decoded is None:
-            self.decode_later(decode_large(data, "identity", 0))
+        if decoded is not None:
+            self._infer(*decoded)
         else:
-            self.on_decoded(decoded)
+            self.decode_later(decode_large(data, "identity", 0))
 
     def on_compressed_message(self, data: Buffer) -> None:
         self.decode_later(decode_large(data, self.head.encoding, self._context.max_decompressed))
 
     def on_decoded(self, decoded: DecodedInfer) -> None:
-        parsed, raw, _ = decoded
         self.count_decoded(decoded.size)
+        self._infer(decoded.message, decoded.raw)
+
+    def _infer(self, parsed: service_pb2.ModelInferRequest, raw: Sequence[Buffer] | None) -> None:
         try:
             model = self._context.server.model(parsed.model_name, read_version(parsed.model_version))
             streamed = _StreamedRequest(self, model, self.message_size)

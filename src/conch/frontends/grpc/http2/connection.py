@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol, cast
 
@@ -25,6 +24,8 @@ from conch.frontends.turns import LoopTurns
 
 LOGGER: Final = logging.getLogger("conch")
 
+#: Reads of no more than this (bytes), a few requests at most, are handled at once.
+_SMALL_READ: Final = 1024
 _KEEPALIVE_PING: Final = b"conch-ka"
 
 
@@ -100,17 +101,17 @@ class Http2Connection(asyncio.Protocol):
         if self.session.closed:
             return
         self.active = True
-        if self._put_off or self._turns.over():
+        if self._put_off or (len(data) > _SMALL_READ and self._turns.over()):
             self.reader.put_off(data)
             self._continue_later()
         else:
-            self._handle(self.reader.feed, data)
+            self._handle(data)
 
-    def _handle(self, read: Callable[..., bool], *data: bytes) -> None:
+    def _handle(self, data: bytes) -> None:
         """Let the reader read, and see to what is left, or wrong."""
         self.writer.cork()
         try:
-            if not read(*data):
+            if not self.reader.feed(data):
                 self._continue_later()
         except ConnectionFault as fault:
             if fault.code is Http2ErrorCode.ENHANCE_YOUR_CALM:
@@ -132,7 +133,7 @@ class Http2Connection(asyncio.Protocol):
         self._put_off = False
         if self._transport.is_closing():
             return
-        self._handle(self.reader.resume)
+        self._handle(b"")
         if not self._put_off and not self._transport.is_closing():
             self._transport.resume_reading()
 

@@ -29,6 +29,11 @@ from conch.frontends.turns import LoopTurns
 _MIN_VIEW: Final = 4096
 
 
+#: After how many frames, or one of how many bytes, the reader asks whether the turn is over.
+_UNASKED: Final = 8
+_HEAVY: Final = 1024
+
+
 class FrameHandler(Protocol):
     """Handles frames as they are read; either method may raise ``ConnectionFault``."""
 
@@ -73,44 +78,50 @@ class Http2FrameReader:
     def feed(self, data: bytes) -> bool:
         """Read what was received, as far as this turn of the loop allows; returns whether that was all of it.
 
-        Raises ``ConnectionFault`` for bytes that are not valid HTTP/2.
+        Without data it goes on with what was put off.  Raises ``ConnectionFault`` for bytes that are not valid HTTP/2.
         """
-        if self._rest:
-            data = self._rest[self._at :] + data
-        elif self._buffer:
-            self._buffer += data
-            if len(self._buffer) < self._needed:
+        at = 0
+        if self._rest or self._buffer or not self._greeted:
+            data, at = self._join(data)
+            if at < 0:
                 return True
-            data = bytes(self._buffer)
-            self._buffer.clear()
-        self._at = 0
-        return self._read_from(data)
-
-    def put_off(self, data: bytes) -> None:
-        """Keep what was received for :meth:`resume`."""
-        self._rest = self._rest[self._at :] + bytes(self._buffer) + data
-        self._at = 0
-        self._buffer.clear()
-
-    def resume(self) -> bool:
-        """Read what was put off, as :meth:`feed` does."""
-        return self._read_from(self._rest)
-
-    def _read_from(self, data: bytes) -> bool:
-        at = self._at
-        self._rest = b""
-        if not self._greeted:
-            at = self._check_preface(data)
-        if self._greeted:
-            at = self._read(data, at)
-            if self._at:
-                self._rest = data
-                return False
+        at = self._read(data, at)
+        if self._at:
+            self._rest = data
+            return False
         if at:
             self.frames += 1
         if at < len(data):
             self._buffer += memoryview(data)[at:]
         return True
+
+    def put_off(self, data: bytes) -> None:
+        """Keep what was received for :meth:`feed`."""
+        self._rest = self._rest[self._at :] + bytes(self._buffer) + data
+        self._at = 0
+        self._buffer.clear()
+
+    def _join(self, data: bytes) -> tuple[bytes, int]:
+        """What is there with what was received, and where the next frame begins; -1 if it is not worth reading yet."""
+        at = 0
+        if self._rest:
+            rest, at = self._rest, self._at
+            self._rest = b""
+            if data:
+                rest, at = rest[at:] + data, 0
+            data = rest
+        elif self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return b"", -1
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        if not self._greeted:
+            at = self._check_preface(data)
+            if not self._greeted:
+                self._buffer += data
+                return b"", -1
+        return data, at
 
     def _check_preface(self, data: bytes) -> int:
         size = len(PREFACE)
@@ -130,6 +141,7 @@ class Http2FrameReader:
         if self._data is not None:
             at = self._continue_data(data, at)
         end = len(data)
+        unasked = _UNASKED
         while end - at >= 9 and not handler.closed:
             word, flags, stream_id = FRAME.unpack_from(data, at)
             length, kind, stream_id = word >> 8, word & 0xFF, stream_id & MAX_WINDOW
@@ -149,9 +161,13 @@ class Http2FrameReader:
                     return at
                 at = body + length
                 handler.on_frame(kind, flags, stream_id, data[body:at])
-            if at < end and over():
-                self._at = at
-                return at
+            if at < end:
+                unasked -= 1
+                if (unasked <= 0 or length > _HEAVY) and over():
+                    self._at = at
+                    return at
+                if unasked <= 0:
+                    unasked = _UNASKED
         self._needed = 9
         return at
 

@@ -84,6 +84,8 @@ class Http2Session:
         self._block: PartialHeaderBlock | None = None
         self._closed_early: dict[int, None] = {}
         self._floods = FloodGuard()
+        #: Calls that were answered since the last reset.
+        self._answered = 0
         self._strikes = PingStrikes(pings)
         self._useful = 0
         #: The windows (bytes) that the client has given the connection.
@@ -124,7 +126,7 @@ class Http2Session:
         if not stream.remote_ended:
             self._remember_closed(stream.id)
         if answered:
-            self._floods.resets.allow(1)
+            self._answered += 1
         if self._last_accepted is not None and not self.streams and not self.closed:
             self._finish()
 
@@ -195,13 +197,19 @@ class Http2Session:
 
     def _reset(self, stream_id: int, code: Http2ErrorCode) -> None:
         """End a stream for which the client broke a rule."""
-        self._floods.resets.take(self._loop.time())
+        self._count_reset()
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._drop(stream)
         else:
             self._remember_closed(stream_id)
         self._writer.write(frames.rst_stream(stream_id, code))
+
+    def _count_reset(self) -> None:
+        """Count a stream that ends for nothing; those that were answered make some plausible."""
+        self._floods.resets.allow(self._answered)
+        self._answered = 0
+        self._floods.resets.take(self._loop.time())
 
     def _check_not_idle(self, stream_id: int) -> None:
         if stream_id > self.last_stream or stream_id % 2 == 0:
@@ -280,7 +288,7 @@ class Http2Session:
         self._check_not_idle(stream_id)
         stream = self.streams.get(stream_id)
         if stream is not None:
-            self._floods.resets.take(self._loop.time())
+            self._count_reset()
             self._drop(stream)
         else:
             self._floods.overhead.take(self._loop.time())

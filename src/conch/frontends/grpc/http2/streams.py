@@ -90,8 +90,8 @@ class Http2Stream:
     """
 
     __slots__ = (
-        "_data", "_enqueued", "_owner", "_trailers", "_writer", "closed", "content_left", "given", "handler", "id",
-        "queued", "receive_window", "remote_ended", "send_window", "sent",
+        "_data", "_enqueued", "_owner", "_trailers", "_writer", "budget", "closed", "content_left", "given", "handler",
+        "id", "queued", "receive_window", "remote_ended", "send_window", "sent",
     )  # fmt: skip
 
     def __init__(self, owner: StreamOwner, writer: Http2FrameWriter, id: int, send_window: int) -> None:
@@ -104,16 +104,13 @@ class Http2Stream:
         self.closed = False
         self.content_left: int | None = None
         self.handler: StreamHandler = IGNORE
+        #: What messages of all connections may hold together; data to be sent is counted here.
+        self.budget = owner.budget
         self._owner = owner
         self._writer = writer
         self._data: deque[Buffer] | None = None
         self._trailers: bytes | None = None
         self._enqueued = False
-
-    @property
-    def budget(self) -> ByteBudget:
-        """What messages of all connections may hold together; that of data to be sent is counted here."""
-        return self._owner.budget
 
     @property
     def received(self) -> int:
@@ -163,7 +160,7 @@ class Http2Stream:
         else:
             self._data.extend(body)
         self.queued += size
-        self._owner.budget.take(size)
+        self.budget.take(size)
         if not self._enqueued and self.send_window > 0:
             self._enqueued = True
             self._writer.enqueue(self)
@@ -204,7 +201,7 @@ class Http2Stream:
         self.queued -= size
         self.send_window -= size
         self.sent += size
-        self._owner.budget.release(size)
+        self.budget.release(size)
         parts: list[Buffer] = []
         while size:
             part = data.popleft()
@@ -239,7 +236,7 @@ class Http2Stream:
         # The handler holds the stream: without a cycle both are freed at once, not by the garbage collector.
         self.handler = IGNORE
         if self.queued:
-            self._owner.budget.release(self.queued)
+            self.budget.release(self.queued)
             self.queued = 0
         self._data = None
         self._trailers = None
