@@ -191,7 +191,7 @@ class Application:
         self._openai: HttpListener | None = None
         if settings.openai_port >= 0:
             self._openai = HttpListener(Router(server, codec, limits.slices, openai_only=True), limits)
-        self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, limits) if settings.allow_grpc else None
+        self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, limits, codec) if settings.allow_grpc else None
         self._metrics: HttpListener | None = (
             HttpListener(MetricsPage(registry, limits.slices), limits) if settings.allow_metrics else None
         )

@@ -130,13 +130,13 @@ def _wrong_shape(signature: ModelSignature, request: InferRequest, name: str, sh
     )
 
 
-def count_strings(data: Buffer, most: int) -> int:
-    """The number of elements in the data of BYTES, as far as they are well-formed; counts up to ``most``."""
+def count_strings(data: Buffer, most: int = 2**63) -> int | None:
+    """The number of elements in the data of BYTES, ``most`` for at least as many; None where it is not well-formed."""
     end, at, seen = len(data), 0, 0
     while at + 4 <= end and seen < most:
         at += 4 + _LENGTH.unpack_from(data, at)[0]
         seen += 1
-    return seen
+    return seen if at == end or (at < end and seen == most) else None
 
 
 def _check_strings(signature: ModelSignature, request: InferRequest, tensor: WireTensor, count: int) -> None:

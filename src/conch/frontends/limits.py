@@ -49,16 +49,22 @@ class TimeLimits:
 class ClientLimits:
     """What all front ends share: the budget of bytes, the limits of time and of connections, slices and turns.
 
-    Made in the event loop.  ``max_connections`` is 0 for as many as there are descriptors.
+    Made in the event loop, unless ``loop`` is given.  ``max_connections`` is 0 for as many as there are descriptors.
     """
 
-    def __init__(self, budget: ByteBudget, times: TimeLimits = TimeLimits(), max_connections: int = 0) -> None:
+    def __init__(
+        self,
+        budget: ByteBudget,
+        times: TimeLimits = TimeLimits(),
+        max_connections: int = 0,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.budget = budget
         self.times = times
         self.counts = ConnectionCounts()
         self.admission = Admission(max_connections, self.counts)
         self.slices = Slices()
-        self.turns = LoopTurns(asyncio.get_running_loop())
+        self.turns = LoopTurns(loop or asyncio.get_running_loop())
 
     @classmethod
     def of(cls, settings: Settings) -> ClientLimits:

@@ -14,6 +14,7 @@ import httptools
 
 from conch.errors import ConchError
 from conch.frontends.budget import ByteBudget
+from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.service import GrpcService
@@ -229,7 +230,7 @@ def http2_connection(data: bytes) -> None:
 
     async def talk() -> None:
         loop = asyncio.get_running_loop()
-        service = GrpcService(server, loop)  # type: ignore[arg-type]
+        service = GrpcService(server, loop, Codec(1 << 30, 30, ByteBudget(1 << 40)))  # type: ignore[arg-type]
         connection = Http2Connection(service, loop, seen, LoopTurns(loop))
         connection.connection_made(transport)
         await _send(connection, transport, data[1:], piece)

@@ -101,3 +101,27 @@ def vanishing_uploads(server: Server, stack: ExitStack) -> None:
         client.send_data(stream, half)
     for client in clients:
         client.close()
+
+
+@attack("3 million empty texts in one tensor of a gRPC message")
+def many_strings_in_a_message(server: Server, stack: ExitStack) -> None:
+    count = 3_000_000
+    request = pb.ModelInferRequest(model_name="generate_shapes")
+    request.inputs.add(name="A", datatype="INT32", shape=[1, 1])
+    request.inputs.add(name="C", datatype="BYTES", shape=[1, 1, count])
+    request.raw_input_contents.extend([bytes(4), bytes(4 * count)])
+    client = stack.enter_context(Http2Client(server.grpc))
+    stream, head = client.open(INFER)
+    client.send(head)
+    client.send_data(stream, message(request.SerializeToString()), end=True)
+    client.wait_ended(1, 60)
+
+
+@attack("a gRPC message of 2 million inputs")
+def many_inputs_in_a_message(server: Server, stack: ExitStack) -> None:
+    inputs = pb.ModelInferRequest(inputs=[{"name": "a"}]).SerializeToString() * 2_000_000
+    client = stack.enter_context(Http2Client(server.grpc))
+    stream, head = client.open(INFER)
+    client.send(head)
+    client.send_data(stream, message(pb.ModelInferRequest(model_name="add_sub").SerializeToString() + inputs), end=True)
+    client.wait_ended(1, 60)

@@ -110,13 +110,13 @@ def many_strings(server: Server, stack: ExitStack) -> None:
     _post(server, "/v2/models/generate_shapes/infer", head + bytes(4 * count), headers)
 
 
-@attack("a load whose configuration warms up with 3 GB of random data", conch_only=True)
+@attack("a load whose configuration warms up with 3 GB of zeros", conch_only=True)
 def large_warm_up(server: Server, stack: ExitStack) -> None:
     connection = http.client.HTTPConnection(server.http, timeout=60)
     stack.callback(connection.close)
     connection.request("GET", "/v2/models/identity_fp32/config")
     config = json.load(connection.getresponse())
-    data = {"data_type": "TYPE_FP32", "dims": [750_000_000], "random_data": True}
+    data = {"data_type": "TYPE_FP32", "dims": [750_000_000], "zero_data": True}
     config["model_warmup"] = [{"name": "large", "batch_size": 1, "inputs": {"INPUT": data}}]
     body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
     status = _post(server, "/v2/repository/models/identity_fp32/load", body)

@@ -24,6 +24,8 @@ from conch.workers.child.parentage import end_with_parent
 WORK: Final = {**decode.WORK, **encode.WORK}
 #: The most bytes of a header, which the server reads on its event loop.
 MOST_HEADER: Final = 8 << 20
+#: The most tensors of a request, or requests of a body: more would keep the event loop busy.
+MOST_PARTS: Final = 100_000
 
 
 def main(fd: int) -> NoReturn:
@@ -58,8 +60,10 @@ def _answer(connection: socket.socket, header: Header, body: memoryview) -> tupl
         return told
 
     try:
-        result, parts = WORK[header["work"]](header, body, ask)
+        result, parts = _work(header["work"])(header, body, ask)
         result["parts"] = list(map(len, parts))
+        if len(parts) > MOST_PARTS:
+            raise invalid(f"the request has {len(parts)} tensors; at most {MOST_PARTS} are allowed")
         size = len(json.dumps(result))
         if size > MOST_HEADER:
             raise invalid(f"the names and parameters of the request take {size} bytes; at most {MOST_HEADER} may be")
@@ -71,6 +75,15 @@ def _answer(connection: socket.socket, header: Header, body: memoryview) -> tupl
         failed = internal(f"{type(error).__name__}: {error}")
         return {"error": error_document(failed), "traceback": traceback.format_exc(), **_usage()}, []
     return {"result": result, **_usage()}, parts
+
+
+def _work(name: str) -> decode.Work:
+    if name in WORK:
+        return WORK[name]
+    # Importing this takes as long as all the rest, and not every server is asked over gRPC.
+    from conch.frontends.codec import grpc_messages
+
+    return grpc_messages.WORK[name]
 
 
 class _RefusedError(Exception):

@@ -33,14 +33,9 @@ _DEFLATED: Final = 1032
 _MOST_STRINGS: Final = 20_000
 
 
-def has_many_strings(request: InferRequest) -> bool:
-    """Whether checking the inputs of a request takes long: each element of BYTES is looked at."""
-    return any(
-        tensor.datatype == "BYTES"
-        and len(tensor.data) > LARGE
-        and count_strings(tensor.data, _MOST_STRINGS) >= _MOST_STRINGS
-        for tensor in request.inputs.values()
-    )
+def has_many_strings(data: Buffer) -> bool:
+    """Whether checking the data of BYTES takes long: each element is looked at."""
+    return len(data) > LARGE and count_strings(data, _MOST_STRINGS) == _MOST_STRINGS
 
 
 async def decode_infer(
@@ -137,6 +132,15 @@ async def decode_load(codec: Codec, body: Buffer) -> LoadParameters:
     result, (config, *files) = await codec.run({"work": "load"}, [body])
     given = str(config, "utf-8", "surrogateescape") if result["config"] else None
     return LoadParameters(given, dict(zip(result["files"], map(bytes, files), strict=True)))
+
+
+async def decode_grpc(codec: Codec, message: Buffer) -> tuple[memoryview, list[memoryview], list[int | None]]:
+    """A ``ModelInferRequest`` without its tensors' data, the data, and the numbers of elements of those of BYTES.
+
+    Where there was some for all inputs, it is as if it had been sent raw.
+    """
+    result, (rest, *raw) = await codec.run({"work": "grpc infer"}, [message])
+    return rest, raw, result["elements"]
 
 
 def _size(body: Buffer, encoding: str, limit: int) -> int:

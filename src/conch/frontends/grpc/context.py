@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from conch.frontends.codec.pool import Codec
 from conch.frontends.forwarding import HeaderForwarding
 from conch.server.core import InferenceServer
 
@@ -13,8 +14,7 @@ from conch.server.core import InferenceServer
 class ServingContext:
     """The server, and the options that apply to inference: ``forwarding`` and ``compression`` (its level).
 
-    ``max_decompressed`` (bytes) bounds messages that come compressed.
-
+    ``max_decompressed`` (bytes) bounds messages that come compressed, ``codec`` decodes those that take long.
     ``tasks`` keeps the tasks of calls alive until they are done.
     """
 
@@ -23,4 +23,5 @@ class ServingContext:
     forwarding: HeaderForwarding
     compression: str
     max_decompressed: int
+    codec: Codec
     tasks: set[asyncio.Task[None]] = field(default_factory=set)

@@ -43,22 +43,29 @@ class InferCall(UnaryCall):
         if decoded is not None:
             self._infer(*decoded)
         else:
-            self.decode_later(decode_large(message, "identity", 0))
+            self.decode_later(decode_large(self._context.codec, message, "identity", 0))
 
     def run_compressed(self, message: Buffer) -> None:
-        self.decode_later(decode_large(message, self.head.encoding, self._context.max_decompressed))
+        self.decode_later(
+            decode_large(self._context.codec, message, self.head.encoding, self._context.max_decompressed)
+        )
 
     def on_decoded(self, decoded: DecodedInfer) -> None:
         self.count_decoded(decoded.size)
-        self._infer(decoded.message, decoded.raw)
+        self._infer(decoded.message, decoded.raw, decoded.elements)
 
-    def _infer(self, parsed: service_pb2.ModelInferRequest, raw: Sequence[Buffer] | None) -> None:
+    def _infer(
+        self,
+        parsed: service_pb2.ModelInferRequest,
+        raw: Sequence[Buffer] | None,
+        elements: Sequence[int | None] = (),
+    ) -> None:
         context = self._context
         model = context.server.model(parsed.model_name, read_version(parsed.model_version))
         if model.signature.decoupled:
             raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         self._model = model
-        self._request, self._plan = decode_infer(parsed, model.signature, self._on_response, raw)
+        self._request, self._plan = decode_infer(parsed, model.signature, self._on_response, raw, elements)
         context.forwarding.add(self.head.metadata, self._request)
         model.infer(self._request)
 

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
+from conch.frontends.codec.pool import Codec
+from conch.frontends.codec.requests import decode_grpc, has_many_strings
 from conch.frontends.grpc.messages import WBITS, decompress, encode
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
 from conch.tensors import Buffer
@@ -29,11 +31,15 @@ MAX_COMPRESSED_HERE: Final = 64 << 10
 
 
 class DecodedInfer(NamedTuple):
-    """A request of ``size`` bytes, decompressed; ``raw`` are its raw contents where they are not in the message."""
+    """A request of ``size`` bytes, decompressed; ``raw`` are its raw contents where they are not in the message.
+
+    ``elements`` are the numbers of their elements where they are BYTES and have been counted.
+    """
 
     message: service_pb2.ModelInferRequest
     raw: Sequence[Buffer] | None
     size: int
+    elements: Sequence[int | None] = ()
 
 
 def decode_here(data: Buffer) -> tuple[service_pb2.ModelInferRequest, Sequence[Buffer] | None] | None:
@@ -47,21 +53,30 @@ def decode_here(data: Buffer) -> tuple[service_pb2.ModelInferRequest, Sequence[B
         parts = split_message(data)
         if parts is None or len(parts[0]) > MAX_HERE:
             return None
-        return _PARSE(parts[0]), parts[1]
+        message = _PARSE(parts[0])
+        tensors = zip(message.inputs, parts[1], strict=False)
+        if any(tensor.datatype == "BYTES" and has_many_strings(data) for tensor, data in tensors):
+            return None
+        return message, parts[1]
     except (DecodeError, ValueError):
         raise CallFault(Status.INTERNAL, UNREADABLE) from None
 
 
-async def decode_large(data: Buffer, encoding: str, limit: int) -> DecodedInfer:
+async def decode_large(codec: Codec, data: Buffer, encoding: str, limit: int) -> DecodedInfer:
     """A ``ModelInferRequest`` that is large, or becomes so by decompression, which may be up to ``limit`` bytes.
 
-    Raises ``CallFault`` for what is not one, or larger.
+    Raises ``CallFault`` for what is not one, or larger, and what :func:`decode_grpc` does.
     """
     plain = await inflate_large(data, encoding, limit) if encoding != "identity" else data
+    del data
     decoded = decode_here(plain)
-    if decoded is None:
-        decoded = await asyncio.to_thread(parse, service_pb2.ModelInferRequest, plain), None
-    return DecodedInfer(*decoded, len(plain))
+    if decoded is not None:
+        return DecodedInfer(*decoded, len(plain))
+    decoding = decode_grpc(codec, plain)
+    del plain
+    rest, raw, elements = await decoding
+    # What the codec gives counts in the server's budget already.
+    return DecodedInfer(service_pb2.ModelInferRequest.FromString(bytes(rest)), raw, len(rest), elements)
 
 
 async def decode_control(kind: type[Message], data: Buffer, encoding: str, limit: int) -> Message:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from time import monotonic
 
 from conch.frontends.admission import Admission, Place
+from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.http2.connection import Http2Connection
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.http2.pings import PingLimits
@@ -18,7 +19,6 @@ from conch.frontends.grpc.service import GrpcService
 from conch.frontends.grpc.tls import make_context
 from conch.frontends.limits import SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
-from conch.frontends.turns import LoopTurns
 from conch.server.core import InferenceServer
 from conch.settings import Settings
 
@@ -26,10 +26,11 @@ from conch.settings import Settings
 class GrpcFrontend:
     """Serves ``server`` over gRPC, as ``settings`` say; it is the observer of its connections."""
 
-    def __init__(self, server: InferenceServer, settings: Settings, limits: ClientLimits) -> None:
+    def __init__(self, server: InferenceServer, settings: Settings, limits: ClientLimits, codec: Codec) -> None:
         self._server = server
         self._settings = settings
         self._limits = limits
+        self._codec = codec
         self._sweeping: asyncio.TimerHandle | None = None
         self._lifetimes: dict[Http2Connection, Lifetime] = {}
         self._listener: asyncio.Server | None = None
@@ -47,8 +48,8 @@ class GrpcFrontend:
         Raises PortTakenError, and INVALID_ARG for unusable TLS files.
         """
         loop = asyncio.get_running_loop()
-        service = GrpcService(self._server, loop)
-        turns = LoopTurns(loop)
+        service = GrpcService(self._server, loop, self._codec)
+        turns = limits.turns
         pings = PingLimits.of(self._settings)
         self._listener, address = await listen(
             lambda: Http2Connection(service, loop, self, turns, self._limits, pings),

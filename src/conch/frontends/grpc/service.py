@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from conch import logs
 from conch.errors import ConchError, unavailable
 from conch.frontends.access_log import AccessRecord
+from conch.frontends.codec.pool import Codec
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.grpc.access import Access
 from conch.frontends.grpc.calls import Call
@@ -47,7 +48,7 @@ class Method(NamedTuple):
 class GrpcService:
     """Opens a call on each stream."""
 
-    def __init__(self, server: InferenceServer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: InferenceServer, loop: asyncio.AbstractEventLoop, codec: Codec) -> None:
         self._server = server
         forwarding = HeaderForwarding(server.settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
         self._context = ServingContext(
@@ -56,6 +57,7 @@ class GrpcService:
             forwarding,
             server.settings.grpc_infer_response_compression_level,
             server.settings.grpc_max_decompressed_size,
+            codec,
         )
         restrictions = server.settings.grpc_restricted_protocol
         self._methods = {

@@ -72,20 +72,25 @@ class StreamInferCall(Call):
         if decoded is not None:
             self._infer(*decoded)
         else:
-            self.decode_later(decode_large(data, "identity", 0))
+            self.decode_later(decode_large(self._context.codec, data, "identity", 0))
 
     def on_compressed_message(self, data: Buffer) -> None:
-        self.decode_later(decode_large(data, self.head.encoding, self._context.max_decompressed))
+        self.decode_later(decode_large(self._context.codec, data, self.head.encoding, self._context.max_decompressed))
 
     def on_decoded(self, decoded: DecodedInfer) -> None:
         self.count_decoded(decoded.size)
-        self._infer(decoded.message, decoded.raw)
+        self._infer(decoded.message, decoded.raw, decoded.elements)
 
-    def _infer(self, parsed: service_pb2.ModelInferRequest, raw: Sequence[Buffer] | None) -> None:
+    def _infer(
+        self,
+        parsed: service_pb2.ModelInferRequest,
+        raw: Sequence[Buffer] | None,
+        elements: Sequence[int | None] = (),
+    ) -> None:
         try:
             model = self._context.server.model(parsed.model_name, read_version(parsed.model_version))
             streamed = _StreamedRequest(self, model, self.message_size)
-            request, streamed.plan = decode_infer(parsed, model.signature, streamed.on_response, raw)
+            request, streamed.plan = decode_infer(parsed, model.signature, streamed.on_response, raw, elements)
             streamed.request = request
             self._context.forwarding.add(self.head.metadata, request)
         except ConchError as error:

@@ -85,7 +85,7 @@ class Inference:
             self._tasks.start(exchange, self._have_header_decoded(exchange, model, size))
             return
         request = self._decode_infer(exchange, model, body, length)
-        if large.has_many_strings(request):
+        if any(one.datatype == "BYTES" and large.has_many_strings(one.data) for one in request.inputs.values()):
             self._tasks.start(exchange, self._have_decoded(exchange, model, "", length))
         else:
             _send(exchange, model, request)

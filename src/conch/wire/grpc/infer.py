@@ -53,12 +53,13 @@ def decode_infer(
     signature: ModelSignature,
     on_response: Callable[[InferResponse], None],
     raw: Sequence[Buffer] | None = None,
+    elements: Sequence[int | None] = (),
 ) -> tuple[InferRequest, GrpcOutputPlan]:
     """The request in ``message`` to the model of ``signature``, and how its response is to be written.
 
-    ``raw`` are the raw contents, if they were taken out of the message.
-    The request is not yet checked against the model (:mod:`conch.validation` does that).  Raises
-    INVALID_ARG with Triton's texts for whatever is wrong with the message.
+    ``raw`` are the raw contents, if they were taken out of the message, ``elements`` the numbers of their elements
+    where they are BYTES and have been counted.  The request is not yet checked against the model
+    (:mod:`conch.validation` does that).  Raises INVALID_ARG with Triton's texts for whatever is wrong with the message.
     """
     request = InferRequest(message.model_name, {}, on_response, model_version=signature.version, id=message.id)
     plan = GrpcOutputPlan(message.model_version, signature.max_batch_size > 0)
@@ -68,6 +69,8 @@ def decode_infer(
         if request.parameters and signature.check_parameters is not None:
             signature.check_parameters(request.parameters)
     _read_inputs(message, message.raw_input_contents[:] if raw is None else raw, request)
+    for tensor, count in zip(request.inputs.values(), elements, strict=False):
+        tensor.elements = count
     outputs = message.outputs[:]
     if outputs:
         names: dict[str, None] = {}

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tritonclient.grpc import service_pb2
 
 from conch.errors import Code, ConchError, not_found
 from conch.frontends.budget import ByteBudget
@@ -275,6 +276,31 @@ async def test_work_that_nobody_waits_for_is_not_begun(codec: Codec) -> None:
     await asyncio.gather(*running, return_exceptions=True)
 
 
+async def test_work_that_its_client_gave_up_does_not_keep_the_process(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conch.frontends.codec.pool._GRACE_SECONDS", 0.0)
+    slow = asyncio.ensure_future(codec.run({"work": "load"}, [b"[" + b"{}," * 5_000_000 + b"{}]"]))
+    while codec._lanes[0].process is None:
+        await asyncio.sleep(0)
+    process = codec._lanes[0].process
+    slow.cancel()
+    while not process.exited:
+        await asyncio.sleep(0.001)
+    assert await requests.decode_load(codec, b"{}") == read_load(b"{}")
+
+
+async def test_a_small_body_does_not_wait_for_giants(codec: Codec) -> None:
+    giant = b"[" + b"{}," * 4_000_000 + b"{}]"
+    giants = [asyncio.ensure_future(codec.run({"work": "load"}, [giant])) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await requests.decode_load(codec, b"{}") == read_load(b"{}")
+    assert not any(one.done() for one in giants[1:])
+    for one in giants:
+        one.cancel()
+    await asyncio.gather(*giants, return_exceptions=True)
+
+
 async def test_a_server_that_stops_ends_what_is_under_way() -> None:
     codec = Codec(1 << 30, 30, ByteBudget(1 << 30))
     body = b"[" + b"{}," * 5_000_000 + b"{}]"
@@ -299,3 +325,46 @@ async def test_results_are_counted_while_somebody_has_them(codec: Codec) -> None
     budget.size = 21
     error = await refusal(requests.decode_infer(codec, json.dumps(INFER).encode(), MODEL, ignore, limit=LIMIT))
     assert error.code is Code.UNAVAILABLE and budget.used == 0
+
+
+def grpc_request(*inputs: dict[str, Any], raw: tuple[bytes, ...] = ()) -> service_pb2.ModelInferRequest:
+    return service_pb2.ModelInferRequest(model_name="m", id="an id", inputs=inputs, raw_input_contents=raw)
+
+
+async def decoded_grpc(
+    codec: Codec, message: service_pb2.ModelInferRequest
+) -> tuple[service_pb2.ModelInferRequest, list[bytes], list[int | None]]:
+    rest, raw, elements = await requests.decode_grpc(codec, message.SerializeToString())
+    return service_pb2.ModelInferRequest.FromString(bytes(rest)), list(map(bytes, raw)), elements
+
+
+async def test_values_in_a_grpc_message_become_bytes(codec: Codec) -> None:
+    numbers = {"name": "n", "datatype": "FP32", "shape": [2], "contents": {"fp32_contents": [1, 2]}}
+    texts = {"name": "t", "datatype": "BYTES", "shape": [2], "contents": {"bytes_contents": [b"a", b""]}}
+    message, raw, elements = await decoded_grpc(codec, grpc_request(numbers, texts))
+    assert raw == [array("f", [1, 2]).tobytes(), pack_bytes([b"a", b""])]
+    assert elements == [None, 2]
+    assert message.id == "an id" and not any(tensor.HasField("contents") for tensor in message.inputs)
+
+
+async def test_raw_texts_of_a_grpc_message_are_counted_if_they_are_well_formed(codec: Codec) -> None:
+    texts = {"name": "t", "datatype": "BYTES", "shape": [2]}
+    data = pack_bytes([b"a", b""])
+    assert (await decoded_grpc(codec, grpc_request(texts, raw=(data,))))[1:] == ([data], [2])
+    for broken in (data[:-1], data[:5] + b"\x01\0\0\0"):
+        assert (await decoded_grpc(codec, grpc_request(texts, raw=(broken,))))[1:] == ([broken], [None])
+
+
+async def test_what_is_wrong_with_a_grpc_message_is_left_to_be_told(codec: Codec) -> None:
+    both = {"name": "b", "datatype": "FP32", "shape": [1], "contents": {"fp32_contents": [1]}}
+    nothing = {"name": "n", "datatype": "FP32", "shape": [1]}
+    message, raw, _ = await decoded_grpc(codec, grpc_request(both, raw=(b"abcd",)))
+    assert raw == [b"abcd"] and message.inputs[0].HasField("contents")
+    message, raw, _ = await decoded_grpc(codec, grpc_request(both, nothing, both))
+    assert len(raw) == 1 and not message.inputs[1].HasField("contents")
+    error = await refusal(requests.decode_grpc(codec, b"\xff"))
+    assert (error.code, error.message) == (Code.INTERNAL, "Unable to parse request")
+    wrong = {"name": "b", "datatype": "FP32", "shape": [1], "contents": {"bool_contents": [True]}}
+    assert "expected datatype 'FP32'" in (await refusal(decoded_grpc(codec, grpc_request(wrong)))).message
+    many = grpc_request(*[nothing] * 60_000)
+    assert "besides its tensors" in (await refusal(decoded_grpc(codec, many))).message

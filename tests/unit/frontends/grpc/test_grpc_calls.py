@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2_grpc
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
 from conch.frontends.grpc.status import Status
+from conch.tensors import pack_bytes, split_bytes
 from tests.unit.frontends.grpc.conftest import UNLIMITED, array_request, models, text_of, text_request
 from tests.unit.frontends.grpc.harness import Frontend
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, STREAM_INFER, headers, message
@@ -31,6 +32,29 @@ def test_large_message_goes_both_ways(stub):
     array = np.arange(5_000_000, dtype=np.float32)
     response = stub.ModelInfer(array_request("fp32", array))
     assert response.raw_output_contents[0] == array.tobytes()
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_numbers_of_a_large_message_become_bytes(stub, compression):
+    array = np.arange(300_000, dtype=np.float32)
+    request = array_request("fp32", array)
+    del request.raw_input_contents[:]
+    request.inputs[0].contents.fp32_contents.extend(array.tolist())
+    response = stub.ModelInfer(request, compression=compression)
+    assert response.raw_output_contents[0] == array.tobytes()
+
+
+def test_many_texts_are_counted_elsewhere(stub):
+    texts = [b"%d" % number for number in range(100_000)]
+    request = pb.ModelInferRequest(model_name="echo")
+    request.inputs.add(name="INPUT0", datatype="BYTES", shape=[len(texts)])
+    request.raw_input_contents.append(pack_bytes(texts))
+    assert split_bytes(stub.ModelInfer(request).raw_output_contents[0]) == texts
+    request.inputs[0].shape[0] += 1
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ModelInfer(request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "expected 100001 string elements" in caught.value.details()
 
 
 def test_hundred_calls_run_at_once(frontend, stub):

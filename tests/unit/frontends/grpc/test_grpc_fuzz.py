@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conch.frontends.budget import ByteBudget
+from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.connection import Http2Connection
@@ -61,8 +62,8 @@ class Wire:
         self.server = FakeServer(Settings(), *models())
         self.lost: list[Http2Connection] = []
         self.transport = MemoryTransport()
-        service = GrpcService(self.server, loop)  # type: ignore[arg-type]
-        limits, pings = ClientLimits(ByteBudget(1 << 40)), PingLimits.of(Settings())
+        service = GrpcService(self.server, loop, Codec(1 << 30, 30, ByteBudget(1 << 40)))  # type: ignore[arg-type]
+        limits, pings = ClientLimits(ByteBudget(1 << 40), loop=loop), PingLimits.of(Settings())
         # The clock stands still: the loop does not run, so no turn of it ends.
         self.connection = Http2Connection(service, loop, self, LoopTurns(loop, clock=lambda: 0.0), limits, pings)
         self.connection.connection_made(self.transport)
