@@ -17,6 +17,7 @@ from conch.frontends.budget import ByteBudget
 from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.connection import Http2Connection
+from conch.frontends.grpc.http2.pings import PingLimits
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.http.connection import HttpConnection
 from conch.frontends.http.exchange import HttpExchange
@@ -230,8 +231,10 @@ def http2_connection(data: bytes) -> None:
 
     async def talk() -> None:
         loop = asyncio.get_running_loop()
-        service = GrpcService(server, loop, Codec(1 << 30, 30, ByteBudget(1 << 40)))  # type: ignore[arg-type]
-        connection = Http2Connection(service, loop, seen, LoopTurns(loop))
+        budget = ByteBudget(1 << 40)
+        service = GrpcService(server, loop, Codec(1 << 30, 30, budget))  # type: ignore[arg-type]
+        limits, pings = ClientLimits(budget), PingLimits.of(Settings())
+        connection = Http2Connection(service, loop, seen, LoopTurns(loop), limits, pings)
         connection.connection_made(transport)
         await _send(connection, transport, data[1:], piece)
         session = connection.session
