@@ -22,10 +22,12 @@ PERIOD: Final = 0.5
 _REST: Final = 0.2
 #: What is worth the trouble (bytes).
 _WORTH: Final = 16 << 20
+#: How often a server that has come to rest is trimmed: some of what it had is freed only then, in the seconds after.
+_TRIALS: Final = 6
 
 
 class HeapTrimmer:
-    """Trims the heap when the process is at rest and has more memory than when it was trimmed last.
+    """Trims the heap when the process has come to rest and has more memory than it once got by with.
 
     ``trim`` is called in a thread; ``resident`` and ``computed`` tell the bytes in memory and the seconds of processor
     time of this process.
@@ -41,7 +43,8 @@ class HeapTrimmer:
         self._resident = resident
         self._computed = computed
         self._loop = asyncio.get_running_loop()
-        self._least = 0
+        self._least = self._left = 0
+        self._trials = _TRIALS
         self._before = computed()
         self._timer = self._loop.call_later(PERIOD, self._look)
         self._trimming: asyncio.Future[object] | None = None
@@ -53,18 +56,20 @@ class HeapTrimmer:
     def _look(self) -> None:
         before, self._before = self._before, self._computed()
         self._timer = self._loop.call_later(PERIOD, self._look)
-        if self._before - before > _REST * PERIOD or self._trimming is not None:
-            return
         resident = self._resident()
-        if resident < self._least + _WORTH:
-            self._least = min(resident, self._least or resident)
+        self._least = min(resident, self._least or resident)
+        busy = self._before - before > _REST * PERIOD
+        if busy or resident > self._left + _WORTH:
+            self._trials = _TRIALS
+        if busy or not self._trials or self._trimming is not None or resident < self._least + _WORTH:
             return
+        self._trials -= 1
         self._trimming = self._loop.run_in_executor(None, self._trim)
         self._trimming.add_done_callback(self._trimmed)
 
     def _trimmed(self, trimming: asyncio.Future[object]) -> None:
         self._trimming = None
-        self._least = self._resident()
+        self._left = self._resident()
 
 
 def heap_trimmer() -> HeapTrimmer | None:
