@@ -59,7 +59,7 @@ class Outcome:
     kept: float
 
 
-def measure(attack: Attack, server: Server, *, settle: float = 2.0) -> Outcome:
+def measure(attack: Attack, server: Server, *, settle: float = 10.0) -> Outcome:
     """Run an attack beside health requests; the memory that is kept is the least within ``settle`` seconds."""
     assert server.process is not None
     process = psutil.Process(server.process.pid)
@@ -72,7 +72,7 @@ def measure(attack: Attack, server: Server, *, settle: float = 2.0) -> Outcome:
         seen = watch.stop()
         kept = process.memory_info().rss
         until = monotonic() + settle
-        while monotonic() < until and kept - before > MEBIBYTE:
+        while monotonic() < until and kept - before > 4 * MEBIBYTE:
             sleep(0.05)
             kept = min(kept, process.memory_info().rss)
     return Outcome(seen.longest_wait, seconds, max(0, seen.peak - before) / MEBIBYTE, (kept - before) / MEBIBYTE)

@@ -1,5 +1,6 @@
 """The attacks, a module for each part of the server's surface; importing this declares all of them."""
 
+from tests.hostile.attacks import answered as answered
 from tests.hostile.attacks import bodies as bodies
 from tests.hostile.attacks import grpc_messages as grpc_messages
 from tests.hostile.attacks import http2 as http2
