@@ -27,7 +27,7 @@ VARIANT = "onnxruntime-int8"
 #: Programs that the tests below start, and those that these start in turn.
 STARTED = {
     "__main__", "serving", "layers", "huggingface", "direct", "offline", "generation.__main__", "exporters.__main__",
-    "day_zero.__main__", "soak.__main__",
+    "day_zero.__main__", "soak.__main__", "load_cycles",
 }  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.

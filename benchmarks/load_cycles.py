@@ -1,0 +1,196 @@
+"""Whether memory comes back: loads a model, asks it and unloads it, again and again, and tells what the server keeps.
+
+``python -m benchmarks.load_cycles [--cycles 1000] [--models echo uploaded encoder writer]``: a Python model, the same
+from a client's files, an encoder and a language model.  After each cycle its workers must have ended; at the end the
+server must have no descriptor, no thread and no temporary file more than after the first cycles, and its resident size
+must be within 2 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from time import monotonic, sleep
+from typing import Any, Final, NamedTuple
+from urllib.request import Request, urlopen
+
+import psutil
+
+from benchmarks.soak.repository import echo_file, write_repository
+from tests.e2e.processes import workers
+from tests.servers import ConchServer
+
+#: Cycles of each model before anything is compared: caches fill, modules are imported, the allocator finds its shape.
+WARM_UP: Final = 10
+#: By how much the resident size may grow.
+GROWTH: Final = 0.02
+_PATIENCE: Final = 30.0
+
+
+class Kept(NamedTuple):
+    """What the server has between two cycles: resident memory (bytes), and counts."""
+
+    memory: int
+    descriptors: int
+    threads: int
+    files: int
+
+
+class CycledServer:
+    """A server that loads on request, whose temporary files are in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir(parents=True)
+        repository = write_repository(folder / "models")
+        environment = {"TMPDIR": str(self._temporary)}
+        flags = ("--model-control-mode=explicit",)
+        self._server = ConchServer(repository, *flags, log=folder / "server.log", env=environment)
+
+    def __enter__(self) -> CycledServer:
+        self._server.__enter__()
+        assert self._server.process is not None
+        self._process = psutil.Process(self._server.process.pid)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._server.stop()
+
+    def cycle(self, model: str) -> Kept:
+        """Load a model, ask it, unload it, and wait for the end of its workers; raises TimeoutError if one stays."""
+        load, ask = MODELS[model]
+        self._post(f"/v2/repository/models/{model}/load", load())
+        path, body = ask
+        self._post(path.format(model), body)
+        with urlopen(f"http://{self._server.metrics}/metrics") as page:
+            assert f'model="{model}"'.encode() in page.read()
+        self._post(f"/v2/repository/models/{model}/unload", {})
+        until = monotonic() + _PATIENCE
+        while workers(self._server) or self._is_there(model):
+            if monotonic() > until:
+                raise TimeoutError(f"'{model}' is still there {_PATIENCE:g} s after it was unloaded")
+            sleep(0.02)
+        sleep(0.05)  # its folder is removed in a thread
+        return self._kept()
+
+    def _is_there(self, model: str) -> bool:
+        index = json.loads(self._post("/v2/repository/index", {}))
+        return any(entry["name"] == model and entry.get("state") != "UNAVAILABLE" for entry in index)
+
+    def metrics_of(self, model: str) -> list[str]:
+        """The lines of the metrics page that name ``model``."""
+        with urlopen(f"http://{self._server.metrics}/metrics") as page:
+            return [line for line in page.read().decode().splitlines() if f'"{model}"' in line]
+
+    def _kept(self) -> Kept:
+        with self._process.oneshot():
+            return Kept(
+                self._process.memory_info().rss,
+                self._process.num_fds(),
+                self._process.num_threads(),
+                sum(len(files) for _, _, files in os.walk(self._temporary)),
+            )
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        request = Request(f"http://{self._server.http}{path}", json.dumps(body).encode(), method="POST")
+        request.add_header("Content-Type", "application/json")
+        with urlopen(request, timeout=120) as response:
+            content: bytes = response.read()
+        return content
+
+
+def _text(name: str, shape: Sequence[int]) -> dict[str, Any]:
+    return {"inputs": [{"name": name, "datatype": "BYTES", "shape": shape, "data": ["some words"]}]}
+
+
+def _uploaded() -> dict[str, Any]:
+    config = {
+        "backend": "python",
+        "max_batch_size": 16,
+        "input": [{"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1]}],
+        "output": [{"name": "ANSWER", "data_type": "TYPE_STRING", "dims": [1]}],
+    }
+    content = base64.b64encode(echo_file(0).encode()).decode()
+    return {"parameters": {"config": json.dumps(config), "file:1/model.py": content}}
+
+
+_Load = Callable[[], dict[str, Any]]
+#: For each model the body that loads it, and what it is asked: a path and a body.
+MODELS: Final[Mapping[str, tuple[_Load, tuple[str, dict[str, Any]]]]] = {
+    "echo": (dict, ("/v2/models/{}/infer", _text("TEXT", [1, 1]))),
+    "uploaded": (_uploaded, ("/v2/models/{}/infer", _text("TEXT", [1, 1]))),
+    "encoder": (dict, ("/v2/models/{}/infer", _text("text_input", [1, 1]))),
+    "writer": (dict, ("/v2/models/{}/generate", {"text_input": "Where is it?", "max_tokens": 4})),
+}
+
+
+class Growth(NamedTuple):
+    """What the server had after the first cycles with a model, and in the end; memory as medians over some cycles."""
+
+    early: Kept
+    late: Kept
+
+    @property
+    def share(self) -> float:
+        """By how much the resident size grew; negative if it shrank."""
+        return self.late.memory / self.early.memory - 1
+
+    def problems(self, allowed: float) -> list[str]:
+        """What grew that should not have."""
+        found = [
+            f"{before} {name} became {after}"
+            for name, before, after in zip(Kept._fields[1:], self.early[1:], self.late[1:], strict=True)
+            if after > before
+        ]
+        if self.share > allowed:
+            found.append(f"the resident size grew by {self.share:.1%}")
+        return found
+
+
+def growth(seen: Sequence[Kept]) -> Growth:
+    """From all cycles with a model, the first of which are a warm-up."""
+    rest = seen[min(WARM_UP, len(seen) // 2) :]
+    some = max(1, len(rest) // 10)
+    return Growth(_typical(rest[:some]), _typical(rest[-some:]))
+
+
+def _typical(seen: Sequence[Kept]) -> Kept:
+    return Kept(*(int(median(values)) for values in zip(*seen, strict=True)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=1e9, help="at most for each model")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    options = parser.parse_args()
+
+    heads = ("model", "cycles", "resident size", "growth", *Kept._fields[1:])
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+    bad = []
+    with tempfile.TemporaryDirectory(prefix="conch-cycles-") as folder, CycledServer(Path(folder)) as server:
+        for model in options.models:
+            until = monotonic() + options.minutes * 60
+            seen: list[Kept] = []
+            while len(seen) < options.cycles and monotonic() < until:
+                seen.append(server.cycle(model))
+            grown = growth(seen)
+            early, late = grown
+            sizes = f"{early.memory / (1 << 20):.1f} → {late.memory / (1 << 20):.1f} MiB"
+            counts = " | ".join(f"{before} → {after}" for before, after in zip(early[1:], late[1:], strict=True))
+            print(f"| {model} | {len(seen):,} | {sizes} | {grown.share:+.1%} | {counts} |", flush=True)
+            bad += [f"{model}: {problem}" for problem in grown.problems(GROWTH)]
+            bad += [f"{model}: the metrics page still has {line}" for line in server.metrics_of(model)[:3]]
+    print("\n".join(bad), file=sys.stderr)
+    raise SystemExit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()
