@@ -78,6 +78,7 @@ def test_elements_of_the_wrong_type_are_refused(datatype: str, values: list[Any]
 def test_bytes_elements_must_be_strings(value: Any) -> None:
     message = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
     assert refusal("BYTES", 2, ["a", value]) == (Code.INTERNAL, message)
+    assert refusal("BYTES", 2, ["not UTF-8: \udcff", value]) == (Code.INTERNAL, message)
 
 
 def test_number_of_elements_must_match_the_shape() -> None:

@@ -81,10 +81,11 @@ def _flatten_mixed(values: list[Any]) -> list[Any]:
 
 def _strings(values: list[Any]) -> bytes:
     try:
-        return pack_bytes(map(str.encode, values))
-    except UnicodeEncodeError:
-        return pack_bytes(map(text.utf8, values))
-    except TypeError:
+        try:
+            return pack_bytes(map(str.encode, values))
+        except UnicodeEncodeError:
+            return pack_bytes(map(text.utf8, values))
+    except (AttributeError, TypeError):
         raise text.wrong("attempt to access JSON non-string as string", _BYTES) from None
 
 
