@@ -227,11 +227,10 @@ def http2_connection(data: bytes) -> None:
     """The first byte says in pieces of which size the others arrive."""
     piece = max(1, data[0]) if data else 1
     transport, seen = FakeTransport(), _Seen()
-    server = FakeServer(Settings(), *models())
+    server, budget = FakeServer(Settings(), *models()), ByteBudget(1 << 20)
 
     async def talk() -> None:
         loop = asyncio.get_running_loop()
-        budget = ByteBudget(1 << 40)
         service = GrpcService(server, loop, Codec(1 << 30, 30, budget))  # type: ignore[arg-type]
         limits, pings = ClientLimits(budget), PingLimits.of(Settings())
         connection = Http2Connection(service, loop, seen, LoopTurns(loop), limits, pings)
@@ -244,6 +243,7 @@ def http2_connection(data: bytes) -> None:
 
     _run(talk())
     assert seen.lost == seen.made == 1
+    assert budget.used == 0
     for model in server.models.values():
         assert all(request.finished for request in model.received)
 
