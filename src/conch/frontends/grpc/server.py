@@ -49,7 +49,7 @@ class GrpcFrontend:
         """
         loop = asyncio.get_running_loop()
         service = GrpcService(self._server, loop, self._codec)
-        turns = limits.turns
+        turns = self._limits.turns
         pings = PingLimits.of(self._settings)
         self._listener, address = await listen(
             lambda: Http2Connection(service, loop, self, turns, self._limits, pings),
