@@ -1,0 +1,28 @@
+"""The counts of a worker in memory that the server maps."""
+
+from __future__ import annotations
+
+import socket
+
+from conch.workers.child.channel import Channel, Endpoint
+from conch.workers.child.heartbeat import SIZE, Heartbeat, Pulse, read_pulse
+from tests.events import eventually
+
+
+def test_server_sees_the_beats_and_the_steps_without_a_frame() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        channel, server = Channel(theirs), Endpoint()
+        heartbeat = Heartbeat()
+        heartbeat.step(stepping=True)  # before anybody looks
+        heartbeat.start(channel)
+        [(header, _)] = server.receive(ours)
+        assert header["op"] == "heartbeat"
+        memory = memoryview(server.regions.get(header["region"]))[:SIZE]
+        eventually(lambda: read_pulse(memory).beats >= 2, "two beats")
+        assert read_pulse(memory)[1:] == (0, False)
+        heartbeat.step(stepping=True)
+        assert read_pulse(memory)[1:] == (2, True)
+        heartbeat.step(stepping=False)
+        assert read_pulse(memory)[1:] == (3, False)
+        assert read_pulse(memoryview(bytearray(SIZE))) == Pulse()
