@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.soak.repository import replace_echo
-from tests.e2e.processes import workers
+from tests.e2e.processes import templates, workers
 from tests.servers import ConchServer
 
 #: How long (s) resources stay out of reach, and how long a slowed worker is held up.
@@ -46,6 +46,7 @@ class Faults:
             "worker killed": (self._kill, 3),
             "worker stopped": (self._stop, 2),
             "worker slowed": (self._slow, 4),
+            "template killed": (self._kill_template, 1),
             "model reloaded": (self._reload, 3),
             "model replaced": (self._replace, 3),
             "model unloaded, loaded again": (self._unload, 4),
@@ -85,6 +86,10 @@ class Faults:
 
     def _kill(self) -> None:
         self._signal(signal.SIGKILL)
+
+    def _kill_template(self) -> None:
+        for template in templates(self._server)[-1:]:
+            template.kill()
 
     def _stop(self) -> None:
         self._signal(signal.SIGSTOP)
