@@ -28,7 +28,14 @@ def templates(server: ConchServer) -> list[psutil.Process]:
     """The processes that the server's workers are forked from, oldest first."""
     assert server.process is not None
     children = psutil.Process(server.process.pid).children(recursive=True)
-    return sorted((c for c in children if c.name() == TEMPLATE), key=lambda child: child.pid)
+    return sorted((c for c in children if is_template(c)), key=lambda child: child.pid)
+
+
+def is_template(process: psutil.Process) -> bool:
+    try:
+        return bool(process.name() == TEMPLATE)
+    except psutil.Error:
+        return False
 
 
 def alive(process: psutil.Process) -> bool:

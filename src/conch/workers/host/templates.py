@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,9 @@ LOG = logging.getLogger("conch")
 
 #: How long a template may take to fork, and to import (s).
 FORK_SECONDS: Final = 20.0
-IMPORT_SECONDS: Final = 300.0
+IMPORT_SECONDS: Final = 120.0
+#: How often a template is started that fails, before workers of its kind are left to themselves.
+ATTEMPTS: Final = 3
 
 #: A variable that is read when a model reaches for its device, long after any import.
 _READ_LATER: Final = "CUDA_VISIBLE_DEVICES"
@@ -64,7 +67,7 @@ class Templates:
         self._idle_seconds = idle_seconds
         self._spawn = spawn
         self._made: dict[TemplateKind, asyncio.Task[Template | None]] = {}
-        self._unfit: set[TemplateKind] = set()
+        self._failures: Counter[TemplateKind] = Counter()
         self._running: set[Template] = set()
         self._enabled = idle_seconds > 0 and sys.platform == "linux" and hasattr(os, "pidfd_open")
         self._loop = asyncio.get_running_loop()
@@ -102,7 +105,7 @@ class Templates:
         await asyncio.gather(*(template.ended.wait() for template in running))
 
     async def _template(self, kind: TemplateKind) -> Template | None:
-        if kind in self._unfit:
+        if self._failures[kind] >= ATTEMPTS:
             return None
         task = self._made.get(kind)
         if task is None:
@@ -111,12 +114,11 @@ class Templates:
         return await asyncio.shield(task)
 
     async def _make(self, kind: TemplateKind) -> Template | None:
-        """A template of the kind; None, which is remembered, if it cannot be started or must not fork."""
+        """A template of the kind; None if it cannot be started or must not fork."""
         spawn: Spawn | None = self._spawn
         if kind.base is not None:
             base = await self._template(kind.base)
             spawn = await self._forked(base, "template", dict(kind.environment)) if base is not None else None
-        hindrance = "there is no process that could fork them"
         if spawn is not None:
             try:
                 template = Template(spawn, kind, self._idle_seconds, self._closed, self._running.discard)
@@ -124,11 +126,14 @@ class Templates:
                 hindrance = await template.import_modules()
                 if not hindrance:
                     return template
+                self._failures[kind] = ATTEMPTS
                 template.close()
             except (OSError, TimeoutError) as error:
-                hindrance = str(error) or "their imports take too long"
-        LOG.info("workers that need %s import it for themselves: %s", kind.modules[0], hindrance)
-        self._unfit.add(kind)
+                self._failures[kind] += 1
+                hindrance = str(error) or "its template takes too long"
+            LOG.info("a worker that needs %s imports it for itself: %s", kind.modules[0], hindrance)
+        if self._made.get(kind) is asyncio.current_task():
+            del self._made[kind]
         return None
 
     async def _forked(self, template: Template, role: str, environment: Mapping[str, str]) -> Spawn | None:

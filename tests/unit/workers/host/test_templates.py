@@ -123,6 +123,15 @@ async def test_modules_that_start_threads_are_imported_by_each_worker_for_itself
     await templates.close()
 
 
+async def test_imports_that_end_the_process_are_tried_three_times(tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(f"import os; open({str(tmp_path / 'tried')!r}, 'a').write('.'); os._exit(1)")
+    templates = Templates(60)
+    kind = kind_of(templates, PYTHONPATH=str(tmp_path)).sharing(["deadly"], {})
+    assert [await templates.fork(kind, {}) for _ in range(5)] == [None] * 5
+    assert (tmp_path / "tried").read_text() == "..."
+    await templates.close()
+
+
 async def test_a_kind_that_adds_imports_shares_those_of_its_base(tmp_path: Path) -> None:
     (tmp_path / "telling.py").write_text("import os; print('telling', os.environ['TOLD'])")
     templates = Templates(60)
