@@ -1,0 +1,383 @@
+"""The state machine of load on demand: which model is loaded next, and which ones leave for it.
+
+Owned by ``conch.server.on_demand``, which tells it what happens and carries out what it decides.  Models are loaded in
+the order in which they were first asked for, one that does not fit keeps those behind it waiting, so none is overtaken
+for ever.  Those that are not in use leave, the least recently used first; where none is idle, the one that was loaded
+first gives up its place after its turn, once its requests have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from conch.errors import Code, ConchError, unavailable
+from conch.schedulers.residency.failures import LoadBackOff
+from conch.schedulers.residency.room import Room, the_sum, total
+from conch.schedulers.residency.thrashing import Thrashing
+from conch.schedulers.residency.vocabulary import (
+    Decision,
+    Evict,
+    Load,
+    ModelUse,
+    Need,
+    Needs,
+    Proceed,
+    ReadNeeds,
+    ResidencyLimits,
+    Waiter,
+)
+from conch.telemetry.on_demand import OnDemandCounts
+
+
+class Phase(Enum):
+    """What becomes of a model that has room."""
+
+    LOADING = auto()
+    LOADED = auto()
+    LEAVING = auto()
+
+
+@dataclass(slots=True)
+class _Resident:
+    """A model that has room, from the decision to load it until it has left."""
+
+    need: Need
+    phase: Phase
+    since: float
+    #: The model whose load brings this one: itself, or an ensemble.
+    loader: str = ""
+
+
+@dataclass(slots=True)
+class _Wish:
+    """A model that requests wait for and that nothing loads yet."""
+
+    since: float
+    asked: bool = False
+    needs: Needs | None = None
+
+
+class Residency:
+    """Decides; times are seconds of one clock.  ``pinned`` models never leave."""
+
+    def __init__(self, limits: ResidencyLimits, usage: ModelUse, pinned: Collection[str] = ()) -> None:
+        self.limits = limits
+        self.pinned = frozenset(pinned)
+        self.back_off = LoadBackOff()
+        self.thrashing = Thrashing()
+        self.counts = OnDemandCounts()
+        self._usage = usage
+        self._residents: dict[str, _Resident] = {}
+        self._wishes: dict[str, _Wish] = {}
+        self._waiting: dict[str, dict[Waiter, None]] = {}
+        self._decided: list[Decision] = []
+
+    # What happens
+
+    def refusal(self, name: str, now: float) -> ConchError | None:
+        """Why a request for a model that does not serve may not wait: too many do, or its last load has just failed."""
+        refusal = self.back_off.refusal(name, now) or self._too_many(name)
+        if refusal is not None and name in self.counts.models:
+            self.counts.of(name).refused += 1
+        return refusal
+
+    def ask(self, name: str, proceed: Callable[[ConchError | None], None], now: float) -> Waiter:
+        """A request waits for a model that does not serve."""
+        waiter = Waiter(name, proceed, now, now + self.limits.wait)
+        self._waiting.setdefault(name, {})[waiter] = None
+        if self.phase(name) in (None, Phase.LEAVING):
+            self._wishes.setdefault(name, _Wish(now))
+        return waiter
+
+    def withdraw(self, waiter: Waiter) -> None:
+        """Nobody waits for the answer to the request any more; a load that has begun goes on."""
+        waiting = self._waiting.get(waiter.name)
+        if waiting is not None:
+            waiting.pop(waiter, None)
+            if not waiting:
+                del self._waiting[waiter.name]
+
+    def planned(self, name: str, needs: Needs) -> None:
+        """It is known what a load of ``name`` needs."""
+        wish = self._wishes.get(name)
+        if wish is not None:
+            wish.needs = needs
+
+    def unknown(self, name: str, error: ConchError, now: float) -> None:
+        """There is no such model."""
+        self._wishes.pop(name, None)
+        self._let_go(name, error, now)
+
+    def loaded(self, name: str, present: Needs, now: float) -> None:
+        """A load has ended; ``present`` are the models that it has brought, as measured."""
+        self.back_off.forget(name)
+        self._settle(name, present, now)
+
+    def failed(self, name: str, error: ConchError, present: Needs, now: float) -> None:
+        """A load has failed, perhaps after it had brought some members; it is not tried again for some time."""
+        self.back_off.failed(name, error, now)
+        self.counts.of(name).failures += 1
+        self._settle(name, present, now)
+        self._let_go(name, error, now)
+
+    def measured(self, name: str, room: Room) -> None:
+        """A loaded model takes as much as this by now."""
+        resident = self._residents.get(name)
+        if resident is not None:
+            resident.need = Need(room, resident.need.members)
+
+    def serves(self, name: str, need: Need, now: float) -> None:
+        """A model serves that was loaded otherwise."""
+        self._residents[name] = _Resident(need, Phase.LOADED, now)
+        self._wishes.pop(name, None)
+        self._let_go(name, None, now)
+
+    def leaves(self, name: str) -> None:
+        """Somebody has unloaded the model."""
+        resident = self._residents.get(name)
+        if resident is not None:
+            resident.phase = Phase.LEAVING
+
+    def left(self, name: str) -> None:
+        """An unloaded model has given everything back."""
+        resident = self._residents.get(name)
+        if resident is not None and resident.phase is not Phase.LOADING:
+            del self._residents[name]
+
+    def refuse_all(self, error: ConchError, now: float) -> None:
+        """Nothing is loaded any more: the server stops."""
+        self._wishes.clear()
+        for name in list(self._waiting):
+            self._let_go(name, error, now)
+
+    # What is so
+
+    def phase(self, name: str) -> Phase | None:
+        resident = self._residents.get(name)
+        return None if resident is None else resident.phase
+
+    def residents(self, phase: Phase) -> list[str]:
+        """The models in a phase."""
+        return [name for name, resident in self._residents.items() if resident.phase is phase]
+
+    def brought_by(self, name: str) -> list[str]:
+        """The models that the load of ``name``, which is under way, brings."""
+        return [
+            one
+            for one, resident in self._residents.items()
+            if resident.loader == name and resident.phase is Phase.LOADING
+        ]
+
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return sum(map(len, self._waiting.values()))
+
+    def room_taken(self) -> Room:
+        """By models that are being loaded, loaded and leaving."""
+        return total(resident.need.room for resident in self._residents.values())
+
+    @property
+    def blocked(self) -> bool:
+        """Whether a model waits until others have room for it."""
+        return any(wish.needs is not None for wish in self._wishes.values())
+
+    # What is to be done
+
+    def decide(self, now: float) -> list[Decision]:
+        """Everything that is to be done now."""
+        self._expire(now)
+        for name, wish in self._wishes.items():
+            if not wish.asked:
+                wish.asked = True
+                self._decided.append(ReadNeeds(name))
+        while self._wishes and self._try(next(iter(self._wishes)), now):
+            pass
+        self._relieve(now)
+        decided, self._decided = self._decided, []
+        return decided
+
+    def wake_at(self, now: float) -> float | None:
+        """When time alone changes what is decided; None for never."""
+        times = [next(iter(waiting)).deadline for waiting in self._waiting.values()]
+        if self.blocked:
+            since = [wish.since for wish in self._wishes.values()][:1]
+            since += [resident.since for resident in self._residents.values() if resident.phase is Phase.LOADED]
+            times += [turn for one in since if (turn := one + self.limits.min_loaded) > now]
+        return min(times, default=None)
+
+    def _try(self, name: str, now: float) -> bool:
+        """Load the model that waits first, or make room for it; True where the next one's turn has come."""
+        wish = self._wishes[name]
+        if name not in self._waiting:
+            del self._wishes[name]
+            return True
+        if wish.needs is None:
+            return False
+        phases = [self.phase(one) for one in wish.needs]
+        if Phase.LEAVING in phases:
+            return False
+        refusal = self._never_fits(name, wish.needs)
+        if refusal is not None:
+            del self._wishes[name]
+            self._let_go(name, refusal, now)
+            return True
+        missing = {one: need for one, need in wish.needs.items() if one not in self._residents}
+        needed = total(need.room for need in missing.values())
+        if self.room_taken().plus(needed).within(self.limits.room):
+            for one, need in missing.items():
+                self._wishes.pop(one, None)
+                self._residents[one] = _Resident(need, Phase.LOADING, now, name)
+                self.counts.of(one).loads += 1
+                self.counts.of(one).returns += self.thrashing.loads(one, now)
+            self._decided.append(Load(name))
+            return True
+        turn_over = now - wish.since >= self.limits.min_loaded
+        for one in self._choose(needed, wish.needs, now, turn_over=turn_over):
+            self._evict(one, f"to make room for '{name}'", now)
+        return False
+
+    def _relieve(self, now: float) -> None:
+        """Let idle models leave where what is loaded has grown beyond the budget."""
+        taken = self._staying()
+        if not taken.within(self.limits.room):
+            for one in self._choose(Room(), (), now, turn_over=False, partly=True):
+                self._evict(one, "because more is loaded than fits", now)
+
+    def _choose(
+        self, needed: Room, keep: Collection[str], now: float, *, turn_over: bool, partly: bool = False
+    ) -> list[str]:
+        """The models that leave so that there is room for ``needed``; none where that is not possible.
+
+        ``turn_over``: those that are never idle may be chosen.  ``partly``: rather some than none.
+        """
+        taken = self._staying().plus(needed)
+        chosen: set[str] = set()
+        leaving = set(self.residents(Phase.LEAVING))
+        while not taken.within(self.limits.room):
+            one = self._next_to_leave(chosen | set(keep), chosen | leaving, now, turn_over)
+            if one is None:
+                chosen = chosen if partly else set()
+                break
+            chosen.add(one)
+            taken = taken.minus(self._residents[one].need.room)
+        # A member leaves once the ensembles that need it have left.
+        return [one for one in chosen if not self._held_by(one, self._residents)]
+
+    def _next_to_leave(self, spared: set[str], gone: set[str], now: float, turn_over: bool) -> str | None:
+        free = [
+            (name, resident)
+            for name, resident in self._residents.items()
+            if resident.phase is Phase.LOADED
+            and name not in spared
+            and name not in self.pinned
+            and not self._held_by(name, self._residents.keys() - gone)
+        ]
+        idle = [(name, resident) for name, resident in free if not self._usage.busy(name)]
+        if idle:
+            return min(idle, key=lambda one: (self._is_young(one[1], now), self._last_used(*one)))[0]
+        if turn_over:
+            done = [(resident.since, name) for name, resident in free if not self._is_young(resident, now)]
+            return min(done)[1] if done else None
+        return None
+
+    def _held_by(self, name: str, holders: Collection[str]) -> bool:
+        """Whether an ensemble among ``holders`` needs the model."""
+        return any(name in self._residents[holder].need.members for holder in holders)
+
+    def _is_young(self, resident: _Resident, now: float) -> bool:
+        return now - resident.since < self.limits.min_loaded
+
+    def _last_used(self, name: str, resident: _Resident) -> float:
+        return max(resident.since, self._usage.last_used(name))
+
+    def _staying(self) -> Room:
+        return total(one.need.room for one in self._residents.values() if one.phase is not Phase.LEAVING)
+
+    def _evict(self, name: str, reason: str, now: float) -> None:
+        self._residents[name].phase = Phase.LEAVING
+        self.thrashing.left(name, now)
+        self.counts.of(name).evictions += 1
+        self._decided.append(Evict(name, reason))
+
+    def _settle(self, name: str, present: Needs, now: float) -> None:
+        """Note what a load that has ended has brought; what it has not brought has no room any more."""
+        for one in self.brought_by(name):
+            if one not in present:
+                del self._residents[one]
+                if one != name and one in self._waiting:
+                    self._wishes.setdefault(one, _Wish(now))
+        for one, need in present.items():
+            resident_before = self._residents.get(one)
+            if resident_before is None or resident_before.phase is Phase.LOADING:
+                self.serves(one, need, now)
+            elif resident_before.phase is Phase.LOADED:
+                resident_before.need = need
+
+    def _let_go(self, name: str, error: ConchError | None, now: float) -> None:
+        for waiter in self._waiting.pop(name, ()):
+            self._end(waiter, error, now)
+
+    def _expire(self, now: float) -> None:
+        for name, waiting in list(self._waiting.items()):
+            for waiter in list(waiting):
+                if waiter.deadline > now:
+                    break
+                self.withdraw(waiter)
+                self._end(waiter, unavailable(self._too_late(name, now)), now)
+
+    def _end(self, waiter: Waiter, error: ConchError | None, now: float) -> None:
+        self._decided.append(Proceed(waiter, error))
+        if error is None or error.code is not Code.NOT_FOUND:  # the names of unknown models are without number
+            counts = self.counts.of(waiter.name)
+            counts.waits += 1
+            counts.waited += now - waiter.since
+            counts.refused += error is not None
+
+    # The sentences that refuse requests
+
+    def _too_many(self, name: str) -> ConchError | None:
+        limits = self.limits
+        if len(self._waiting.get(name, ())) >= limits.waiting_per_model:
+            return unavailable(
+                f"{limits.waiting_per_model} requests wait already for model '{name}' to be loaded, no more may "
+                "(--max-load-waiting-per-model)"
+            )
+        if self.waiting() >= limits.waiting:
+            return unavailable(
+                f"{limits.waiting} requests wait already for models to be loaded, no more may (--max-load-waiting)"
+            )
+        return None
+
+    def _never_fits(self, name: str, needs: Needs) -> ConchError | None:
+        """Why the model cannot be loaded even when everything leaves that may."""
+        stays = {one for one in self._residents if one in self.pinned}
+        while more := {one for one in self._residents if one not in stays and self._held_by(one, stays)}:
+            stays |= more
+        used = total(self._residents[one].need.room for one in stays - set(needs))
+        needed = total(
+            (self._residents[one].need if one in self._residents else need).room for one, need in needs.items()
+        )
+        if used.plus(needed).within(self.limits.room):
+            return None
+        pinned = " that stay loaded (--load-model)" if stays else ""
+        return unavailable(f"model '{name}' cannot be loaded: {the_sum(needed, used, self.limits.room)}{pinned}")
+
+    def _too_late(self, name: str, now: float) -> str:
+        late = f"model '{name}' was not loaded within {self.limits.wait:g} s (--load-wait-secs)"
+        if self.phase(name) is Phase.LOADING:
+            return f"{late}: its load has taken {now - self._residents[name].since:.0f} s so far"
+        first = next(iter(self._wishes), name)
+        wish = self._wishes.get(first)
+        if wish is None or wish.needs is None:
+            return f"{late}: the files of '{first}' are still being read"
+        missing = [need.room for one, need in wish.needs.items() if one not in self._residents]
+        cause = the_sum(total(missing), self.room_taken(), self.limits.room) or "the model has to leave before"
+        busy = sum(self._usage.busy(one) for one in self.residents(Phase.LOADED))
+        before = "" if first == name else f"'{first}' comes first: "
+        return (
+            f"{late}: {before}{cause}; of those, {busy} are in use, {len(self.pinned & self._residents.keys())} stay "
+            f"loaded (--load-model), {len(self.residents(Phase.LOADING))} are being loaded and "
+            f"{len(self.residents(Phase.LEAVING))} are leaving"
+        )

@@ -1,0 +1,54 @@
+"""How much room loaded models take, how much there is, and the sentences that show the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+class Room(NamedTuple):
+    """An amount of what is limited: ``models`` with workers of their own, and their ``memory`` (bytes)."""
+
+    models: int = 0
+    memory: int = 0
+
+    def plus(self, other: Room) -> Room:
+        return Room(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def minus(self, other: Room) -> Room:
+        return Room(*(a - b for a, b in zip(self, other, strict=True)))
+
+    def within(self, limit: Room) -> bool:
+        """Whether this is no more than ``limit``, of which 0 is no limit."""
+        return all(not most or amount <= most for amount, most in zip(self, limit, strict=True))
+
+
+def total(rooms: Iterable[Room]) -> Room:
+    """The sum of several."""
+    whole = Room()
+    for room in rooms:
+        whole = whole.plus(room)
+    return whole
+
+
+def the_sum(needed: Room, used: Room, limit: Room) -> str:
+    """Why ``needed`` does not fit beside ``used``, for each limit that it exceeds."""
+    parts: list[str] = []
+    if limit.models and needed.models + used.models > limit.models:
+        what = "1 model" if needed.models == 1 else f"{needed.models} models"
+        others = f" and {used.models} others" if used.models else ""
+        parts.append(f"{what}{others} are more than --max-loaded-models={limit.models}")
+    if limit.memory and needed.memory + used.memory > limit.memory:
+        others = f" and {in_units(used.memory)} of others" if used.memory else ""
+        parts.append(f"{in_units(needed.memory)}{others} are more than --memory-budget={in_units(limit.memory)}")
+    return ", and ".join(parts)
+
+
+def in_units(size: int) -> str:
+    """``1.5 GiB``; whole numbers without a point."""
+    amount, unit = float(size), 0
+    while amount >= 1024 and unit < len(_UNITS) - 1:
+        amount, unit = amount / 1024, unit + 1
+    return f"{amount:.1f}".removesuffix(".0") + f" {_UNITS[unit]}"

@@ -1,0 +1,47 @@
+"""Notices that the same models are loaded and unloaded in turns, and says so once a minute."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Final
+
+#: The seconds that are looked at, and those between two warnings.
+WINDOW: Final = 60.0
+#: How many loads within that time, of models that had left within that time, are worth a warning.
+WORTH_A_WARNING: Final = 6
+_NAMED: Final = 3
+
+
+class Thrashing:
+    """Counts the models that come back soon after they have made room; times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, float] = {}
+        self._returned: deque[tuple[float, str]] = deque()
+        self._warned = float("-inf")
+
+    def left(self, name: str, now: float) -> None:
+        """A model makes room for another one."""
+        self._left[name] = now
+
+    def loads(self, name: str, now: float) -> bool:
+        """A model is being loaded; returns whether it made room less than ``WINDOW`` seconds before."""
+        returns = now - self._left.pop(name, float("-inf")) <= WINDOW
+        if returns:
+            self._returned.append((now, name))
+        return returns
+
+    def warning(self, now: float) -> str:
+        """What is wrong, once a minute; empty where nothing is."""
+        while self._returned and now - self._returned[0][0] > WINDOW:
+            self._returned.popleft()
+        if len(self._returned) < WORTH_A_WARNING or now - self._warned < WINDOW:
+            return ""
+        self._warned = now
+        names = Counter(name for _, name in self._returned).most_common()
+        shown = ", ".join(f"'{name}' {count} times" if count > 1 else f"'{name}'" for name, count in names[:_NAMED])
+        others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return (
+            f"models come and go: within {WINDOW:.0f} s, {len(self._returned)} loads were of models that had just made "
+            f"room for others ({shown}{others}); --max-loaded-models or --memory-budget is too small for what is asked"
+        )

@@ -1,0 +1,72 @@
+"""What load on demand has done so far: the counts, and the metrics that show them.
+
+The state machine of load on demand counts; the registry collects for every scrape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from conch.telemetry.exposition import Family, Metric, MetricSample, label_text
+
+
+@dataclass(slots=True)
+class DemandCounts:
+    """Of one model: its loads, those that failed, how often it made room, and the requests that waited for it.
+
+    ``returns`` are the loads soon after it had made room; ``waited`` is the time of all waits together (s); ``refused``
+    counts the requests that got an error in place of the model.
+    """
+
+    loads: int = 0
+    failures: int = 0
+    evictions: int = 0
+    returns: int = 0
+    waits: int = 0
+    waited: float = 0.0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class OnDemandCounts:
+    """Of all models that the repository has had."""
+
+    models: dict[str, DemandCounts] = field(default_factory=dict)
+
+    def of(self, name: str) -> DemandCounts:
+        return self.models.setdefault(name, DemandCounts())
+
+
+_Read = Callable[[DemandCounts], float]
+
+# fmt: off
+OF_MODELS: Final[Mapping[Metric, _Read]] = {
+    Metric("conch_demand_loads", "counter", "Number of loads because requests asked for the model"):
+        lambda counts: counts.loads,
+    Metric("conch_demand_load_failures", "counter", "Number of those loads that failed"):
+        lambda counts: counts.failures,
+    Metric("conch_demand_returns", "counter", "Number of those loads within a minute after the model had made room"):
+        lambda counts: counts.returns,
+    Metric("conch_demand_evictions", "counter", "Number of times that the model made room for another one"):
+        lambda counts: counts.evictions,
+    Metric("conch_demand_waits", "counter", "Number of requests that waited for the model to be loaded"):
+        lambda counts: counts.waits,
+    Metric("conch_demand_wait_duration_us", "counter", "Cumulative time that they waited in microseconds"):
+        lambda counts: int(counts.waited * 1e6),
+    Metric("conch_demand_refused", "counter", "Number of requests that were refused because the model was not loaded"):
+        lambda counts: counts.refused,
+}
+# fmt: on
+LOADED: Final = Metric("conch_demand_loaded_models", "gauge", "Number of models that are loaded")
+WAITING: Final = Metric("conch_demand_waiting_requests", "gauge", "Number of requests that wait for models")
+
+
+def families(counts: OnDemandCounts, loaded: int, waiting: int) -> Iterator[Family]:
+    """The families, of every model that was ever loaded on demand or waited for."""
+    for metric, read in OF_MODELS.items():
+        of_models = sorted(counts.models.items())
+        yield metric, [MetricSample(label_text({"model": name}), read(model)) for name, model in of_models]
+    yield LOADED, [MetricSample("", loaded)]
+    yield WAITING, [MetricSample("", waiting)]

@@ -1,0 +1,108 @@
+"""Models that are loaded as the state machine decides, at times and with uses that the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from conch.errors import ConchError, not_found, unavailable
+from conch.schedulers.residency.machine import Phase, Residency
+from conch.schedulers.residency.room import Room
+from conch.schedulers.residency.vocabulary import Evict, Load, Need, Needs, Proceed, ReadNeeds, ResidencyLimits, Waiter
+
+ONE = Need(Room(models=1, memory=10))
+
+
+class Town:
+    """Carries decisions out: files are read at once, loads and departures end when the test says.
+
+    ``needs`` has those of models that are not like ``ONE``.  ``answers`` has what became of each request: "" where its
+    model was loaded, else the reason why not.
+    """
+
+    def __init__(
+        self, limits: ResidencyLimits, pinned: Collection[str] = (), needs: Mapping[str, Needs] | None = None
+    ) -> None:
+        self.residency = Residency(limits, self, pinned)
+        self.now = 0.0
+        self.in_use: set[str] = set()
+        self.used_at: dict[str, float] = {}
+        self.needs = needs or {}
+        self.unknown: set[str] = set()
+        self.loading: list[str] = []
+        self.leaving: list[str] = []
+        self.answers: dict[int, str] = {}
+        self._serial = 0
+
+    def busy(self, name: str) -> bool:
+        return name in self.in_use
+
+    def last_used(self, name: str) -> float:
+        return self.used_at.get(name, 0.0)
+
+    def ask(self, name: str) -> tuple[int, Waiter]:
+        """A request for a model that is not loaded; its number in ``answers``, and what waits."""
+        self._serial += 1
+        serial = self._serial
+
+        def proceed(error: ConchError | None) -> None:
+            assert serial not in self.answers, "a request goes on once"
+            self.answers[serial] = error.message if error is not None else ""
+
+        waiter = self.residency.ask(name, proceed, self.now)
+        self.decide()
+        return serial, waiter
+
+    def decide(self) -> None:
+        again = True
+        while again:
+            again = False
+            for decision in self.residency.decide(self.now):
+                match decision:
+                    case ReadNeeds(name) if name in self.unknown:
+                        self.residency.unknown(name, not_found(f"there is no '{name}'"), self.now)
+                        again = True
+                    case ReadNeeds(name):
+                        self.residency.planned(name, self.needs_of(name))
+                        again = True
+                    case Load(name):
+                        self.loading.append(name)
+                    case Evict(name, _):
+                        self.on_evict(name)
+                        self.leaving.append(name)
+                    case Proceed(waiter, error):
+                        waiter.proceed(error)
+
+    def on_evict(self, name: str) -> None:
+        """For what a test wants to see of every departure."""
+
+    def needs_of(self, name: str) -> Needs:
+        return self.needs.get(name, {name: ONE})
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.decide()
+
+    def end_load(self, name: str, error: str = "") -> None:
+        self.loading.remove(name)
+        present = {one: self.needs_of(name)[one] for one in self.residency.brought_by(name)}
+        if error:
+            present.pop(name)
+            self.residency.failed(name, unavailable(error), present, self.now)
+        else:
+            self.residency.loaded(name, present, self.now)
+        self.decide()
+
+    def end_leaving(self, name: str) -> None:
+        self.leaving.remove(name)
+        self.residency.left(name)
+        self.decide()
+
+    def load(self, *names: str) -> None:
+        """Load models one after the other, for a request each, and let a second pass after each."""
+        for name in names:
+            self.ask(name)
+            self.end_load(name)
+            self.wait(1)
+
+    def loaded(self) -> list[str]:
+        return sorted(self.residency.residents(Phase.LOADED))
