@@ -54,7 +54,7 @@ Number = Annotated[int, Range(0, 2**63 - 1)]
 Count = Annotated[int, Range(1, 2**31 - 1)]
 Bytes = Annotated[int, Range(1, 2**63 - 1)]
 Port = Annotated[int, Range(0, 65535)]
-ControlMode = Literal["none", "poll", "explicit"]
+ControlMode = Literal["none", "poll", "explicit", "on-demand"]
 LoadOverrides = Literal["files", "config", "none"]
 RateLimit = Literal["off", "execution_count"]
 LogFormat = Literal["default", "ISO8601"]
@@ -85,7 +85,8 @@ class Settings:
     # fmt: off
     model_repository: tuple[str, ...] = option((), "Models", "Directory of models; repeatable.", common=True)
     model_control_mode: ControlMode = option(
-        "none", "Models", "Load all (none), as files change (poll), or on request (explicit).", common=True
+        "none", "Models", "Load all (none), as files change (poll), on request (explicit), or when used (on-demand).",
+        common=True,
     )
     load_model: tuple[str, ...] = option((), "Models", "Model to load at startup, * for all; repeatable.", common=True)
     model_load_overrides: LoadOverrides = option(
@@ -115,6 +116,14 @@ class Settings:
     rate_limit_resource: tuple[Resource, ...] = option(
         (), "Models", "<name>:<count>[:<device>]; repeatable.", no_effect=_NOT_YET
     )
+
+    max_loaded_models: Number = option(0, "Load on demand", "Models loaded at the same time; 0 for any number.")
+    min_loaded_secs: Number = option(
+        10, "Load on demand", "Seconds that a model stays, unless no other can leave; in use, it then yields."
+    )
+    load_wait_secs: Count = option(60, "Load on demand", "Seconds that a request waits for its model to be loaded.")
+    max_load_waiting: Count = option(10_000, "Load on demand", "Requests that may wait for models to be loaded.")
+    max_load_waiting_per_model: Count = option(1_000, "Load on demand", "Of those, how many may wait for one model.")
 
     id: str = option("triton", "Server", "Name of this server in its metadata.")
     exit_timeout_secs: Number = option(30, "Server", "Seconds that a stopping server gives its requests.", common=True)
@@ -265,10 +274,21 @@ class Settings:
         _check_restrictions("protocol", self.grpc_restricted_protocol)
 
     def _check_models(self) -> None:
-        if self.load_model and self.model_control_mode != "explicit":
+        if self.load_model and self.model_control_mode not in ("explicit", "on-demand"):
             raise invalid("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
         if "*" in self.load_model and len(self.load_model) > 1:
             raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+        if self.model_control_mode != "on-demand":
+            if self.max_loaded_models:
+                raise invalid("--max-loaded-models needs --model-control-mode=on-demand")
+            return
+        if "*" in self.load_model:
+            raise invalid("--load-model=* would keep all models loaded: with --model-control-mode=on-demand, name some")
+        if 0 < self.max_loaded_models < len(self.load_model):
+            raise invalid(
+                f"--load-model keeps {len(self.load_model)} models loaded, more than "
+                f"--max-loaded-models={self.max_loaded_models}"
+            )
 
     def _check_ports(self) -> None:
         listeners = [

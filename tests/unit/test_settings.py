@@ -98,6 +98,24 @@ def test_wildcard_alone_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_loaded_models": 2}, "--max-loaded-models needs --model-control-mode=on-demand"),
+        (
+            {"load_model": ("*",), "model_control_mode": "on-demand"},
+            "--load-model=* would keep all models loaded: with --model-control-mode=on-demand, name some",
+        ),
+        (
+            {"load_model": ("a", "b"), "model_control_mode": "on-demand", "max_loaded_models": 1},
+            "--load-model keeps 2 models loaded, more than --max-loaded-models=1",
+        ),
+    ],
+)
+def test_limits_that_cannot_hold_are_refused(options: dict[str, object], message: str) -> None:
+    assert str(refusal(**options)) == message
+
+
+@pytest.mark.parametrize(
     ("ports", "names"),
     [
         ({"http_port": 9, "grpc_port": 9}, ("HTTP", "GRPC")),

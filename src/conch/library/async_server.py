@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -16,12 +16,14 @@ from conch.app import Application
 from conch.errors import ConchError, unavailable, unsupported
 from conch.inference import ModelSignature
 from conch.library import inprocess
-from conch.library.async_service import AsyncInferenceService
+from conch.library.async_service import AsyncInferenceService, AsyncResultStream
 from conch.library.flags import plan
+from conch.library.late_stream import LateStream
 from conch.library.requests import OutgoingRequest, version_number
 from conch.library.results import InferResult
 from conch.repository.errors import PollError
 from conch.server.core import InferenceServer
+from conch.server.on_demand import LoadNeeded
 
 
 class AsyncServer(AsyncInferenceService):
@@ -117,10 +119,14 @@ class AsyncServer(AsyncInferenceService):
         return self._core.model_ready(model, version_number(version)) if model else self._core.ready
 
     async def metadata(self, model: str = "", version: int | str = "") -> dict[str, Any]:
-        return self._core.model_metadata(model, version_number(version)) if model else self._core.metadata()
+        if not model:
+            return self._core.metadata()
+        await self._core.loaded_model(model, version_number(version))
+        return self._core.model_metadata(model, version_number(version))
 
     async def config(self, model: str, version: int | str = "") -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(self._core.model(model, version_number(version)).config_json)
+        found = await self._core.loaded_model(model, version_number(version))
+        document: dict[str, Any] = json.loads(found.config_json)
         return document
 
     async def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
@@ -145,6 +151,19 @@ class AsyncServer(AsyncInferenceService):
 
     def _signature(self, model: str, version: int) -> ModelSignature:
         return self._core.model(model, version).signature
+
+    async def _loaded_signature(self, model: str, version: int, timeout: float | None) -> ModelSignature:
+        try:
+            async with asyncio.timeout(timeout):
+                return (await self._core.loaded_model(model, version)).signature
+        except TimeoutError:
+            raise unavailable(f"model '{model}' was not loaded within {timeout or 0:g} s") from None
+
+    def _sent(self, send: Callable[[], AsyncResultStream], timeout: float | None) -> AsyncResultStream:
+        try:
+            return send()
+        except LoadNeeded as needed:
+            return LateStream(needed, send, timeout)
 
     async def _infer(self, request: OutgoingRequest) -> InferResult:
         return await inprocess.infer(self._core, request)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -68,7 +68,7 @@ class AsyncInferenceService(ABC):
     ) -> InferResult:
         """Ask a model that gives one response to a request."""
         number = version_number(version)
-        signature = single_response(self._signature(model, number))
+        signature = single_response(await self._loaded_signature(model, number, timeout))
         request = infer_request(
             signature, number, inputs,
             outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
@@ -93,12 +93,16 @@ class AsyncInferenceService(ABC):
     ) -> AsyncResultStream:
         """Ask a model that gives any number of responses, for ``async for``; the request is sent now."""
         number = version_number(version)
-        request = infer_request(
-            self._signature(model, number), number, inputs,
-            outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, timeout=timeout,
-        )  # fmt: skip
-        return self._stream(request)
+
+        def send() -> AsyncResultStream:
+            request = infer_request(
+                self._signature(model, number), number, inputs,
+                outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
+                sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, timeout=timeout,
+            )  # fmt: skip
+            return self._stream(request)
+
+        return self._sent(send, timeout)
 
     async def generate(
         self,
@@ -112,7 +116,7 @@ class AsyncInferenceService(ABC):
     ) -> InferResult:
         """Ask a model as ``POST …/generate`` does: with a text, or inputs by name, and sampling parameters."""
         number = version_number(version)
-        signature = self._signature(model, number)
+        signature = await self._loaded_signature(model, number, timeout)
         request = generate_request(
             signature, number, inputs, parameters, request_id=request_id, timeout=timeout, stream=False
         )
@@ -136,11 +140,15 @@ class AsyncInferenceService(ABC):
     ) -> AsyncResultStream:
         """Ask a model as ``generate`` does, and get its responses as they come, for ``async for``."""
         number = version_number(version)
-        signature = self._signature(model, number)
-        request = generate_request(
-            signature, number, inputs, parameters, request_id=request_id, timeout=timeout, stream=True
-        )
-        return self._stream(request)
+
+        def send() -> AsyncResultStream:
+            request = generate_request(
+                self._signature(model, number), number, inputs, parameters,
+                request_id=request_id, timeout=timeout, stream=True,
+            )  # fmt: skip
+            return self._stream(request)
+
+        return self._sent(send, timeout)
 
     @abstractmethod
     async def live(self) -> bool:
@@ -183,6 +191,14 @@ class AsyncInferenceService(ABC):
     @abstractmethod
     def _signature(self, model: str, version: int) -> ModelSignature:
         """What the model takes.  Raises NOT_FOUND or UNAVAILABLE."""
+
+    async def _loaded_signature(self, model: str, version: int, timeout: float | None) -> ModelSignature:
+        """What the model takes, for whoever can wait for its load as long as ``timeout`` (s)."""
+        return self._signature(model, version)
+
+    def _sent(self, send: Callable[[], AsyncResultStream], timeout: float | None) -> AsyncResultStream:
+        """The stream that ``send`` makes, which may have to wait for the load of its model."""
+        return send()
 
     @abstractmethod
     async def _infer(self, request: OutgoingRequest) -> InferResult:

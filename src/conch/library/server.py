@@ -169,7 +169,7 @@ class _BlockingStream(ResultStream):
 
 
 async def _signature(server: AsyncServer, model: str, version: int) -> ModelSignature:
-    return server._signature(model, version)
+    return await server._loaded_signature(model, version, None)
 
 
 async def _stream(server: AsyncServer, request: OutgoingRequest) -> LocalStream:

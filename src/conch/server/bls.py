@@ -10,14 +10,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from conch.errors import ConchError, internal, invalid
+from conch.errors import ConchError, cancelled, internal, invalid
 from conch.inference import InferRequest
+from conch.server.model import Model
+from conch.server.on_demand import LoadNeeded
 from conch.server.rollout import asked_by_model
-from conch.server.states import ModelTable
 
 
 class ModelControl(Protocol):
-    """What loads and unloads models: :class:`conch.server.core.Server`."""
+    """What finds, loads and unloads models: :class:`conch.server.core.InferenceServer`."""
+
+    def model(self, name: str, version: int = -1) -> Model: ...
+
+    def model_ready(self, name: str, version: int = -1) -> bool: ...
 
     async def load_with(self, name: str, parameters: Mapping[str, object]) -> None: ...
 
@@ -27,8 +32,7 @@ class ModelControl(Protocol):
 class BlsModels:
     """Finds, loads and unloads models for models; see :class:`conch.workers.host.bls.BlsServer`."""
 
-    def __init__(self, table: ModelTable, control: ModelControl) -> None:
-        self._table = table
+    def __init__(self, control: ModelControl) -> None:
         self._control = control
         #: The models that are being loaded at the request of one that is being loaded itself: that one, by their name.
         self._requesters: dict[str, str] = {}
@@ -36,7 +40,10 @@ class BlsModels:
     def infer(self, request: InferRequest, decoupled: bool) -> None:
         name = request.model_name
         try:
-            model = self._table.find(name, request.model_version)
+            model = self._control.model(name, request.model_version)
+        except LoadNeeded as needed:
+            self._wait(needed, request, decoupled)
+            return
         except ConchError:
             raise internal(f"Failed for execute the inference request. Model '{name}' is not ready.") from None
         if model.signature.decoupled and not decoupled:
@@ -47,11 +54,26 @@ class BlsModels:
             )
         model.run_step(request)
 
+    def _wait(self, needed: LoadNeeded, request: InferRequest, decoupled: bool) -> None:
+        """Run a request when its model is loaded."""
+
+        def proceed() -> None:
+            request.on_cancel = None
+            try:
+                self.infer(request, decoupled)
+            except ConchError as error:
+                request.fail(error)
+
+        give_up = needed.then(proceed, by_model=True)
+
+        def cancel(request: InferRequest) -> None:
+            give_up()
+            request.fail(cancelled())
+
+        request.on_cancel = cancel
+
     def is_ready(self, name: str, version: int) -> bool:
-        try:
-            return self._table.is_ready(self._table.find(name, version))
-        except ConchError:
-            return False
+        return self._control.model_ready(name, version)
 
     async def load(self, name: str, parameters: Mapping[str, object], starting: str) -> None:
         with self._requested_by(name, starting):

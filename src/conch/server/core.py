@@ -14,6 +14,7 @@ from typing import Any
 from conch import __version__, logs
 from conch.config.reading import shown_name
 from conch.errors import ConchError, invalid, unavailable
+from conch.inference import ModelSignature
 from conch.logs import LogSettings
 from conch.repository.changes import Watch
 from conch.repository.names import check_model_name
@@ -25,6 +26,8 @@ from conch.server.lifecycle import Lifecycle
 from conch.server.loading import Loader
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
+from conch.server.needs import LoadNeeds
+from conch.server.on_demand import LoadNeeded, OnDemand, on_demand_limits
 from conch.server.overrides import check_allowed
 from conch.server.patience import patience_of
 from conch.server.rollout import Rollout
@@ -68,7 +71,7 @@ class InferenceServer:
             visible_gpus(),
             self._table.find,
             registry.statistics,
-            BlsModels(self._table, self),
+            BlsModels(self),
             self._environments,
             self._processes.new,
             self._templates,
@@ -91,6 +94,17 @@ class InferenceServer:
         self._lifecycle = Lifecycle(repository, loader, self._table, self._rollout)
         self._polling: asyncio.Task[None] | None = None
         self._loading: set[asyncio.Task[None]] = set()
+        self._on_demand: OnDemand | None = None
+        if settings.model_control_mode == "on-demand":
+            self._on_demand = OnDemand(
+                on_demand_limits(settings),
+                settings.load_model,
+                repository,
+                self._table,
+                self._lifecycle,
+                LoadNeeds(repository),
+            )
+            registry.add(self._on_demand.families)
 
     @property
     def logs(self) -> LogSettings:
@@ -101,7 +115,16 @@ class InferenceServer:
         """Whether the models that should be there can be used."""
         if not self._initialised or self.exiting:
             return False
-        return self._table.all_ready() if self.settings.strict_readiness else True
+        if not self.settings.strict_readiness:
+            return True
+        if self._on_demand is not None:  # others come and go
+            return self._table.ready_names(self.settings.load_model)
+        return self._table.all_ready()
+
+    @property
+    def loads_on_demand(self) -> bool:
+        """Whether :meth:`model` may raise :class:`LoadNeeded`."""
+        return self._on_demand is not None
 
     def metadata(self) -> dict[str, Any]:
         """The body of ``GET /v2``; ``version`` is that of the Triton whose behaviour the server keeps."""
@@ -113,8 +136,24 @@ class InferenceServer:
         }
 
     def model(self, name: str, version: int = -1) -> Model:
-        """A model that serves; raises NOT_FOUND or UNAVAILABLE for one that does not."""
-        return self._table.find(name, version)
+        """A model that serves; raises NOT_FOUND or UNAVAILABLE for one that does not.
+
+        In on-demand mode, what is raised may be :class:`LoadNeeded`, with which the request waits for the model.
+        """
+        try:
+            return self._table.find(name, version)
+        except ConchError as missing:
+            if self._on_demand is None:
+                raise
+            raise self._on_demand.needed(name, missing) from None
+
+    async def loaded_model(self, name: str, version: int = -1) -> Model:
+        """A model that serves, for which the caller waits while it is loaded on demand."""
+        while True:
+            try:
+                return self.model(name, version)
+            except LoadNeeded as needed:
+                await needed.wait()
 
     def model_metadata(self, name: str, version: int = -1) -> dict[str, Any]:
         """The body of ``GET /v2/models/<name>``: with all versions that are ready unless one is named."""
@@ -124,20 +163,40 @@ class InferenceServer:
         return metadata
 
     def model_ready(self, name: str, version: int = -1) -> bool:
-        """Whether requests to the model can run now; False for an unknown one."""
+        """Whether requests to the model can run now, or when it has been loaded on demand; False for an unknown one."""
         try:
             return self._table.is_ready(self._table.find(name, version))
-        except ConchError:
-            return False
+        except ConchError as missing:
+            return self._can_be_loaded(name, missing)
+
+    def _can_be_loaded(self, name: str, missing: ConchError) -> bool:
+        demand = self._on_demand
+        return demand is not None and demand.can_serve(name) and isinstance(demand.needed(name, missing), LoadNeeded)
 
     async def index(self, ready_only: bool = False) -> list[dict[str, str]]:
         """One entry per version, by name and version; a directory that was never loaded has its name alone."""
+        if self._on_demand is not None:
+            await self._on_demand.refresh()
         directories = [] if ready_only else await asyncio.to_thread(self.repository.names)
         return self._table.index(directories, ready_only)
 
     def ready_models(self) -> list[str]:
-        """The names of the models of which a version serves."""
-        return [name for name, model_state in sorted(self._table.models.items()) if model_state.ready_versions()]
+        """The names of the models of which a version serves, or could be loaded on demand."""
+        serving = {name for name, model_state in self._table.models.items() if model_state.ready_versions()}
+        if self._on_demand is not None:
+            serving |= set(filter(self._on_demand.can_serve, self._on_demand.known))
+        return sorted(serving)
+
+    def signature(self, name: str) -> ModelSignature | None:
+        """What a model takes and gives; None where it could be loaded on demand and has never been.
+
+        Raises NOT_FOUND or UNAVAILABLE for one that does not serve and cannot be loaded on demand.
+        """
+        try:
+            return self.model(name).signature
+        except LoadNeeded:
+            assert self._on_demand is not None
+            return self._on_demand.signature(name)
 
     def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
         """Statistics of one version, of all ready versions of a model, or of all models."""
@@ -159,7 +218,7 @@ class InferenceServer:
 
     def require_explicit_control(self) -> None:
         """Raises UNAVAILABLE unless models are loaded and unloaded on request."""
-        if self.settings.model_control_mode != "explicit":
+        if self.settings.model_control_mode not in ("explicit", "on-demand"):
             raise unavailable("explicit model load / unload is not allowed if polling is enabled")
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
@@ -173,6 +232,9 @@ class InferenceServer:
         if config is not None:
             parameters["config"] = config
         check_model_name(name)
+        if self._on_demand is not None:
+            await self._on_demand.load(name, parameters)
+            return
         override = read_parameters(name, parameters)
         await self._lifecycle.load(name, replace(override, of_any_code=self.settings.model_load_overrides == "files"))
 
@@ -180,13 +242,19 @@ class InferenceServer:
         """Load or reload a model with the parameters ``config`` (str) and ``file:<path>`` (bytes) of a model."""
         self.require_explicit_control()
         check_model_name(name)
+        if self._on_demand is not None:
+            await self._on_demand.load(name, parameters)
+            return
         await self._lifecycle.load(name, read_parameters(name, parameters))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         """Stop serving a model; does nothing for one that is not loaded."""
         self.require_explicit_control()
         check_model_name(name)
-        await self._lifecycle.unload(name, dependents)
+        if self._on_demand is None:
+            await self._lifecycle.unload(name, dependents)
+        else:
+            await self._on_demand.unload(name, dependents)
 
     def _worker_families(self) -> Iterator[Family]:
         """Which models are ready, and how many workers had to be killed."""
@@ -206,7 +274,8 @@ class InferenceServer:
     async def load_startup_models(self) -> dict[str, ConchError]:
         """Load the models that the control mode asks for at start.  Returns the errors of failed ones by name."""
         wanted: list[str] = []
-        if self.settings.model_control_mode != "explicit" or self.settings.load_model == ("*",):
+        named = self.settings.model_control_mode in ("explicit", "on-demand")
+        if not named or self.settings.load_model == ("*",):
             wanted = await asyncio.to_thread(self.repository.names)
         else:
             wanted = list(self.settings.load_model)
@@ -218,6 +287,9 @@ class InferenceServer:
         watch = Watch(self.repository)
         if self.settings.model_control_mode == "poll":
             await asyncio.to_thread(watch.look)
+        if self._on_demand is not None:
+            self._on_demand.start(self.settings.repository_poll_secs)
+            await self._on_demand.refresh()
         failed = await self._lifecycle.load_all(wanted)
         self._table.starting = ()
         self._initialised = True
@@ -228,6 +300,9 @@ class InferenceServer:
     def _say_why_there_are_no_models(self) -> None:
         if self.settings.model_control_mode == "explicit" and not self.settings.load_model:
             LOG.info("no model is loaded at the start: clients load models, or --load-model names them")
+            return
+        if self.settings.model_control_mode == "on-demand":
+            LOG.info("no model is loaded at the start: each is loaded when a request asks for it")
             return
         LOG.warning(
             "the model repository is empty: %s has no folder of a model (NAME/1/model.py, NAME/1/model.json …)",
@@ -250,6 +325,8 @@ class InferenceServer:
         self.exiting = True
         if self._polling is not None:
             self._polling.cancel()
+        if self._on_demand is not None:
+            await self._on_demand.close()
         await self._lifecycle.close()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds

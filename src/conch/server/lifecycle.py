@@ -82,6 +82,10 @@ class Lifecycle:
             task.add_done_callback(self._unloading.discard)
             await asyncio.wait([task], timeout=_PROMPT_SECONDS)
 
+    async def retired(self, name: str) -> None:
+        """Wait until what has been replaced or unloaded of a model so far has ended."""
+        await self._rollout.retired(name)
+
     async def close(self) -> None:
         """Give up what is being loaded, and accept no further loads; the models that serve are left as they are."""
         self._closed = True

@@ -76,6 +76,8 @@ class Model:
         self.executor = executor
         self.stopping = False
         self.in_flight = 0
+        #: When its last request ended (ns, monotonic).
+        self.last_ended = 0
         self._labels = labels
         on_request = backend.on_request if backend is not None else frozenset[str]()
         self._outputs = tuple(name for name in self.signature.outputs if name not in on_request)
@@ -182,7 +184,7 @@ class Model:
 
     def _ended(self, request: InferRequest, response: InferResponse) -> None:
         times = request.times
-        now = monotonic_ns()
+        self.last_ended = now = monotonic_ns()
         self._left()
         given_up = request.cancelled and response.error is not None and response.error.code is Code.CANCELLED
         if response.error is None or (request.answered and not given_up):

@@ -186,6 +186,13 @@ class ModelTable:
                 return False
         return True
 
+    def ready_names(self, names: Iterable[str]) -> bool:
+        """Whether the latest version of each of these models can be used now."""
+        try:
+            return all(self.is_ready(self.find(name)) for name in names)
+        except ConchError:
+            return False
+
     def all_ready(self) -> bool:
         """Strict readiness: every version serves, or was unloaded on purpose."""
         for model_state in self.models.values():

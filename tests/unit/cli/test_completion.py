@@ -40,7 +40,7 @@ def test_commands_are_offered() -> None:
 @pytest.mark.parametrize(
     ("line", "values"),
     [
-        ("serve --model-control-mode ", ["none", "poll", "explicit"]),
+        ("serve --model-control-mode ", ["none", "poll", "explicit", "on-demand"]),
         ("serve --log-format I", ["ISO8601"]),
         ("serve --allow-http ", ["true", "false"]),
         ("serve --strict-model-config f", ["false"]),

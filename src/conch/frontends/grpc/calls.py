@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from conch.errors import ConchError
@@ -29,6 +30,7 @@ from conch.frontends.grpc.status import (
     status_of,
     trailers,
 )
+from conch.server.on_demand import LoadNeeded
 from conch.tensors import Buffer
 
 LOGGER: Final = logging.getLogger("conch")
@@ -189,10 +191,12 @@ class Call(MessageIntake):
 class UnaryCall(Call):
     """A call with one message each way; the client's starts the work, whatever follows is ignored."""
 
-    __slots__ = ("_begun",)
+    __slots__ = ("_begun", "_stop_waiting")
 
     def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop) -> None:
         self._begun = False
+        #: Gives up waiting for a model to be loaded.
+        self._stop_waiting: Callable[[], None] | None = None
         super().__init__(stream, head, loop)
 
     def run(self, message: Buffer) -> None:
@@ -220,3 +224,21 @@ class UnaryCall(Call):
     def on_half_close(self) -> None:
         if not self._begun:
             raise CallFault(Status.INTERNAL, UNREADABLE)
+
+    def wait_for(self, needed: LoadNeeded, again: Callable[[], None]) -> None:
+        """Do the work ``again`` when the model that it needs is loaded, or cannot be."""
+        self._stop_waiting = needed.then(partial(self._go_on, again))
+
+    def _go_on(self, again: Callable[[], None]) -> None:
+        self._stop_waiting = None
+        if self.finished:
+            return
+        try:
+            again()
+        except Exception as error:
+            self.fail(error)
+
+    def on_cancel(self) -> None:
+        stop_waiting, self._stop_waiting = self._stop_waiting, None
+        if stop_waiting is not None:
+            stop_waiting()

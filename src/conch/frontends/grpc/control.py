@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import Message
@@ -21,6 +22,7 @@ from conch.frontends.grpc.large import MAX_HERE, decode_control, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
 from conch.server.core import InferenceServer
+from conch.server.on_demand import LoadNeeded
 from conch.tensors import Buffer
 from conch.wire.grpc import control
 
@@ -128,7 +130,11 @@ class ControlCall(UnaryCall):
         self.decode_later(decode_control(self._request_class, message, self.head.encoding, limit))
 
     def on_decoded(self, request: Message) -> None:
-        response = self._respond(request)
+        try:
+            response = self._respond(request)
+        except LoadNeeded as needed:
+            self.wait_for(needed, partial(self.on_decoded, request))
+            return
         if isinstance(response, Message):
             self.respond([response.SerializeToString()])
         else:
@@ -141,6 +147,3 @@ class ControlCall(UnaryCall):
             self.respond([(await response).SerializeToString()])
         except Exception as error:
             self.fail(error)
-
-    def on_cancel(self) -> None:
-        pass

@@ -6,6 +6,7 @@ The service opens an ``InferCall`` for every stream of this RPC; runs on the eve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from tritonclient.grpc import service_pb2
 
@@ -18,6 +19,7 @@ from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
+from conch.server.on_demand import LoadNeeded
 from conch.tensors import Buffer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import GrpcOutputPlan, decode_infer, encode_infer
@@ -61,7 +63,11 @@ class InferCall(UnaryCall):
         elements: Sequence[int | None] = (),
     ) -> None:
         context = self._context
-        model = context.server.model(parsed.model_name, read_version(parsed.model_version))
+        try:
+            model = context.server.model(parsed.model_name, read_version(parsed.model_version))
+        except LoadNeeded as needed:
+            self.wait_for(needed, partial(self._infer, parsed, raw, elements))
+            return
         if model.signature.decoupled:
             raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         self._model = model
@@ -70,6 +76,7 @@ class InferCall(UnaryCall):
         model.infer(self._request)
 
     def on_cancel(self) -> None:
+        super().on_cancel()
         request, self._request = self._request, None
         if request is not None:
             request.cancel()

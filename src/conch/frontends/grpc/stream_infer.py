@@ -9,7 +9,8 @@ requests; responses of decoupled models are sent as they come.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from tritonclient.grpc import service_pb2
@@ -25,6 +26,7 @@ from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import Status
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
+from conch.server.on_demand import LoadNeeded
 from conch.tensors import Buffer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import (
@@ -52,7 +54,7 @@ class StreamInferCall(Call):
     must keep its order, first to last; ``_early_bytes`` counts the bytes of responses that wait for earlier ones.
     """
 
-    __slots__ = ("_context", "_early_bytes", "_half_closed", "_pending", "_running", "strict")
+    __slots__ = ("_context", "_early_bytes", "_half_closed", "_loads", "_pending", "_running", "strict")
 
     def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
         self._context = context
@@ -60,6 +62,8 @@ class StreamInferCall(Call):
         self.strict = (head.get("triton_grpc_error") or "").lower() == "true"
         self._running: dict[int, InferRequest] = {}
         self._pending: deque[_ResponseSlot] = deque()
+        #: What gives up waiting for the model of a request, by the request's place.
+        self._loads: dict[_ResponseSlot, Callable[[], None]] = {}
         self._early_bytes = 0
         self._half_closed = False
         super().__init__(stream, head, context.loop)
@@ -86,23 +90,33 @@ class StreamInferCall(Call):
         parsed: service_pb2.ModelInferRequest,
         raw: Sequence[Buffer] | None,
         elements: Sequence[int | None] = (),
+        size: int = 0,
+        slot: _ResponseSlot | None = None,
     ) -> None:
+        """Run a request; ``size`` (of its message) and ``slot`` (its place) are given when it waited for its model."""
+        size = size or self.message_size
         try:
             model = self._context.server.model(parsed.model_name, read_version(parsed.model_version))
-            streamed = _StreamedRequest(self, model, self.message_size)
+            streamed = _StreamedRequest(self, model, size)
             request, streamed.plan = decode_infer(parsed, model.signature, streamed.on_response, raw, elements)
             streamed.request = request
             self._context.forwarding.add(self.head.metadata, request)
+        except LoadNeeded as needed:
+            slot = slot or self._new_slot()
+            self._loads[slot] = needed.then(partial(self._infer_loaded, parsed, raw, elements, size, slot))
+            self._pause_if_full()
+            return
         except ConchError as error:
-            self.release(self.message_size)
-            self._refuse(error, parsed.id)
+            self.release(size)
+            self.deliver(slot or self._new_slot(), encode_stream_error(error.message, parsed.id))
             return
         if not model.signature.decoupled:
-            streamed.slot = _ResponseSlot()
-            self._pending.append(streamed.slot)
+            streamed.slot = slot or self._new_slot()
+        elif slot is not None:
+            slot.message = []
+            self._send_in_order()
         self._running[request.serial] = request
-        if len(self._running) >= MAX_RUNNING:
-            self.paused = True
+        self._pause_if_full()
         try:
             model.infer(request)
         except ConchError as error:
@@ -113,6 +127,9 @@ class StreamInferCall(Call):
         self._finish_if_done()
 
     def on_cancel(self) -> None:
+        loads, self._loads = self._loads, {}
+        for stop_waiting in loads.values():
+            stop_waiting()
         running, self._running = self._running, {}
         for request in running.values():
             request.cancel()
@@ -122,7 +139,7 @@ class StreamInferCall(Call):
         self.on_cancel()
 
     def on_drained(self) -> None:
-        if self.paused and not self._early_bytes and len(self._running) < MAX_RUNNING:
+        if self.paused and not self._early_bytes and len(self._running) + len(self._loads) < MAX_RUNNING:
             self.resume()
 
     # Called by the requests
@@ -135,10 +152,7 @@ class StreamInferCall(Call):
             slot.message = message
             slot.size = sum(map(len, message))
             self._early_bytes += slot.size
-            while self._pending and (first := self._pending[0]).message is not None:
-                self._pending.popleft()
-                self._early_bytes -= first.size
-                self.send(first.message)
+            self._send_in_order()
         unsent = self.unsent
         if unsent > GIVE_UP_AT or (unsent > PAUSE_AT and self.stream.budget.overdrawn):
             self.abort(Status.RESOURCE_EXHAUSTED, "Responses are not read", Http2ErrorCode.ENHANCE_YOUR_CALM)
@@ -155,18 +169,53 @@ class StreamInferCall(Call):
             self.on_drained()
         self._finish_if_done()
 
-    def _refuse(self, error: ConchError, request_id: str) -> None:
+    def _pause_if_full(self) -> None:
+        if len(self._running) + len(self._loads) >= MAX_RUNNING:
+            self.paused = True
+
+    def _send_in_order(self) -> None:
+        """Send the responses before which none is missing."""
+        while self._pending and (first := self._pending[0]).message is not None:
+            self._pending.popleft()
+            self._early_bytes -= first.size
+            if first.message:
+                self.send(first.message)
+
+    def _new_slot(self) -> _ResponseSlot:
         slot = _ResponseSlot()
         self._pending.append(slot)
-        self.deliver(slot, encode_stream_error(error.message, request_id))
+        return slot
+
+    def _infer_loaded(
+        self,
+        parsed: service_pb2.ModelInferRequest,
+        raw: Sequence[Buffer] | None,
+        elements: Sequence[int | None],
+        size: int,
+        slot: _ResponseSlot,
+    ) -> None:
+        """The model of a request is loaded, or cannot be."""
+        del self._loads[slot]
+        if self.finished:
+            return
+        try:
+            self._infer(parsed, raw, elements, size, slot)
+        except Exception as error:
+            self.fail(error)
+        if self.paused and not self.unsent:
+            self.on_drained()
+        self._finish_if_done()
 
     def _finish_if_done(self) -> None:
-        if self._half_closed and not self._running and not self.finished:
+        if self._half_closed and not self._running and not self._loads and not self.finished:
             self.finish()
 
 
 class _ResponseSlot:
-    """The place of a response in the order of a stream; ``message`` and its ``size`` are set when it is there."""
+    """The place of a response in the order of a stream; ``message`` and its ``size`` are set when it is there.
+
+    An empty message is none: the model turned out to answer in no order.
+    """
 
     __slots__ = ("message", "size")
 

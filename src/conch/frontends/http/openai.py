@@ -5,8 +5,8 @@ Called by the router; runs on the event loop, but for large bodies, which anothe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from time import time
 
 from conch.errors import Code, ConchError
@@ -19,6 +19,7 @@ from conch.frontends.http.tasks import ExchangeTasks, content_encoding, given_up
 from conch.inference import ModelSignature
 from conch.server.core import InferenceServer
 from conch.server.model import Model
+from conch.server.on_demand import LoadNeeded
 from conch.tensors import WireTensor
 from conch.wire.openai.answering import AnswerPlan
 from conch.wire.openai.embeddings import EmbeddingPlan
@@ -62,7 +63,11 @@ class OpenAi:
         self._start(exchange, "embedding")
 
     def _is_usable(self, name: str) -> bool:
-        return self._server.model_ready(name) and usable(self._server.model(name).signature)
+        """Whether an endpoint can use the model; of one that has never been loaded, that is not known."""
+        if not self._server.model_ready(name):
+            return False
+        signature = self._server.signature(name)
+        return signature is None or usable(signature)
 
     def _start(self, exchange: HttpExchange, endpoint: str) -> None:
         body = small_body(exchange, self._limit)
@@ -77,8 +82,20 @@ class OpenAi:
         self._responder(exchange, model, request.plan, request.inputs(model.signature)).start(model)
 
     async def _start_large(self, exchange: HttpExchange, endpoint: str) -> None:
+        """Have a request decoded, and again when its model has been loaded, if that turns out to be needed."""
+        while True:
+            try:
+                await self._decode_large(exchange, endpoint)
+                return
+            except LoadNeeded as needed:
+                with given_up_by_client(exchange), _in_its_words():
+                    await needed.wait()
+
+    async def _decode_large(self, exchange: HttpExchange, endpoint: str) -> None:
         """Have a request decoded; its model stays loaded meanwhile, once its name has been read."""
-        body, exchange.body = exchange.body, b""
+        body = exchange.body
+        if not self._server.loads_on_demand:
+            exchange.body = b""
         with ExitStack() as stack:
             model: Model
 
@@ -86,6 +103,7 @@ class OpenAi:
                 nonlocal model
                 model = self._model(name)
                 stack.enter_context(model.held())
+                exchange.body = b""
                 return model.signature
 
             with given_up_by_client(exchange):
@@ -108,12 +126,19 @@ class OpenAi:
         return GenerationResponder(exchange, model, plan, inputs)
 
     def _model(self, name: str) -> Model:
-        try:
+        with _in_its_words():
             return self._server.model(name)
-        except ConchError as error:
-            if error.code is not Code.NOT_FOUND:
-                raise
-            raise _unknown(error.message) from None
+
+
+@contextmanager
+def _in_its_words() -> Iterator[None]:
+    """Say of a model that is not there what OpenAI says."""
+    try:
+        yield
+    except ConchError as error:
+        if error.code is not Code.NOT_FOUND:
+            raise
+        raise _unknown(error.message) from None
 
 
 def _unknown(message: str) -> ApiError:

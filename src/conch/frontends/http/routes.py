@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -26,6 +27,7 @@ from conch.frontends.http.openai_status import refuse as refuse_openai
 from conch.frontends.http.status import refuse as refuse_kserve
 from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
+from conch.server.on_demand import LoadNeeded
 
 LOG = logging.getLogger("conch")
 
@@ -112,6 +114,8 @@ class Router:
         except _NotFound:
             exchange.refusal = (ConchError("Not Found"), 404)
             return 0
+        except LoadNeeded:
+            pass  # the request waits for its model when it is there
         except ConchError as error:
             exchange.refusal = (error.with_traceback(None), 0)
             return 0
@@ -125,6 +129,8 @@ class Router:
         handler, arguments = exchange.route
         try:
             handler(exchange, *arguments)
+        except LoadNeeded as needed:
+            exchange.on_disconnect = needed.then(partial(self.handle, exchange))
         except ConchError as error:
             self._refuse(exchange, error)
         except Exception:

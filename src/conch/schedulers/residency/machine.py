@@ -186,8 +186,14 @@ class Residency:
     # What is to be done
 
     def decide(self, now: float) -> list[Decision]:
-        """Everything that is to be done now."""
+        """What is to be done next; to be called again when that is done, until nothing is left to do."""
         self._expire(now)
+        if not self._decided:  # else requests are about to use models, which are not idle any more
+            self._allot(now)
+        decided, self._decided = self._decided, []
+        return decided
+
+    def _allot(self, now: float) -> None:
         for name, wish in self._wishes.items():
             if not wish.asked:
                 wish.asked = True
@@ -195,8 +201,6 @@ class Residency:
         while self._wishes and self._try(next(iter(self._wishes)), now):
             pass
         self._relieve(now)
-        decided, self._decided = self._decided, []
-        return decided
 
     def wake_at(self, now: float) -> float | None:
         """When time alone changes what is decided; None for never."""
@@ -233,7 +237,7 @@ class Residency:
                 self.counts.of(one).returns += self.thrashing.loads(one, now)
             self._decided.append(Load(name))
             return True
-        turn_over = now - wish.since >= self.limits.min_loaded
+        turn_over = now >= wish.since + self.limits.min_loaded
         for one in self._choose(needed, wish.needs, now, turn_over=turn_over):
             self._evict(one, f"to make room for '{name}'", now)
         return False
@@ -287,7 +291,7 @@ class Residency:
         return any(name in self._residents[holder].need.members for holder in holders)
 
     def _is_young(self, resident: _Resident, now: float) -> bool:
-        return now - resident.since < self.limits.min_loaded
+        return now < resident.since + self.limits.min_loaded
 
     def _last_used(self, name: str, resident: _Resident) -> float:
         return max(resident.since, self._usage.last_used(name))

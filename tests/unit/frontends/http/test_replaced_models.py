@@ -79,6 +79,7 @@ class Core:
     def __init__(self) -> None:
         self.settings = Settings()
         self.exiting = False
+        self.loads_on_demand = False
         self.table = ModelTable()
         self.model = self.table.find
         self.rollout = Rollout(None, None, self.table, Registry(cpu=False, gpu=False))  # type: ignore[arg-type]

@@ -53,17 +53,13 @@ class Town:
         return serial, waiter
 
     def decide(self) -> None:
-        again = True
-        while again:
-            again = False
-            for decision in self.residency.decide(self.now):
+        while decisions := self.residency.decide(self.now):
+            for decision in decisions:
                 match decision:
                     case ReadNeeds(name) if name in self.unknown:
                         self.residency.unknown(name, not_found(f"there is no '{name}'"), self.now)
-                        again = True
                     case ReadNeeds(name):
                         self.residency.planned(name, self.needs_of(name))
-                        again = True
                     case Load(name):
                         self.loading.append(name)
                     case Evict(name, _):

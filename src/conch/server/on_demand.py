@@ -1,0 +1,383 @@
+"""Load on demand: requests for models that are not loaded wait here, and models that are not in use make room.
+
+Owned by the server in ``--model-control-mode=on-demand``; runs on the event loop.  What is decided is up to
+:class:`conch.schedulers.residency.machine.Residency`; this tells it what happens and carries its decisions out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from conch.errors import Code, ConchError, invalid, not_found, unavailable
+from conch.inference import ModelSignature
+from conch.repository.errors import NotFoundError
+from conch.repository.names import is_directory_name
+from conch.repository.scan import ModelRepository
+from conch.schedulers.residency.machine import Phase, Residency
+from conch.schedulers.residency.room import Room
+from conch.schedulers.residency.vocabulary import (
+    Decision,
+    Evict,
+    Load,
+    Need,
+    Proceed,
+    ReadNeeds,
+    ResidencyLimits,
+    Waiter,
+)
+from conch.server.lifecycle import Lifecycle
+from conch.server.model import Model
+from conch.server.needs import LoadNeeds
+from conch.server.rollout import asked_by_model
+from conch.server.states import ModelTable
+from conch.settings import Settings
+from conch.telemetry.exposition import Family
+from conch.telemetry.on_demand import families
+
+LOG = logging.getLogger("conch")
+
+#: How often the loaded models are measured again (s).
+_MEASURE_SECONDS = 5.0
+
+
+class LoadNeeded(ConchError):
+    """Says that the model of a request is not loaded, but may be: whoever gets it waits, and looks for it again."""
+
+    def __init__(self, name: str, demand: OnDemand) -> None:
+        super().__init__(f"model '{name}' is not loaded", Code.UNAVAILABLE)
+        self._name = name
+        self._demand = demand
+
+    def then(self, proceed: Callable[[], None], *, by_model: bool = False) -> Callable[[], None]:
+        """Have ``proceed`` called once, when the model is loaded or cannot be; returns what gives up waiting.
+
+        While it runs, :meth:`conch.server.core.InferenceServer.model` returns the model or raises why there is none,
+        so ``proceed`` does again what raised this.  ``by_model``: a model asks, which may be loading itself.
+        """
+        return self._demand.wait(self._name, lambda error: proceed(), by_model=by_model)
+
+    async def wait(self) -> None:
+        """Wait until the model is loaded; raises why it cannot be."""
+        answer: asyncio.Future[ConchError | None] = asyncio.get_running_loop().create_future()
+        give_up = self._demand.wait(self._name, lambda error: None if answer.done() else answer.set_result(error))
+        try:
+            error = await answer
+        finally:
+            give_up()
+        if error is not None:
+            raise _again(error)
+
+
+class OnDemand:
+    """Brings the models that requests ask for, within the limits, and lets others leave.
+
+    ``clock`` is monotonic, in seconds, as the times of ``Model.last_ended``.
+    """
+
+    def __init__(
+        self,
+        limits: ResidencyLimits,
+        pinned: tuple[str, ...],
+        repository: ModelRepository,
+        table: ModelTable,
+        lifecycle: Lifecycle,
+        needs: LoadNeeds,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.residency = Residency(limits, self, pinned)
+        self._repository = repository
+        self._table = table
+        self._lifecycle = lifecycle
+        self._needs = needs
+        self._clock = clock
+        #: The names of the models in the repository, as they were last read.
+        self.known: frozenset[str] = frozenset()
+        #: What models took and gave when they were loaded last.
+        self._signatures: dict[str, ModelSignature] = {}
+        self._asked_by_models: set[str] = set()
+        self._verdict: tuple[str, ConchError | None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # Called by the server
+
+    def start(self, poll_seconds: float) -> None:
+        """Keep the list of models and their measures up to date from now on."""
+        self._run(self._refresh_regularly(poll_seconds))
+        self._run(self._measure_regularly())
+
+    def needed(self, name: str, missing: ConchError) -> ConchError:
+        """The error for a request to a model that was not found: ``missing``, or that its load can be waited for."""
+        if self._verdict is not None and self._verdict[0] == name:
+            return missing if self._verdict[1] is None else _again(self._verdict[1])
+        starting = self._table.starting
+        if self._closed or starting is None or name in starting or not is_directory_name(name):
+            return missing
+        if self._serves(name):
+            return missing  # it has no such version
+        return self.residency.refusal(name, self._clock()) or LoadNeeded(name, self)
+
+    def wait(
+        self, name: str, proceed: Callable[[ConchError | None], None], *, by_model: bool = False
+    ) -> Callable[[], None]:
+        """Have ``proceed`` called when the model serves, or with the reason why not; returns what gives up waiting."""
+        if by_model:
+            self._asked_by_models.add(name)
+        waiter = self.residency.ask(name, proceed, self._clock())
+        self._schedule()
+        return partial(self._withdraw, waiter)
+
+    async def load(self, name: str, parameters: Mapping[str, object]) -> None:
+        """Load a model that somebody asks for by name, or load it again where its files have changed.
+
+        Raises INVALID_ARG for ``parameters``: a model that leaves and comes back does so with the repository's files.
+        """
+        if parameters:
+            raise invalid(
+                f"model '{name}' is loaded on demand, from the repository alone: a configuration and files can be sent "
+                "with --model-control-mode=explicit"
+            )
+        await asyncio.to_thread(self._repository.directory, name)
+        self.residency.back_off.forget(name)
+        if self._serves(name):
+            await self._lifecycle.load(name)
+            self._schedule()
+            return
+        refusal = self.residency.refusal(name, self._clock())
+        if refusal is not None:
+            raise refusal
+        await LoadNeeded(name, self).wait()
+
+    async def unload(self, name: str, dependents: bool) -> None:
+        """Unload a model that somebody names, also one that is pinned; the next request for it loads it again."""
+        await self._lifecycle.unload(name, dependents)
+        self._schedule()
+
+    def can_serve(self, name: str) -> bool:
+        """Whether a request for a model that is not loaded would be waited for, as far as is known."""
+        now = self._clock()
+        return not self._closed and name in self.known and self.residency.back_off.refusal(name, now) is None
+
+    def signature(self, name: str) -> ModelSignature | None:
+        """What a model took and gave when it was loaded last; None where it never was."""
+        return self._signatures.get(name)
+
+    def families(self) -> Iterable[Family]:
+        """For the metrics page."""
+        loaded = len(self.residency.residents(Phase.LOADED))
+        return families(self.residency.counts, loaded, self.residency.waiting())
+
+    async def refresh(self) -> None:
+        """Read the names of the models in the repository."""
+        self.known = frozenset(await asyncio.to_thread(self._repository.names))
+
+    async def close(self) -> None:
+        """Refuse what waits; loads that are under way end with the lifecycle's."""
+        self._closed = True
+        self.residency.refuse_all(unavailable("the server is stopping and loads no models"), self._clock())
+        self._decide()
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [*self._tasks, *([self._watch] if self._watch is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Called by the state machine
+
+    def busy(self, name: str) -> bool:
+        return any(model.in_flight for model in self._models(name))
+
+    def last_used(self, name: str) -> float:
+        return max((model.last_ended / 1e9 for model in self._models(name)), default=0.0)
+
+    # Deciding, and carrying it out
+
+    def _schedule(self) -> None:
+        """Decide after the callbacks of this turn, whose requests are under way by then."""
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._loop.call_soon(self._decide)
+
+    def _decide(self) -> None:
+        self._scheduled = False
+        self._reconcile()
+        now = self._clock()
+        while decisions := self.residency.decide(now):
+            for decision in decisions:
+                self._carry_out(decision)
+        warning = self.residency.thrashing.warning(now)
+        if warning:
+            LOG.warning("%s", warning)
+        self._set_timer(now)
+        self._watch_for_idle()
+
+    def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case ReadNeeds(name):
+                self._run(self._plan(name))
+            case Load(name):
+                self._run(self._load(name))
+            case Evict(name, reason):
+                LOG.info("unloading '%s' %s", name, reason)
+                self._run(self._unload(name))
+            case Proceed(waiter, error):
+                self._proceed(waiter, error)
+
+    def _reconcile(self) -> None:
+        """Tell the state machine of models that were loaded or unloaded in other ways, and those that are changed."""
+        for name in self.residency.residents(Phase.LOADED):
+            if not self._serves(name):
+                self.residency.leaves(name)
+                self._run(self._await_left(name))
+        for name in self._table.models:
+            if self._serves(name) and self.residency.phase(name) is None:
+                self.residency.serves(name, self._need(name), self._clock())
+                self._signatures[name] = self._models(name)[-1].signature
+
+    def _set_timer(self, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wake_at = self.residency.wake_at(now)
+        if wake_at is not None and not self._closed:
+            self._timer = self._loop.call_later(max(wake_at - now, 0.0), self._decide)
+
+    def _watch_for_idle(self) -> None:
+        """Decide again when a model has nothing more to do, where another one waits for its place."""
+        if self._watch is not None or not self.residency.blocked or self._closed:
+            return
+        loaded = (name for name in self.residency.residents(Phase.LOADED) if name not in self.residency.pinned)
+        busy = [model for name in loaded for model in self._models(name) if model.in_flight]
+        if busy:
+            self._watch = self._loop.create_task(self._wait_for_idle(busy))
+
+    async def _wait_for_idle(self, busy: list[Model]) -> None:
+        waiting = [self._loop.create_task(model.finish()) for model in busy]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            self._watch = None
+        self._schedule()
+
+    async def _plan(self, name: str) -> None:
+        try:
+            needs = await self._needs.of(name)
+        except NotFoundError:
+            self._asked_by_models.discard(name)
+            unknown = not_found(f"Request for unknown model: '{name}' is not found")
+            self.residency.unknown(name, unknown, self._clock())
+        else:
+            self.residency.planned(name, needs)
+        self._schedule()
+
+    async def _load(self, name: str) -> None:
+        asked_by_model.set(name in self._asked_by_models)
+        self._asked_by_models.discard(name)
+        failure: ConchError | None = None
+        try:
+            await self._lifecycle.load(name)
+        except ConchError as error:
+            failure = unavailable(error.message.strip())
+        except Exception as error:
+            LOG.exception("failed to load '%s'", name)
+            failure = unavailable(f"load failed for model '{name}': {error!r}")
+        present = {one: self._need(one) for one in self.residency.brought_by(name) if self._serves(one)}
+        for one in present:
+            self._signatures[one] = self._models(one)[-1].signature
+        if failure is not None:
+            self.residency.failed(name, failure, present, self._clock())
+        else:
+            self.residency.loaded(name, present, self._clock())
+        self._decide()  # at once, so that the requests that wait come before later ones
+
+    async def _unload(self, name: str) -> None:
+        await self._lifecycle.unload(name)
+        await self._await_left(name)
+
+    async def _await_left(self, name: str) -> None:
+        await self._lifecycle.retired(name)
+        self.residency.left(name)
+        self._schedule()
+
+    def _proceed(self, waiter: Waiter, error: ConchError | None) -> None:
+        """Let a request go on before anything can happen to its model, which what it starts then has time to hold."""
+        with ExitStack() as holds:
+            if error is None:
+                for model in self._models(waiter.name):
+                    holds.enter_context(model.held())
+            self._loop.call_soon(self._loop.call_soon, holds.pop_all().close)
+        self._verdict = (waiter.name, error)
+        try:
+            waiter.proceed(error)
+        except Exception:
+            LOG.exception("a request for '%s' could not go on when the model was loaded", waiter.name)
+        finally:
+            self._verdict = None
+
+    def _withdraw(self, waiter: Waiter) -> None:
+        self.residency.withdraw(waiter)
+        self._schedule()
+
+    # Looking
+
+    def _models(self, name: str) -> list[Model]:
+        model_state = self._table.models.get(name)
+        return [] if model_state is None else model_state.models()
+
+    def _serves(self, name: str) -> bool:
+        model_state = self._table.models.get(name)
+        return model_state is not None and bool(model_state.ready_versions())
+
+    def _need(self, name: str) -> Need:
+        """What a model takes that serves."""
+        return self._needs.measured(self._models(name))
+
+    async def _refresh_regularly(self, seconds: float) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except OSError as error:
+                LOG.warning("failed to read the model repository: %s", error)
+            await asyncio.sleep(seconds)
+
+    async def _measure_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(_MEASURE_SECONDS)
+            for name in self.residency.residents(Phase.LOADED):
+                if self._serves(name):
+                    self.residency.measured(name, self._need(name).room)
+            self._schedule()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def on_demand_limits(settings: Settings) -> ResidencyLimits:
+    """What the flags say."""
+    return ResidencyLimits(
+        room=Room(models=settings.max_loaded_models),
+        min_loaded=settings.min_loaded_secs,
+        wait=settings.load_wait_secs,
+        waiting=settings.max_load_waiting,
+        waiting_per_model=settings.max_load_waiting_per_model,
+    )
+
+
+def _again(error: ConchError) -> ConchError:
+    """An error of the same meaning, for one of several that get it: what is raised keeps its caller's variables."""
+    return ConchError(error.message, error.code)

@@ -1,0 +1,43 @@
+"""A server whose models are loaded when the test says, for the tests of front ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conch.errors import ConchError
+from conch.server.on_demand import LoadNeeded
+
+
+class LateModels:
+    """Stands before a server's ``model``: models named in ``missing`` have to be waited for."""
+
+    def __init__(self, find: Callable[..., Any]) -> None:
+        self._find = find
+        self.missing: set[str] = set()
+        self.errors: dict[str, ConchError] = {}
+        self.waiting: list[tuple[str, Callable[[ConchError | None], None]]] = []
+
+    def model(self, name: str, version: int = -1) -> Any:
+        if name in self.errors:
+            raise self.errors[name]
+        if name in self.missing:
+            raise LoadNeeded(name, self)  # type: ignore[arg-type]
+        return self._find(name, version)
+
+    def wait(
+        self, name: str, proceed: Callable[[ConchError | None], None], *, by_model: bool = False
+    ) -> Callable[[], None]:
+        entry = (name, proceed)
+        self.waiting.append(entry)
+        return lambda: self.waiting.remove(entry) if entry in self.waiting else None
+
+    def load(self, name: str, error: ConchError | None = None) -> None:
+        """Let what waits for a model go on."""
+        self.missing.discard(name)
+        if error is not None:
+            self.errors[name] = error
+        waiting, self.waiting = self.waiting, [entry for entry in self.waiting if entry[0] != name]
+        for waited, proceed in waiting:
+            if waited == name:
+                proceed(error)

@@ -1,0 +1,137 @@
+"""Load on demand without disks and processes: models that load, serve and leave when the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from conch.config.pbtxt import parse
+from conch.errors import Code, ConchError, invalid
+from conch.inference import InferRequest
+from conch.repository.errors import NotFoundError
+from conch.schedulers.residency.room import Room
+from conch.schedulers.residency.vocabulary import Need, Needs, ResidencyLimits
+from conch.server.model import Model
+from conch.server.on_demand import LoadNeeded, OnDemand
+from conch.server.states import UNLOADED, ModelState, ModelTable, State, VersionState
+from conch.telemetry.statistics import ModelStatistics
+from conch.tensors import WireTensor
+from tests.unit.fake_clock import settle
+from tests.unit.server.fakes import Answers
+from tests.unit.server.loads import CONFIG, FakeExecutor
+
+
+class FakeLifecycle:
+    """Loads in ``seconds`` of the loop's clock; ``broken`` ones fail."""
+
+    def __init__(self, table: ModelTable) -> None:
+        self.table = table
+        self.seconds = 1.0
+        self.broken: set[str] = set()
+        self.log: list[str] = []
+
+    async def load(self, name: str) -> None:
+        self.log.append(f"load {name}")
+        state = self.table.models.setdefault(name, ModelState(name))
+        state.versions[1] = VersionState(State.LOADING)
+        await asyncio.sleep(self.seconds)
+        if name in self.broken:
+            state.versions[1] = VersionState(State.UNAVAILABLE, "broken")
+            raise invalid(f"load failed for model '{name}': broken")
+        model = Model(parse(f'name: "{name}" {CONFIG}', "x"), 1, FakeExecutor(), ModelStatistics(name, 1), {})
+        state.versions[1] = VersionState(State.READY, "", model)
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        self.log.append(f"unload {name}")
+        self.table.models[name].versions[1].state = State.UNLOADING
+
+    async def retired(self, name: str) -> None:
+        version = self.table.models[name].versions[1]
+        if version.model is not None:
+            await version.model.finish()
+            version.make_unavailable(UNLOADED)
+
+
+class FakeNeeds:
+    """Every model but ``nobody`` takes one place."""
+
+    async def of(self, name: str) -> Needs:
+        if name == "nobody":
+            raise NotFoundError(name)
+        return {name: Need(Room(models=1))}
+
+    def measured(self, models: Collection[Model]) -> Need:
+        return Need(Room(models=1))
+
+
+class Market:
+    """A server that loads on demand, as front ends see it."""
+
+    def __init__(self, limits: ResidencyLimits, pinned: tuple[str, ...] = ()) -> None:
+        self.table = ModelTable()
+        self.lifecycle = FakeLifecycle(self.table)
+        self.demand = OnDemand(
+            limits,
+            pinned,
+            None,  # type: ignore[arg-type]
+            self.table,
+            self.lifecycle,  # type: ignore[arg-type]
+            FakeNeeds(),  # type: ignore[arg-type]
+            asyncio.get_running_loop().time,
+        )
+
+    def model(self, name: str, version: int = -1) -> Model:
+        try:
+            return self.table.find(name, version)
+        except ConchError as missing:
+            raise self.demand.needed(name, missing) from None
+
+    def model_ready(self, name: str, version: int = -1) -> bool:
+        return name != "nobody"
+
+    def submit(self, name: str) -> Asked:
+        """A request as a front end sends it, which waits for its model where it must."""
+        asked = Asked(name)
+        self._send(asked)
+        return asked
+
+    def _send(self, asked: Asked) -> None:
+        try:
+            self.model(asked.name).infer(asked.request)
+        except LoadNeeded as needed:
+            asked.give_up = needed.then(lambda: self._send(asked))
+        except ConchError as error:
+            asked.refused = error
+
+    def answer(self, name: str) -> None:
+        """Answer everything that a model runs."""
+        executor = self.table.find(name).executor
+        assert isinstance(executor, FakeExecutor)
+        requests, executor.requests = executor.requests, []
+        for request in requests:
+            request.fail(ConchError("answered", Code.INTERNAL))
+
+    def running(self, name: str) -> int:
+        version = self.table.models[name].versions[1]
+        assert version.model is not None
+        return version.model.in_flight
+
+    async def load(self, *names: str) -> None:
+        for name in names:
+            self.submit(name)
+            await asyncio.sleep(1.5)
+            self.answer(name)
+            await settle()
+
+
+class Asked:
+    """A request and what became of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.answers = Answers()
+        self.request = InferRequest(name, {"x": WireTensor("x", "FP32", (1,), bytes(4))}, self.answers)
+        self.refused: ConchError | None = None
+
+    def give_up(self) -> None:
+        raise AssertionError("it does not wait")
