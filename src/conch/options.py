@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from conch.errors import ConchError, invalid
 from conch.settings import OPTIONS, RENAMED, Option, Range, Resource, Restriction, Setting, Settings
+from conch.telemetry.memory import read_size
 
 #: Takes the flag, for messages, and the text; raises INVALID_ARG.
 Parser = Callable[[str, str], Any]
@@ -198,6 +199,18 @@ def _resource(flag: str, text: str) -> Resource:
     return Resource(name, amount, device)
 
 
+def _size(flag: str, text: str) -> str:
+    try:
+        size = read_size(text, 100)
+    except ValueError:
+        raise bad_option(
+            flag, f"It is a number of bytes, one with a unit as 8GiB, or a share of the memory as 80%. Got {text}"
+        ) from None
+    if not size:
+        raise bad_option(flag, f"Nothing fits into it. Got {text}")
+    return text
+
+
 _natural = _integer(0, 2**63 - 1)
 
 _SCALAR: Final[Mapping[type, Parser]] = {bool: _boolean, float: _float, str: _string}
@@ -213,6 +226,7 @@ _STRUCTURED: Final[Mapping[str, Parser]] = {
     "host_policy": _setting("policy name"),
     "http_header_forward_pattern": _pattern,
     "http_restricted_api": _restriction("api"),
+    "memory_budget": _size,
     "metrics_config": _metrics_setting,
     "model_config_name": _not_empty,
     "model_load_gpu_limit": _pair(":", _natural, _float),

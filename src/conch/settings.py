@@ -118,6 +118,9 @@ class Settings:
     )
 
     max_loaded_models: Number = option(0, "Load on demand", "Models loaded at the same time; 0 for any number.")
+    memory_budget: str = option(
+        "80%", "Load on demand", "Memory for models: bytes, with a unit (8GiB), or a share of the machine's (50%)."
+    )
     min_loaded_secs: Number = option(
         10, "Load on demand", "Seconds that a model stays, unless no other can leave; in use, it then yields."
     )
@@ -279,8 +282,10 @@ class Settings:
         if "*" in self.load_model and len(self.load_model) > 1:
             raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
         if self.model_control_mode != "on-demand":
-            if self.max_loaded_models:
-                raise invalid("--max-loaded-models needs --model-control-mode=on-demand")
+            for flag in ("max-loaded-models", "memory-budget"):
+                option = OPTIONS[flag]
+                if getattr(self, option.name) != option.default:
+                    raise invalid(f"--{flag} needs --model-control-mode=on-demand")
             return
         if "*" in self.load_model:
             raise invalid("--load-model=* would keep all models loaded: with --model-control-mode=on-demand, name some")

@@ -101,6 +101,7 @@ def test_wildcard_alone_is_accepted() -> None:
     ("options", "message"),
     [
         ({"max_loaded_models": 2}, "--max-loaded-models needs --model-control-mode=on-demand"),
+        ({"memory_budget": "50%"}, "--memory-budget needs --model-control-mode=on-demand"),
         (
             {"load_model": ("*",), "model_control_mode": "on-demand"},
             "--load-model=* would keep all models loaded: with --model-control-mode=on-demand, name some",

@@ -102,7 +102,7 @@ class InferenceServer:
                 repository,
                 self._table,
                 self._lifecycle,
-                LoadNeeds(repository),
+                LoadNeeds(repository, self.ledger, visible_gpus()),
             )
             registry.add(self._on_demand.families)
 

@@ -1,27 +1,33 @@
 """What loading a model takes: estimated from its files before, measured when it is loaded.
 
-Used by load on demand; disks are read in threads.
+Used by load on demand, on the event loop; disks are read in threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from conch.config.complete import complete
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError
 from conch.repository.errors import NotFoundError
-from conch.repository.scan import ModelRepository
+from conch.repository.scan import ModelFiles, ModelRepository
+from conch.repository.versions import select_versions
 from conch.schedulers.residency.room import Room
 from conch.schedulers.residency.vocabulary import Need, Needs
+from conch.server.memory import MemoryLedger
 from conch.server.model import Model
+from conch.telemetry.memory import together
 
 
 class LoadNeeds:
-    """Tells what models of a repository take."""
+    """Tells what models of a repository take; ``gpus`` are those that their configurations may be completed with."""
 
-    def __init__(self, repository: ModelRepository) -> None:
+    def __init__(self, repository: ModelRepository, ledger: MemoryLedger, gpus: tuple[int, ...] = ()) -> None:
         self._repository = repository
+        self._ledger = ledger
+        self._gpus = gpus
 
     async def of(self, name: str) -> Needs:
         """What a load of ``name`` brings: the model and all members.  Raises :class:`NotFoundError` for no model.
@@ -36,27 +42,35 @@ class LoadNeeds:
                 continue
             try:
                 files = await asyncio.to_thread(self._repository.describe, one)
+                needs[one] = await self._of_one(files)
             except NotFoundError:
                 if one == name:
                     raise
-                continue
             except ConchError:
                 needs[one] = Need(Room(models=1))
-                continue
-            members = _members(files.config)
-            needs[one] = Need(Room(models=0 if members else 1), members)
-            waiting += members
+            else:
+                waiting += needs[one].members
         return needs
 
-    def measured(self, models: Iterable[Model]) -> Need:
+    async def _of_one(self, files: ModelFiles) -> Need:
+        members = _members(files.config)
+        if members:
+            return Need(Room(), members)
+        config = complete(files.config, files.name, files.artefacts, gpus=self._gpus)
+        versions = select_versions(config, files.versions).versions
+        memory = await self._ledger.expected(files, versions, config)
+        return Need(Room(models=1, memory=memory.host))
+
+    def measured(self, models: Sequence[Model]) -> Need:
         """What the loaded versions of one model take."""
-        members: frozenset[str] = frozenset()
-        room = Room()
-        for model in models:
-            own = _members(model.config)
-            members |= own
-            room = Room(max(room.models, 0 if own else 1), room.memory)
-        return Need(room, members)
+        members = frozenset[str]().union(*(_members(model.config) for model in models))
+        if members:
+            return Need(Room(), members)
+        return Need(Room(models=1, memory=together(model.statistics.memory for model in models).host))
+
+    async def measure_again(self) -> None:
+        """Measure all models that serve."""
+        await self._ledger.measure()
 
 
 def _members(config: ModelConfig) -> frozenset[str]:

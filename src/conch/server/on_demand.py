@@ -38,6 +38,7 @@ from conch.server.rollout import asked_by_model
 from conch.server.states import ModelTable
 from conch.settings import Settings
 from conch.telemetry.exposition import Family
+from conch.telemetry.memory import read_size, usable_memory
 from conch.telemetry.on_demand import families
 
 LOG = logging.getLogger("conch")
@@ -356,6 +357,7 @@ class OnDemand:
     async def _measure_regularly(self) -> None:
         while True:
             await asyncio.sleep(_MEASURE_SECONDS)
+            await self._needs.measure_again()
             for name in self.residency.residents(Phase.LOADED):
                 if self._serves(name):
                     self.residency.measured(name, self._need(name).room)
@@ -370,7 +372,7 @@ class OnDemand:
 def on_demand_limits(settings: Settings) -> ResidencyLimits:
     """What the flags say."""
     return ResidencyLimits(
-        room=Room(models=settings.max_loaded_models),
+        room=Room(settings.max_loaded_models, read_size(settings.memory_budget, usable_memory())),
         min_loaded=settings.min_loaded_secs,
         wait=settings.load_wait_secs,
         waiting=settings.max_load_waiting,

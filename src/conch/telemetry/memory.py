@@ -7,6 +7,7 @@ ledger (``conch.server.memory``) measures it.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,6 +127,20 @@ def memory_limit(total: int, root: Path = Path("/")) -> int:
     """The least limit of a control group of this process (bytes) that is below ``total``; 0 where there is none."""
     found = limits("memory", lambda group: _number(group / "memory.max"), _limit_v1, root)
     return min((int(limit) for limit in found if limit < min(_UNLIMITED, total)), default=0)
+
+
+def read_size(text: str, whole: int) -> int:
+    """The bytes that ``text`` says: a number, one with a unit (``8GiB``, ``500MB``), or a share of ``whole`` (``80%``).
+
+    Raises ValueError for anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *(%|[KMGT]i?B?|B)?", text.strip(), re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise ValueError(text)
+    number, unit = float(match[1]), (match[2] or "").upper()
+    if unit == "%":
+        return int(number / 100 * whole)
+    return int(number * (1024 if "I" in unit else 1000) ** (" KMGT".index(unit[0]) if unit not in ("", "B") else 0))
 
 
 def mebibytes(size: int) -> str:

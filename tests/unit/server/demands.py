@@ -60,6 +60,8 @@ class FakeNeeds:
             raise NotFoundError(name)
         return {name: Need(Room(models=1))}
 
+    async def measure_again(self) -> None: ...
+
     def measured(self, models: Collection[Model]) -> Need:
         return Need(Room(models=1))
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conch.telemetry.memory import FreeMemory, ModelMemory, free_memory, memory_limit, together, usable_memory
+import pytest
+
+from conch.telemetry.memory import (
+    FreeMemory,
+    ModelMemory,
+    free_memory,
+    memory_limit,
+    read_size,
+    together,
+    usable_memory,
+)
 
 MEBIBYTE = 1 << 20
 MEMINFO = "MemTotal:       1000000 kB\nMemFree:   5 kB\nMemAvailable:    600000 kB\nHugePages_Total:       0\n"
@@ -87,3 +97,20 @@ def test_a_control_group_leaves_less_than_the_machine_has(tmp_path: Path) -> Non
     assert usable_memory(tmp_path) == 1 << 20
     group.write_text(f"{machine * 2}\n")
     assert usable_memory(tmp_path) == machine
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("123456", 123456), ("8GiB", 8 << 30), ("1.5 gib", 3 << 29), ("500MB", 500_000_000), ("2k", 2000), ("7B", 7),
+        ("80%", 800), ("0.5%", 5),
+    ],
+)  # fmt: skip
+def test_sizes_have_units_or_are_shares(text: str, size: int) -> None:
+    assert read_size(text, 1000) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "8XB", "8 Gi B", "1e9", "8GiBB", "٣"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        read_size(text, 1000)

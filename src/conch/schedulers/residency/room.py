@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+from conch.telemetry.memory import mebibytes
 
 
 class Room(NamedTuple):
@@ -41,14 +41,6 @@ def the_sum(needed: Room, used: Room, limit: Room) -> str:
         others = f" and {used.models} others" if used.models else ""
         parts.append(f"{what}{others} are more than --max-loaded-models={limit.models}")
     if limit.memory and needed.memory + used.memory > limit.memory:
-        others = f" and {in_units(used.memory)} of others" if used.memory else ""
-        parts.append(f"{in_units(needed.memory)}{others} are more than --memory-budget={in_units(limit.memory)}")
+        others = f" and {mebibytes(used.memory)} of others" if used.memory else ""
+        parts.append(f"{mebibytes(needed.memory)}{others} are more than --memory-budget={mebibytes(limit.memory)}")
     return ", and ".join(parts)
-
-
-def in_units(size: int) -> str:
-    """``1.5 GiB``; whole numbers without a point."""
-    amount, unit = float(size), 0
-    while amount >= 1024 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1024, unit + 1
-    return f"{amount:.1f}".removesuffix(".0") + f" {_UNITS[unit]}"

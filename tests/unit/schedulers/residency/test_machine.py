@@ -142,7 +142,7 @@ def test_model_larger_than_the_budget_is_refused_at_once() -> None:
     needs = {"large": {"large": Need(Room(1, 3 << 30))}}
     town = Town(ResidencyLimits(Room(memory=2 << 30)), needs=needs)
     serial, _ = town.ask("large")
-    assert town.answers[serial] == "model 'large' cannot be loaded: 3 GiB are more than --memory-budget=2 GiB"
+    assert town.answers[serial] == "model 'large' cannot be loaded: 3072 MiB are more than --memory-budget=2048 MiB"
 
 
 def test_pinned_models_that_leave_no_room_are_named_in_the_refusal() -> None:
