@@ -20,7 +20,7 @@ sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belo
 
 from conch.cli.serve import serve_command  # noqa: E402
 from conch.settings import OPTIONS, RENAMED, Option, Range  # noqa: E402
-from conch.telemetry import families, hardware, metrics, traffic  # noqa: E402
+from conch.telemetry import families, hardware, metrics, on_demand, traffic  # noqa: E402
 from conch.telemetry.exposition import Metric  # noqa: E402
 from tests.conformance import differences  # noqa: E402
 
@@ -137,6 +137,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "response cache": _metrics_of(families.CACHE),
     "memory": _metrics_of(families.MEMORY),
     "workers": _metrics_of(families.WORKERS),
+    "load on demand": _metrics_of(on_demand.OF_MODELS, _declared(on_demand)),
     "work": _metrics_of(families.WORK),
     "generation": _metrics_of(families.GENERATION),
     "traffic": _metrics_of([*_declared(traffic)]),

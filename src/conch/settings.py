@@ -122,7 +122,7 @@ class Settings:
         "80%", "Load on demand", "Memory for models: bytes, with a unit (8GiB), or a share of the machine's (50%)."
     )
     min_loaded_secs: Number = option(
-        10, "Load on demand", "Seconds that a model stays, unless no other can leave; in use, it then yields."
+        10, "Load on demand", "Seconds that a model in use keeps its place, at least as long as its load took."
     )
     load_wait_secs: Count = option(60, "Load on demand", "Seconds that a request waits for its model to be loaded.")
     max_load_waiting: Count = option(10_000, "Load on demand", "Requests that may wait for models to be loaded.")

@@ -48,6 +48,8 @@ class _Resident:
     since: float
     #: The model whose load brings this one: itself, or an ensemble.
     loader: str = ""
+    #: How long its load took (s).
+    load: float = 0.0
 
 
 @dataclass(slots=True)
@@ -206,9 +208,9 @@ class Residency:
         """When time alone changes what is decided; None for never."""
         times = [next(iter(waiting)).deadline for waiting in self._waiting.values()]
         if self.blocked:
-            since = [wish.since for wish in self._wishes.values()][:1]
-            since += [resident.since for resident in self._residents.values() if resident.phase is Phase.LOADED]
-            times += [turn for one in since if (turn := one + self.limits.min_loaded) > now]
+            turns = [wish.since + self.limits.min_loaded for wish in self._wishes.values()][:1]
+            turns += [self._turn_ends(one) for one in self._residents.values() if one.phase is Phase.LOADED]
+            times += [turn for turn in turns if turn > now]
         return min(times, default=None)
 
     def _try(self, name: str, now: float) -> bool:
@@ -280,9 +282,9 @@ class Residency:
         ]
         idle = [(name, resident) for name, resident in free if not self._usage.busy(name)]
         if idle:
-            return min(idle, key=lambda one: (self._is_young(one[1], now), self._last_used(*one)))[0]
+            return min(idle, key=lambda one: self._last_used(*one))[0]
         if turn_over:
-            done = [(resident.since, name) for name, resident in free if not self._is_young(resident, now)]
+            done = [(resident.since, name) for name, resident in free if now >= self._turn_ends(resident)]
             return min(done)[1] if done else None
         return None
 
@@ -290,8 +292,9 @@ class Residency:
         """Whether an ensemble among ``holders`` needs the model."""
         return any(name in self._residents[holder].need.members for holder in holders)
 
-    def _is_young(self, resident: _Resident, now: float) -> bool:
-        return now < resident.since + self.limits.min_loaded
+    def _turn_ends(self, resident: _Resident) -> float:
+        """Until when a loaded model keeps its place while it is in use: a load is worth its time."""
+        return resident.since + max(self.limits.min_loaded, resident.load)
 
     def _last_used(self, name: str, resident: _Resident) -> float:
         return max(resident.since, self._usage.last_used(name))
@@ -313,11 +316,12 @@ class Residency:
                 if one != name and one in self._waiting:
                     self._wishes.setdefault(one, _Wish(now))
         for one, need in present.items():
-            resident_before = self._residents.get(one)
-            if resident_before is None or resident_before.phase is Phase.LOADING:
+            before = self._residents.get(one)
+            if before is None or before.phase is Phase.LOADING:
                 self.serves(one, need, now)
-            elif resident_before.phase is Phase.LOADED:
-                resident_before.need = need
+                self._residents[one].load = now - before.since if before is not None else 0.0
+            elif before.phase is Phase.LOADED:
+                before.need = need
 
     def _let_go(self, name: str, error: ConchError | None, now: float) -> None:
         for waiter in self._waiting.pop(name, ()):

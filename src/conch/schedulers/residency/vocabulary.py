@@ -14,8 +14,8 @@ from conch.schedulers.residency.room import Room
 class ResidencyLimits:
     """The flags of on-demand mode; in ``room``, 0 is no limit.  Seconds.
 
-    ``min_loaded``: how long a model stays where another one can leave instead, and how long it has its turn before it
-    must let a waiting model have its place although it is never idle.
+    ``min_loaded``: how long a model keeps its place while it is in use and another one waits for it, and how long that
+    one waits before; a model whose load took longer keeps it as long as that.
     ``wait``: how long a request waits.  ``waiting`` and ``waiting_per_model``: how many may.
     """
 

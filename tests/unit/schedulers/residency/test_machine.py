@@ -32,21 +32,23 @@ def test_least_recently_used_idle_model_makes_room() -> None:
     assert town.loaded() == ["a", "c"] and town.answers[serial] == ""
 
 
-def test_model_that_was_loaded_just_now_stays_where_another_one_can_leave() -> None:
+def test_model_that_was_loaded_just_now_counts_as_used_just_now() -> None:
     town = Town(TWO)
-    town.load("old")
-    town.wait(20)
-    town.load("young")
-    town.used_at["old"] = 21.5
-    town.ask("c")
-    assert town.leaving == ["old"]
-
-
-def test_model_that_was_loaded_just_now_leaves_where_no_other_can() -> None:
-    town = Town(ResidencyLimits(Room(models=1)))
     town.load("a")
-    town.ask("b")
+    town.wait(20)
+    town.load("b")
+    town.used_at["a"] = 20.5
+    town.ask("c")
     assert town.leaving == ["a"]
+
+
+def test_model_that_is_used_again_and_again_stays_longer_than_one_that_was_loaded_later() -> None:
+    town = Town(TWO)
+    town.load("hot", "b")
+    town.wait(1)
+    town.used_at["hot"] = town.now
+    town.ask("c")
+    assert town.leaving == ["b"]
 
 
 def test_busy_model_stays_until_it_is_idle() -> None:
@@ -75,6 +77,20 @@ def test_model_that_is_never_idle_gives_up_its_place_after_its_turn() -> None:
     town.in_use.discard("a")
     town.end_leaving("a")
     assert town.loading == ["c"]
+
+
+def test_model_in_use_keeps_its_place_as_long_as_its_load_took() -> None:
+    town = Town(ResidencyLimits(Room(models=1), min_loaded=10, wait=1000))
+    town.ask("slow")
+    town.wait(50)
+    town.end_load("slow")
+    town.in_use = {"slow"}
+    town.ask("b")
+    town.wait(49.9)
+    assert town.leaving == []
+    assert town.residency.wake_at(town.now) == 100
+    town.wait(0.1)
+    assert town.leaving == ["slow"]
 
 
 def test_pinned_model_never_leaves() -> None:
