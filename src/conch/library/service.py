@@ -187,7 +187,8 @@ class InferenceService(ABC):
         """Load or reload a model; returns when it is ready.
 
         ``config`` replaces its configuration; ``files``, by paths such as ``1/model.py``, its files.  Raises why it
-        does not load, and UNAVAILABLE unless the server's option ``model_control_mode`` is ``explicit``.
+        does not load, and UNAVAILABLE unless the server's option ``model_control_mode`` is ``explicit`` (or
+        ``on-demand``, which takes neither).
         """
 
     @abstractmethod

@@ -1,0 +1,83 @@
+"""The library's servers load models when a call asks for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import conch
+from conch.errors import Code, ConchError
+from tests.models import write
+
+MODEL = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep(0.3)
+
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", one + np.float32(1))]) for one in inputs]
+"""
+CONFIG = """
+backend: "python"
+input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for name in ("a", "b"):
+        write(root, name, CONFIG, {"1/model.py": MODEL})
+    return root
+
+
+def options(repository: Path) -> dict[str, object]:
+    return {"model_repository": repository, "model_control_mode": "on-demand", "max_loaded_models": 1}
+
+
+def test_calls_of_threads_wait_for_their_models(repository: Path) -> None:
+    with conch.Server(**options(repository)) as server:
+        assert server.ready() and server.ready("a") and not server.ready("nobody")
+        assert server.infer("a", {"x": [1]})["y"] == [2]
+        assert server.infer("b", {"x": [2]})["y"] == [3]
+        assert [result["y"].tolist() for result in server.infer_stream("a", {"x": [3]})] == [[4]]
+        assert server.config("b")["name"] == "b" and server.metadata("b")["name"] == "b"
+        assert {entry["name"]: entry.get("state") for entry in server.models()} == {"a": "UNAVAILABLE", "b": "READY"}
+        server.unload("b")
+        server.load("b")
+        assert {entry["name"]: entry.get("state") for entry in server.models()}["b"] == "READY"
+        with pytest.raises(ConchError) as caught:
+            server.infer("nobody", {"x": [1]})
+        assert caught.value.code is Code.NOT_FOUND
+
+
+async def test_calls_of_coroutines_wait_for_their_models(repository: Path) -> None:
+    async with conch.AsyncServer(**options(repository)) as server:
+        assert np.array_equal((await server.infer("a", {"x": [1]}))["y"], [2])
+        assert [result["y"].tolist() async for result in server.infer_stream("b", {"x": [1]})] == [[2]]
+        with pytest.raises(ConchError, match=r"model 'a' was not loaded within 0\.01 s"):
+            await server.infer("a", {"x": [1]}, timeout=0.01)
+        stream = server.infer_stream("b", {"x": [1]}, timeout=0.01)
+        with pytest.raises(ConchError, match=r"the model was not loaded within 0\.01 s"):
+            await anext(stream)
+        with pytest.raises(ConchError, match="unknown model: 'nobody'"):
+            await anext(server.infer_stream("nobody", {"x": [1]}))
+
+
+async def test_stream_that_is_closed_before_its_model_is_loaded_sends_nothing(repository: Path) -> None:
+    async with conch.AsyncServer(**options(repository)) as server:
+        stream = server.infer_stream("a", {"x": [1]})
+        await stream.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        assert (await server.infer("a", {"x": [1]}))["y"] == [2]
+        (statistics,) = await server.statistics("a")
+        assert statistics["inference_count"] == 1
