@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
@@ -85,7 +85,7 @@ async def decode_control(kind: type[Message], data: Buffer, encoding: str, limit
     return await asyncio.to_thread(parse, kind, plain)
 
 
-def parse(kind: type[Message], data: Buffer) -> Message:
+def parse(kind: type[Message], data: Buffer) -> Any:
     """A message of a kind; raises ``CallFault`` for what is not one."""
     try:
         return kind.FromString(bytes(data))

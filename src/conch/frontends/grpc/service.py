@@ -1,7 +1,7 @@
 """From an RPC's path to the call that serves it, and who may call it.
 
 ``GrpcService`` is the application of every connection; its table below is the whole gRPC surface
-(``inference.GRPCInferenceService`` and the health service).  Runs on the event loop.
+(``inference.GRPCInferenceService``, health and reflection).  Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from conch.frontends.grpc.access import Access
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.control import ControlCall, ControlMethods, Respond, not_available
+from conch.frontends.grpc.health import HealthWatchers, WatchCall
 from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST, Field
 from conch.frontends.grpc.http2.streams import IGNORE, Http2Stream, StreamHandler
 from conch.frontends.grpc.infer import InferCall
+from conch.frontends.grpc.reflection import VERSIONS, ReflectionCall
 from conch.frontends.grpc.requests import RequestHead, check_trailers, parse_head
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
@@ -33,6 +35,7 @@ from conch.server.core import InferenceServer
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _HEALTH: Final = "/grpc.health.v1.Health/"
+_REFLECTION: Final = "/grpc.reflection.{}.ServerReflection/ServerReflectionInfo"
 #: Methods that ask for the state of the server.
 _STATE: Final = {_SERVICE + "ServerLive", _SERVICE + "ServerReady"}
 _STOPPING: Final = "GRPC server is shutting down and has stopped accepting new requests."
@@ -117,7 +120,14 @@ class GrpcService:
                 table[name] = ("shared-memory", unary(getattr(pb, f"{name}Request"), not_available("shared memory")))
         paths = {_SERVICE + name: entry for name, entry in table.items()}
         paths[_HEALTH + "Check"] = ("health", unary(health_pb2.HealthCheckRequest, control.health_check))
+        watchers = HealthWatchers(self._server, context.loop)
+        paths[_HEALTH + "Watch"] = ("health", lambda stream, head: WatchCall(stream, head, context.loop, watchers))
+        for version in VERSIONS:
+            paths[_REFLECTION.format(version)] = ("metadata", self._reflection(version))
         return paths
+
+    def _reflection(self, version: str) -> Callable[[Http2Stream, RequestHead], Call]:
+        return lambda stream, head: ReflectionCall(stream, head, self._context.loop, version)
 
     def _unary(self, request_class: type[Message], respond: Respond) -> Callable[[Http2Stream, RequestHead], Call]:
         return lambda stream, head: ControlCall(stream, head, self._context, request_class, respond)

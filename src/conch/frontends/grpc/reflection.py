@@ -1,0 +1,220 @@
+"""gRPC server reflection, v1 and v1alpha: tools such as grpcurl ask which services there are, and what they look like.
+
+The messages of both versions are the same but for the package; they are made here, in a pool of descriptors of their
+own.  Calls run on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FileDescriptor
+from grpc_health.v1 import health_pb2
+from tritonclient.grpc import service_pb2
+
+from conch.frontends.grpc.calls import Call
+from conch.frontends.grpc.http2.streams import Http2Stream
+from conch.frontends.grpc.large import MAX_HERE, parse
+from conch.frontends.grpc.requests import RequestHead
+from conch.frontends.grpc.status import CallFault, Status
+from conch.tensors import Buffer
+
+VERSIONS: Final = ("v1", "v1alpha")
+#: Bytes of answers that may wait before further questions do.
+_PAUSE_AT: Final = 256 << 10
+
+#: The messages as ``reflection.proto`` numbers their fields; ``*`` marks repeated ones, ``@`` members of a oneof.
+_MESSAGES: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
+    "ServerReflectionRequest": {
+        "host": (1, "string"),
+        "@file_by_filename": (3, "string"),
+        "@file_containing_symbol": (4, "string"),
+        "@file_containing_extension": (5, "ExtensionRequest"),
+        "@all_extension_numbers_of_type": (6, "string"),
+        "@list_services": (7, "string"),
+    },
+    "ExtensionRequest": {"containing_type": (1, "string"), "extension_number": (2, "int32")},
+    "ServerReflectionResponse": {
+        "valid_host": (1, "string"),
+        "original_request": (2, "ServerReflectionRequest"),
+        "@file_descriptor_response": (4, "FileDescriptorResponse"),
+        "@all_extension_numbers_response": (5, "ExtensionNumberResponse"),
+        "@list_services_response": (6, "ListServiceResponse"),
+        "@error_response": (7, "ErrorResponse"),
+    },
+    "FileDescriptorResponse": {"*file_descriptor_proto": (1, "bytes")},
+    "ExtensionNumberResponse": {"base_type_name": (1, "string"), "*extension_number": (2, "int32")},
+    "ListServiceResponse": {"*service": (1, "ServiceResponse")},
+    "ServiceResponse": {"name": (1, "string")},
+    "ErrorResponse": {"error_code": (1, "int32"), "error_message": (2, "string")},
+}
+
+
+def _describe(version: str) -> descriptor_pb2.FileDescriptorProto:
+    """The file that declares one version of the service."""
+    package = f"grpc.reflection.{version}"
+    file = descriptor_pb2.FileDescriptorProto(
+        name=f"grpc/reflection/{version}/reflection.proto", package=package, syntax="proto3"
+    )
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for name, members in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        if any(member.startswith("@") for member in members):
+            message.oneof_decl.add(name=f"message_{name.removeprefix('ServerReflection').lower()}")
+        for member, (number, kind) in members.items():
+            declared = message.field.add(name=member.lstrip("*@"), number=number)
+            declared.label = kinds.LABEL_REPEATED if member.startswith("*") else kinds.LABEL_OPTIONAL
+            if kind in _MESSAGES:
+                declared.type = kinds.TYPE_MESSAGE
+                declared.type_name = f".{package}.{kind}"
+            else:
+                declared.type = getattr(kinds, f"TYPE_{kind.upper()}")
+            if member.startswith("@"):
+                declared.oneof_index = 0
+    service = file.service.add(name="ServerReflection")
+    service.method.add(
+        name="ServerReflectionInfo",
+        input_type=f".{package}.ServerReflectionRequest",
+        output_type=f".{package}.ServerReflectionResponse",
+        client_streaming=True,
+        server_streaming=True,
+    )
+    return file
+
+
+class ReflectionMessages(NamedTuple):
+    """The classes of the request and the response of one version."""
+
+    request: Any
+    response: Any
+
+
+class ServedFiles:
+    """The files that describe the services of the port; ``services`` are their names, ``messages`` by version."""
+
+    def __init__(self) -> None:
+        pool = descriptor_pool.DescriptorPool()
+        self.messages: dict[str, ReflectionMessages] = {}
+        roots: list[FileDescriptor] = [service_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR]
+        for version in VERSIONS:
+            described = _describe(version)
+            pool.AddSerializedFile(described.SerializeToString())
+            file = pool.FindFileByName(described.name)
+            roots.append(file)
+            types = file.message_types_by_name
+            self.messages[version] = ReflectionMessages(
+                message_factory.GetMessageClass(types["ServerReflectionRequest"]),
+                message_factory.GetMessageClass(types["ServerReflectionResponse"]),
+            )
+        self.services = sorted(service.full_name for file in roots for service in file.services_by_name.values())
+        self.by_name = {file.name: file for root in roots for file in _with_imports(root)}
+        self.by_symbol = {symbol: file for file in self.by_name.values() for symbol in _symbols(file)}
+        self.types = {name for file in self.by_name.values() for name in _types(file.message_types_by_name.values())}
+
+
+def _with_imports(file: FileDescriptor) -> list[FileDescriptor]:
+    """A file and those that it needs, each once, itself first."""
+    files = {file.name: file}
+    for imported in file.dependencies:
+        files |= {one.name: one for one in _with_imports(imported)}
+    return list(files.values())
+
+
+def _types(messages: Iterable[Descriptor]) -> Iterator[str]:
+    for message in messages:
+        yield message.full_name
+        yield from _types(message.nested_types)
+
+
+def _symbols(file: FileDescriptor) -> Iterator[str]:
+    """The full names of all that a file declares: services, methods, messages, fields, enums and their values."""
+    for service in file.services_by_name.values():
+        yield service.full_name
+        yield from [method.full_name for method in service.methods]
+    yield from _symbols_of_enums(file.enum_types_by_name.values())
+    messages = list(file.message_types_by_name.values())
+    while messages:
+        message = messages.pop()
+        yield message.full_name
+        yield from [one.full_name for one in message.fields]
+        yield from _symbols_of_enums(message.enum_types)
+        messages += message.nested_types
+
+
+def _symbols_of_enums(enums: Iterable[EnumDescriptor]) -> Iterator[str]:
+    for enum in enums:
+        yield enum.full_name
+        scope = enum.full_name.rpartition(".")[0]
+        # The values of an enum are names beside it, not below it.
+        yield from [f"{scope}.{value.name}" for value in enum.values]
+
+
+@cache
+def served_files() -> ServedFiles:
+    """The files; put together when somebody asks for the first time."""
+    return ServedFiles()
+
+
+class ReflectionCall(Call):
+    """Any number of questions, each with an answer."""
+
+    __slots__ = ("_files", "_messages")
+
+    def __init__(self, stream: Http2Stream, head: RequestHead, loop: asyncio.AbstractEventLoop, version: str) -> None:
+        self._files = served_files()
+        self._messages = self._files.messages[version]
+        super().__init__(stream, head, loop)
+
+    def on_message(self, data: Buffer) -> None:
+        if len(data) > MAX_HERE:
+            self.on_compressed_message(data)
+        request = parse(self._messages.request, data)
+        self.release(self.message_size)
+        response = self._messages.response(valid_host=request.host, original_request=request)
+        if not self._answer(request, response):
+            response.error_response.error_code = Status.NOT_FOUND
+            response.error_response.error_message = "not found"
+        self.send([response.SerializeToString()])
+        if self.unsent > _PAUSE_AT:
+            self.paused = True
+
+    def on_compressed_message(self, data: Buffer) -> None:
+        raise CallFault(Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({MAX_HERE})")
+
+    def on_half_close(self) -> None:
+        self.finish()
+
+    def on_cancel(self) -> None:
+        pass
+
+    def on_drained(self) -> None:
+        if self.paused:
+            self.resume()
+
+    def _answer(self, request: Any, response: Any) -> bool:
+        """Fill in the answer to a question; False if what it names does not exist."""
+        files = self._files
+        kind = request.WhichOneof("message_request")
+        if kind == "list_services":
+            for name in files.services:
+                response.list_services_response.service.add(name=name)
+            return True
+        if kind == "all_extension_numbers_of_type":
+            # No message here is extended.
+            response.all_extension_numbers_response.base_type_name = request.all_extension_numbers_of_type
+            return request.all_extension_numbers_of_type in files.types
+        if kind == "file_by_filename":
+            file = files.by_name.get(request.file_by_filename)
+        elif kind == "file_containing_symbol":
+            file = files.by_symbol.get(request.file_containing_symbol)
+        else:
+            file = None
+        if file is None:
+            return False
+        serialised = [one.serialized_pb for one in _with_imports(file)]
+        response.file_descriptor_response.file_descriptor_proto.extend(serialised)
+        return True
