@@ -88,8 +88,8 @@ class Http2Connection(asyncio.Protocol):
         session = self.session
         session.end()
         self._observer.on_connection_lost(self)
-        # The session holds the connection: without a cycle both are freed at once, not by the garbage collector.
-        del self.session
+        # The session holds the connection: without a cycle all are freed at once, not by the garbage collector.
+        del self.session, self.reader
 
     def pause_writing(self) -> None:
         self.writer.paused = True
