@@ -22,6 +22,7 @@ from conch.frontends.grpc.service import GrpcService
 from conch.frontends.http.connection import HttpConnection
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.limits import ClientLimits
+from conch.frontends.slices import Slices
 from conch.frontends.turns import LoopTurns
 from conch.settings import Settings
 from tests.fuzz.target import target
@@ -231,7 +232,7 @@ def http2_connection(data: bytes) -> None:
 
     async def talk() -> None:
         loop = asyncio.get_running_loop()
-        service = GrpcService(server, loop, Codec(1 << 30, 30, budget))  # type: ignore[arg-type]
+        service = GrpcService(server, loop, Codec(1 << 30, 30, budget), Slices())  # type: ignore[arg-type]
         limits, pings = ClientLimits(budget), PingLimits.of(Settings())
         connection = Http2Connection(service, loop, seen, LoopTurns(loop), limits, pings)
         connection.connection_made(transport)

@@ -21,6 +21,7 @@ from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.large import MAX_HERE, decode_control, parse
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import CallFault, Status
+from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
 from conch.server.on_demand import LoadNeeded
 from conch.tensors import Buffer
@@ -33,8 +34,9 @@ Respond = Callable[[Any], Message | Awaitable[Message]]
 class ControlMethods:
     """The methods; each makes the message of a response out of that of a request, or raises ``ConchError``."""
 
-    def __init__(self, server: InferenceServer) -> None:
+    def __init__(self, server: InferenceServer, slices: Slices) -> None:
         self._server = server
+        self._slices = slices
 
     def server_live(self, request: pb.ServerLiveRequest) -> Any:
         return pb.ServerLiveResponse(live=self._server.live)
@@ -58,12 +60,14 @@ class ControlMethods:
             self._server.model(request.name, control.read_version(request.version)).shown_config
         )
 
-    def model_statistics(self, request: pb.ModelStatisticsRequest) -> Any:
-        return control.statistics(self._server.statistics(request.name, control.read_version(request.version)))
+    async def model_statistics(self, request: pb.ModelStatisticsRequest) -> Any:
+        models = self._server.counters(request.name, control.read_version(request.version))
+        entries = await self._slices.all(control.model_statistics(one.snapshot()) for one in models)
+        return pb.ModelStatisticsResponse(model_stats=entries)
 
     async def repository_index(self, request: pb.RepositoryIndexRequest) -> Any:
         control.check_repository_name(request.repository_name)
-        return control.index(await self._server.index(request.ready))
+        return control.index(await self._slices.one(self._server.index(request.ready)))
 
     async def load(self, request: pb.RepositoryModelLoadRequest) -> Any:
         config, files = control.read_load(request)

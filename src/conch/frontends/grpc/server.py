@@ -48,7 +48,7 @@ class GrpcFrontend:
         Raises PortTakenError, and INVALID_ARG for unusable TLS files.
         """
         loop = asyncio.get_running_loop()
-        service = GrpcService(self._server, loop, self._codec)
+        service = GrpcService(self._server, loop, self._codec, self._limits.slices)
         turns = self._limits.turns
         pings = PingLimits.of(self._settings)
         self._listener, address = await listen(

@@ -31,6 +31,7 @@ from conch.frontends.grpc.reflection import VERSIONS, ReflectionCall
 from conch.frontends.grpc.requests import RequestHead, check_trailers, parse_head
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
+from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
@@ -51,8 +52,9 @@ class Method(NamedTuple):
 class GrpcService:
     """Opens a call on each stream."""
 
-    def __init__(self, server: InferenceServer, loop: asyncio.AbstractEventLoop, codec: Codec) -> None:
+    def __init__(self, server: InferenceServer, loop: asyncio.AbstractEventLoop, codec: Codec, slices: Slices) -> None:
         self._server = server
+        self._slices = slices
         forwarding = HeaderForwarding(server.settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
         self._context = ServingContext(
             server,
@@ -97,7 +99,7 @@ class GrpcService:
 
     def _table(self) -> dict[str, tuple[str, Callable[[Http2Stream, RequestHead], Call]]]:
         """The group (as restrictions name it) and the call of every method."""
-        context, control, unary = self._context, ControlMethods(self._server), self._unary
+        context, control, unary = self._context, ControlMethods(self._server, self._slices), self._unary
         table = {
             "ServerLive": ("health", unary(pb.ServerLiveRequest, control.server_live)),
             "ServerReady": ("health", unary(pb.ServerReadyRequest, control.server_ready)),

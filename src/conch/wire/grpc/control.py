@@ -53,10 +53,10 @@ def model_config(config: ModelConfig) -> service_pb2.ModelConfigResponse:
 _STATISTICS: Final = frozenset(service_pb2.ModelStatistics.DESCRIPTOR.fields_by_name)
 
 
-def statistics(entries: Iterable[Mapping[str, Any]]) -> service_pb2.ModelStatisticsResponse:
-    shared = [{name: value for name, value in entry.items() if name in _STATISTICS} for entry in entries]
+def model_statistics(entry: Mapping[str, Any]) -> service_pb2.ModelStatistics:
+    shared = {name: value for name, value in entry.items() if name in _STATISTICS}
     # Constructors of protobuf 5 take no mappings as values of a map.
-    return json_format.ParseDict({"model_stats": shared}, service_pb2.ModelStatisticsResponse())
+    return json_format.ParseDict(shared, service_pb2.ModelStatistics())
 
 
 def index(entries: Iterable[Mapping[str, Any]]) -> service_pb2.RepositoryIndexResponse:

@@ -88,6 +88,16 @@ def output(request: InferRequest, tensor: WireTensor, *, final: bool = True, **p
     )
 
 
+class FakeStatistics:
+    """The counters of a model."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self._model = model
+
+    def snapshot(self) -> dict[str, Any]:
+        return _statistics(self._model)
+
+
 class FakeServer:
     """``executed`` counts inferences for the statistics, which perf_analyzer wants to see grow."""
 
@@ -126,11 +136,11 @@ class FakeServer:
         entries = [{"name": name, "version": "1", "state": "READY"} for name in self.models]
         return entries if ready_only else [*entries, {"name": "never_loaded"}]
 
-    def statistics(self, name: str = "", version: int = -1) -> list[dict[str, Any]]:
+    def counters(self, name: str = "", version: int = -1) -> list[FakeStatistics]:
         if name and name not in self.models:
             raise invalid(f"requested model '{name}' is not available")
         models = [self.models[name]] if name else list(self.models.values())
-        return [_statistics(model) for model in models]
+        return [FakeStatistics(model) for model in models]
 
     async def load(self, name: str, config: str | None, files: dict[str, bytes]) -> None:
         await asyncio.sleep(0)

@@ -20,6 +20,7 @@ from conch.frontends.grpc.http2.pings import PingLimits
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.service import GrpcService
 from conch.frontends.limits import ClientLimits
+from conch.frontends.slices import Slices
 from conch.frontends.turns import LoopTurns
 from conch.inference import InferRequest
 from conch.settings import Settings
@@ -62,7 +63,8 @@ class Wire:
         self.server = FakeServer(Settings(), *models())
         self.lost: list[Http2Connection] = []
         self.transport = MemoryTransport()
-        service = GrpcService(self.server, loop, Codec(1 << 30, 30, ByteBudget(1 << 40)))  # type: ignore[arg-type]
+        codec = Codec(1 << 30, 30, ByteBudget(1 << 40))
+        service = GrpcService(self.server, loop, codec, Slices())  # type: ignore[arg-type]
         limits, pings = ClientLimits(ByteBudget(1 << 40), loop=loop), PingLimits.of(Settings())
         # The clock stands still: the loop does not run, so no turn of it ends.
         self.connection = Http2Connection(service, loop, self, LoopTurns(loop, clock=lambda: 0.0), limits, pings)
