@@ -70,7 +70,9 @@ class ControlRoutes:
         self._server.require_explicit_control()
 
     def load(self, exchange: HttpExchange, repository: str, name: str) -> None:
-        self.admit(repository, name)
+        if repository:
+            raise unsupported(_REPOSITORY)
+        # Of a small body Triton tells what is wrong with it first; for a large one, the router has asked ``admit``.
         self._tasks.start(exchange, self._load(exchange, name))
 
     def unload(self, exchange: HttpExchange, repository: str, name: str) -> None:
