@@ -11,7 +11,7 @@ from conch.errors import Code, ConchError
 from conch.frontends.grpc import messages
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
 from conch.frontends.grpc.http2.headers import HeaderDecoder, encode_headers
-from conch.frontends.grpc.http2.limits import RateLimiter
+from conch.frontends.grpc.http2.limits import FloodGuard, RateLimiter
 from conch.frontends.grpc.messages import MessageReader, decompress, encode
 from conch.frontends.grpc.requests import parse_timeout
 from conch.frontends.grpc.status import STATUS, Status, encode_message
@@ -151,3 +151,14 @@ def test_allowance_refuses_a_burst_and_recovers():
     with pytest.raises(ConnectionFault, match="too many things"):
         allowance.take(100.0)
     allowance.take(101.0)
+
+
+def test_window_updates_of_a_client_that_is_answered_are_no_flood() -> None:
+    """Answers of 60 bytes, for each of which a gRPC client gives back two windows, 5,000 times a second."""
+    guard = FloodGuard()
+    for answers in range(1, 50_000):
+        for _ in range(2):
+            guard.count_window_update(60 * answers, answers, now=answers / 5000)
+    with pytest.raises(ConnectionFault, match="frames without use"):
+        for _ in range(20_000):
+            guard.count_window_update(60 * answers, answers, now=10.0)

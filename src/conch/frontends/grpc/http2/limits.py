@@ -24,8 +24,10 @@ MAX_HEADER_BLOCK: Final = 128 << 10
 MAX_CONTINUATIONS: Final = 16
 #: DATA frames with fewer bytes than that, which do not end their stream, are counted as overhead.
 TINY_DATA: Final = 32
-#: A client may well send a WINDOW_UPDATE for each so many bytes that it was sent.
+#: A client may well send a WINDOW_UPDATE for each so many bytes that it was sent, and so many for each answer: those of
+#: small requests have fewer bytes, and gRPC clients give back the windows of the stream and of the connection for each.
 _SENT_PER_UPDATE: Final = 256
+_UPDATES_PER_ANSWER: Final = 8
 #: Frames that may wait because the client does not read.
 MAX_BLOCKED_FRAMES: Final = 10_000
 
@@ -60,7 +62,7 @@ class RateLimiter:
 class FloodGuard:
     """Counts the frames of a connection that make work without any use, as nginx and nghttp2 do."""
 
-    __slots__ = ("_counted", "overhead", "pings", "resets", "settings")
+    __slots__ = ("_answers", "_counted", "overhead", "pings", "resets", "settings")
 
     def __init__(self) -> None:
         self.resets = RateLimiter("stream resets", 1000, 200)
@@ -68,9 +70,13 @@ class FloodGuard:
         self.pings = RateLimiter("PING frames", 20_000, 5000)
         self.overhead = RateLimiter("frames without use", 10_000, 1000)
         self._counted = 0
+        self._answers = 0
 
-    def count_window_update(self, sent: int, now: float) -> None:
-        """Count the frame as overhead; what was ``sent`` (bytes, so far) makes some of them plausible."""
+    def count_window_update(self, sent: int, answers: int, now: float) -> None:
+        """Count the frame as overhead; bytes ``sent`` and ``answers`` (both so far) make some of them plausible."""
+        if answers != self._answers:
+            self.overhead.allow((answers - self._answers) * _UPDATES_PER_ANSWER)
+            self._answers = answers
         if sent - self._counted >= _SENT_PER_UPDATE:
             self.overhead.allow((sent - self._counted) // _SENT_PER_UPDATE)
             self._counted = sent

@@ -365,7 +365,8 @@ class Http2Session:
     def _on_window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of the wrong size")
-        self._floods.count_window_update(self._given_window - self._writer.window, self._loop.time())
+        sent = self._given_window - self._writer.window
+        self._floods.count_window_update(sent, self._writer.useful, self._loop.time())
         increment = frames.WORD.unpack(payload)[0] & frames.MAX_WINDOW
         if not stream_id:
             self._given_window += increment
