@@ -57,11 +57,14 @@ class BlsModels:
     def _wait(self, needed: LoadNeeded, request: InferRequest, decoupled: bool) -> None:
         """Run a request when its model is loaded."""
 
+        on_response = request.on_response
+
         def proceed() -> None:
             request.on_cancel = None
             try:
                 self.infer(request, decoupled)
             except ConchError as error:
+                request.on_response = on_response  # a request that was refused has let go of it
                 request.fail(error)
 
         give_up = needed.then(proceed, by_model=True)

@@ -244,6 +244,16 @@ async def test_request_of_a_model_to_one_that_cannot_be_loaded_fails() -> None:
 
 
 @fake_clock
+async def test_request_of_a_model_that_is_refused_after_the_load_fails() -> None:
+    market = Market(ONE)
+    answers = Answers()
+    BlsModels(market).infer(InferRequest("a", {}, answers), False)  # type: ignore[arg-type]
+    await asyncio.sleep(1.5)
+    assert answers.finals == 1
+    assert answers.error is not None and "expected 1 inputs but got 0" in answers.error.message
+
+
+@fake_clock
 async def test_caller_that_awaits_a_model_gets_the_reason_why_it_cannot_be_loaded() -> None:
     market = Market(ONE)
     market.lifecycle.broken.add("a")
