@@ -46,7 +46,7 @@ class LoadNeeds:
             except NotFoundError:
                 if one == name:
                     raise
-            except ConchError:
+            except (ConchError, OSError, ValueError):
                 needs[one] = Need(Room(models=1))
             else:
                 waiting += needs[one].members

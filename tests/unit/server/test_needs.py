@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from conch.repository.errors import NotFoundError
-from conch.repository.scan import ModelRepository
+from conch.repository.scan import ModelFiles, ModelRepository
 from conch.schedulers.residency.room import Room
 from conch.schedulers.residency.vocabulary import Need
 from conch.server.memory import MemoryLedger
@@ -49,6 +50,18 @@ async def test_model_that_is_not_there_is_told_from_one_that_is_wrong(tmp_path: 
         await needs(house).of("nobody")
     house.write("wrong", "no configuration")
     assert await needs(house).of("wrong") == {"wrong": Need(Room(models=1))}
+
+
+class StaleRepository(ModelRepository):
+    """On a network file system that has lost it."""
+
+    def describe(self, name: str) -> ModelFiles:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+
+async def test_model_whose_files_cannot_be_read_is_left_to_its_load(tmp_path: Path) -> None:
+    needs = LoadNeeds(StaleRepository([tmp_path]), MemoryLedger(House(tmp_path).table))
+    assert await needs.of("m") == {"m": Need(Room(models=1))}
 
 
 async def test_loaded_model_needs_what_it_was_measured_to_take(tmp_path: Path) -> None:
