@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic_ns
 from typing import Any
 
-from conch.errors import Code, ConchError, internal, unavailable
+from conch.errors import Code, ConchError, internal
 from conch.inference import InferRequest, InferResponse
 from conch.workers.child.channel import Frame
 from conch.workers.child.heartbeat import SIZE, Pulse, read_pulse
 from conch.workers.child.packing import Packer, Unpacker
 from conch.workers.host.bls import BlsHandler, BlsServer
 from conch.workers.host.execution import Execution, description, response_of, take_times
+from conch.workers.host.expiry import Expiries
 from conch.workers.host.link import Link
 from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Kill, Patience, Signs, Verdict, not_ended
 from conch.workers.host.preparation import Preparation
@@ -69,6 +69,7 @@ class WorkerProcess:
         self._heartbeat: memoryview | None = None
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, InferRequest] = {}
+        self._expiries = Expiries()
         self._executions: dict[int, Execution] = {}
         self._bls: BlsHandler | None = None
         self._batches = 0
@@ -146,8 +147,7 @@ class WorkerProcess:
             request.times.started = execution.started
             request.on_cancel = self.cancel
             self._running[request.serial] = request
-            if request.expires:
-                self._loop.call_later((request.expires - monotonic_ns()) / 1e9, self._expire, request.serial)
+            self._expiries.add(request, self.cancel)
             if self._preparation.take(request):
                 request.holder = None
                 described.append({"serial": request.serial})
@@ -187,13 +187,6 @@ class WorkerProcess:
         """Tell the model that nobody waits for this request any more."""
         if self.alive and request.serial in self._running:
             self._link.send({"op": "cancel", "serial": request.serial})
-
-    def _expire(self, serial: int) -> None:
-        """Answer a request whose time is over; its place is free when the worker has given it up."""
-        request = self._running.get(serial)
-        if request is not None and not request.finished:
-            self.cancel(request)
-            request.fail(unavailable("Request timeout expired"))
 
     def set_log(self, log: dict[str, Any]) -> None:
         """Tell the model's logger which levels are wanted now."""
@@ -335,14 +328,18 @@ class WorkerProcess:
     def _respond(self, request: InferRequest, response: InferResponse) -> None:
         request.answered = True
         if response.final:
-            self._running.pop(request.serial, None)
+            self._forget(request)
         request.respond(response)
+
+    def _forget(self, request: InferRequest) -> None:
+        self._running.pop(request.serial, None)
+        self._expiries.drop(request)
 
     def _fail_execution(self, execution: Execution, error: ConchError) -> None:
         execution.error = error
         execution.on_done(execution)
         for request in execution.requests:
-            self._running.pop(request.serial, None)
+            self._forget(request)
             take_times(request, execution.times)
             request.fail(error)
 
@@ -370,8 +367,8 @@ class WorkerProcess:
         for execution in executions.values():
             self._fail_execution(execution, error)
         self._preparation.clear()
-        running, self._running = self._running, {}
-        for request in running.values():
+        for request in list(self._running.values()):
+            self._forget(request)
             request.fail(error)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)

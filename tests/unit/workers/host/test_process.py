@@ -324,6 +324,25 @@ async def test_request_whose_time_is_over_is_answered_and_given_up_and_its_place
 
 
 @fake_clock
+async def test_nothing_is_kept_of_requests_that_end_long_before_their_time() -> None:
+    process, child = make_process()
+    clients = [Client(), Client(), Client()]
+    for client in clients:
+        client.request.expires = monotonic_ns() + 3600 * 10**9
+    process.execute([clients[0].request], ignore)
+    process.execute([clients[1].request], ignore)
+    process.execute([clients[2].request], ignore)
+    child.done(1, EMPTY)
+    child.send({"op": "done", "batch": 2, "times": [0, 0, 0], "error": ["INTERNAL", "broken"]})
+    await settle()
+    child.exit(1)
+    await settle()
+    assert [client.finals for client in clients] == [1, 1, 1]
+    loop: Any = asyncio.get_running_loop()
+    assert not [timer for timer in loop._scheduled if not timer.cancelled()]
+
+
+@fake_clock
 async def test_request_that_ends_in_time_does_not_expire() -> None:
     process, child = make_process()
     client = Client()
