@@ -145,8 +145,10 @@ class Templates:
             raise
         except (OSError, TimeoutError) as error:
             LOG.warning("a worker could not be forked and is spawned: %s", error or "its template does not answer")
+            self._failures[template.kind] += 1
             template.close()
             return None
+        self._failures.pop(template.kind, None)
         return partial(forked.take, template)
 
     def _closed(self, template: Template) -> None:

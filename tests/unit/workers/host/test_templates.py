@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,27 @@ async def test_a_template_may_end_in_the_midst_of_a_fork_then_a_worker_is_spawne
     os.kill(templates.pids[0], signal.SIGKILL)
     assert await forking is None
     await owner.end()
+    await templates.close()
+
+
+async def test_where_forks_fail_templates_are_tried_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def forbidden() -> Iterator[None]:
+        raise PermissionError("a sandbox forbids it")
+        yield
+
+    monkeypatch.setattr("conch.workers.host.templates.adopting", forbidden)
+    templates, spawned = Templates(60), []
+    spawn = templates._spawn
+
+    def counted(*arguments: Any) -> tuple[ChildProcess, socket.socket]:
+        spawned.append(1)
+        return spawn(*arguments)
+
+    templates._spawn = counted
+    kind = kind_of(templates)
+    assert [await templates.fork(kind, {}) for _ in range(5)] == [None] * 5
+    assert len(spawned) == 3
     await templates.close()
 
 
