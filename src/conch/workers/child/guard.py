@@ -1,8 +1,8 @@
 """Ends what models started when their server has ended without doing so: ``python -I -S guard.py``.
 
 Reads from its standard input, line by line, ``+PID`` when a worker has started and ``-PID`` when it has ended; each
-leads a process group.  At the end of the input, which is the server's, all groups that are left are killed.  A worker
-itself ends with its server, but not what it has started.  Standard library only.
+leads a process group.  At the end of the input, which is the server's, or at ``.``, all groups that are left are
+killed.  A worker itself ends with its server, but not what it has started.  Standard library only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ def main() -> None:
         name.write("conch-guard")
     started: dict[int, str] = {}
     for line in sys.stdin:
+        if line[0] == ".":
+            break
         pid = int(line[1:])
         if line[0] == "+":
             started[pid] = start_of(pid)

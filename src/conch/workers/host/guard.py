@@ -12,12 +12,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from conch.workers.child import guard as program
 from conch.workers.host.spawn import ChildProcess, Spawn
 
 LOG = logging.getLogger("conch")
+
+#: How long the process may take to end (s).
+_END_SECONDS: Final = 5.0
 
 
 class Guard:
@@ -59,8 +64,10 @@ class Guard:
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.write(b".\n")  # processes that this one has forked may keep the pipe open
             process.stdin.close()
-            await asyncio.to_thread(process.wait)
+            await asyncio.to_thread(_end, process)
 
     def _start(self) -> None:
         if sys.platform != "linux":
@@ -95,3 +102,12 @@ class Guard:
         except OSError:
             return False
         return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the process, but not for one that somebody has stopped."""
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -44,3 +46,17 @@ async def test_a_guard_that_was_killed_is_replaced_by_one_that_knows_as_much(pro
     await guard.close()
     assert [program.wait(10) for program in programs[:2]] == [-signal.SIGKILL] * 2
     assert programs[2].poll() is None
+
+
+async def test_a_guard_ends_though_a_process_that_the_server_has_forked_keeps_its_pipe_open() -> None:
+    guard = Guard()
+    guard.watch(os.getppid())
+    guard.forget(os.getppid())
+    forked = os.fork()
+    if not forked:
+        signal.pause()
+    try:
+        await asyncio.wait_for(guard.close(), 4)  # sooner than it would be killed
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        os.waitpid(forked, 0)
