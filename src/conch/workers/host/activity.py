@@ -1,4 +1,4 @@
-"""What the kernel says about a process: whether it is stopped, and the work that it has done.
+"""What the kernel says about a process: whether it is stopped, and the work that it and its children have done.
 
 Read on the event loop: these are the kernel's own files, no disk.
 """
@@ -6,17 +6,21 @@ Read on the event loop: these are the kernel's own files, no disk.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 #: Ticks of processor time in a second.
 TICKS: Final = os.sysconf("SC_CLK_TCK")
+#: What the kernel reads ahead for a page of a mapped file that is not in memory (bytes).
+_READ_AHEAD: Final = 128 << 10
 
 
 class Activity(NamedTuple):
     """``state`` is the letter of the kernel (``T`` stopped, ``t`` at a debugger, ``D`` waiting for a disk or memory).
 
-    ``cpu`` is the processor time of all threads so far (ticks), ``moved`` the bytes that have been read and written.
+    ``cpu`` is the processor time of all threads so far (ticks), ``moved`` the bytes that have been read and written,
+    those of mapped files estimated by their page faults, since not every file system counts them.
     """
 
     state: str
@@ -28,9 +32,27 @@ def activity(pid: int, proc: Path = Path("/proc")) -> Activity | None:
     """The activity of a process; None where the system does not tell, or the process is gone."""
     try:
         fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        return Activity(fields[0], int(fields[11]) + int(fields[12]), _moved(proc / str(pid) / "io"))
+        moved = _moved(proc / str(pid) / "io") + int(fields[9]) * _READ_AHEAD
+        return Activity(fields[0], int(fields[11]) + int(fields[12]), moved)
     except (OSError, IndexError, ValueError):
         return None
+
+
+def children_activity(pid: int, proc: Path = Path("/proc")) -> Activity | None:
+    """The work of all descendants together, whose state has no letter; None where there are none."""
+    found = []
+    for child in _children(proc / str(pid)):
+        found += [one for one in (activity(child, proc), children_activity(child, proc)) if one is not None]
+    return Activity("", sum(one.cpu for one in found), sum(one.moved for one in found)) if found else None
+
+
+def _children(process: Path) -> list[int]:
+    """The ids of its children; none where the kernel does not tell."""
+    children: list[int] = []
+    for path in process.glob("task/*/children"):
+        with suppress(OSError, ValueError):
+            children += map(int, path.read_text().split())
+    return children
 
 
 def _moved(path: Path) -> int:

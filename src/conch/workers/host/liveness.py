@@ -119,9 +119,17 @@ class Liveness:
         self._load = Since(now)
         self._worked = now
         self._last: Activity | None = None
+        self._last_of_children: Activity | None = None
 
-    def look(self, now: float, signs: Signs, read: Callable[[], Activity | None]) -> Verdict:
-        """Judge by the signs; ``read`` tells the activity of the process, and is called only where it is needed."""
+    def look(
+        self,
+        now: float,
+        signs: Signs,
+        read: Callable[[], Activity | None],
+        read_children: Callable[[], Activity | None] = lambda: None,
+    ) -> Verdict:
+        """Judge by the signs; the functions tell the activity of the process and that of all that it has started, and
+        are called only where they are needed."""
         beats = signs.pulse.beats != self._beats
         self._beats = signs.pulse.beats
         seen = None if beats and not signs.loading else read()
@@ -130,7 +138,7 @@ class Liveness:
         now -= self._held
         silence = self._silence(now, beats, seen)
         state = seen.state if seen is not None else ""
-        idle = self._idle(now, signs.loading and not signs.calling, seen)
+        idle = self._idle(now, signs.loading and not signs.calling, seen, read_children)
         self._looked = now
         kill = self._stopped(state, silence) or self._waiting(now, signs, silence, idle)
         patience = STOPPED_SECONDS if state in ("T", "D") else SILENT_SECONDS
@@ -143,15 +151,19 @@ class Liveness:
         self._cpu = seen.cpu if seen is not None else None
         return now - self._alive
 
-    def _idle(self, now: float, loading: bool, seen: Activity | None) -> float:
-        """Seconds for which a load has neither computed nor read; 0 where the system does not tell."""
+    def _idle(
+        self, now: float, loading: bool, seen: Activity | None, read_children: Callable[[], Activity | None]
+    ) -> float:
+        """Seconds for which a load has neither computed nor read, itself or by a program that it has started; 0 where
+        the system does not tell."""
         last, self._last = self._last, seen
-        if not loading or seen is None or last is None:
+        before, self._last_of_children = self._last_of_children, None
+        seconds = now - self._looked
+        if not loading or _worked(last, seen, seconds):
             self._worked = now
         else:
-            seconds = now - self._looked
-            computed = (seen.cpu - last.cpu) / TICKS >= _WORKING * seconds
-            if seconds and (computed or seen.moved - last.moved >= _MOVING * seconds):
+            self._last_of_children = children = read_children()
+            if before is not None and children is not None and _worked(before, children, seconds):
                 self._worked = now
         return now - self._worked
 
@@ -186,6 +198,14 @@ class Liveness:
         if pulse.stepping and over(stepping, patience.step):
             return Kill(Cause.STEP, f"a step of its engine has taken {stepping:.0f} s (--step-timeout-secs)")
         return None
+
+
+def _worked(last: Activity | None, seen: Activity | None, seconds: float) -> bool:
+    """Whether a process has done something in the ``seconds`` between two looks, as far as can be told."""
+    if last is None or seen is None:
+        return True
+    computed = (seen.cpu - last.cpu) / TICKS >= _WORKING * seconds
+    return bool(seconds) and (computed or seen.moved - last.moved >= _MOVING * seconds)
 
 
 def over(seconds: float, limit: float) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from conch.workers.host.activity import Activity, activity
+from conch.workers.host.activity import Activity, activity, children_activity
 from conch.workers.host.liveness import Liveness
 from conch.workers.host.process import WorkerProcess
 
@@ -63,4 +63,5 @@ class WorkerWatch:
             known = self._liveness.get(process)
             if known is None:
                 known = self._liveness[process] = Liveness(now, process.patience)
-            process.heed(known.look(now, process.signs, partial(self._read, process.pid)))
+            reads = partial(self._read, process.pid), partial(children_activity, process.pid)
+            process.heed(known.look(now, process.signs, *reads))

@@ -18,6 +18,8 @@ class Worker:
         self.liveness = Liveness(0.0, Patience(**patience))
         self.beats = self.steps = self.execution = 0
         self.cpu = self.moved = 0.0
+        #: The processor time of a program that the model has started.
+        self.child_cpu: float | None = None
         self.stepping = self.loading = self.calling = False
         self.reads = 0
 
@@ -27,10 +29,21 @@ class Worker:
             return Activity(state, int(self.cpu), int(self.moved))
 
         pulse = Pulse(self.beats, self.steps, self.stepping)
-        return self.liveness.look(self.now, Signs(pulse, self.execution, self.loading, self.calling), read)
+        signs = Signs(pulse, self.execution, self.loading, self.calling)
+        return self.liveness.look(self.now, signs, read, self.read_child)
+
+    def read_child(self) -> Activity | None:
+        return Activity("", int(self.child_cpu)) if self.child_cpu is not None else None
 
     def run(
-        self, seconds: float, *, beats: bool = True, cores: float = 0.0, bytes: float = 0, state: str = "S"
+        self,
+        seconds: float,
+        *,
+        beats: bool = True,
+        cores: float = 0.0,
+        bytes: float = 0,
+        state: str = "S",
+        child: float = 0.0,
     ) -> Verdict:
         """The first verdict that a worker must go, or the last one."""
         end = self.now + seconds
@@ -39,6 +52,8 @@ class Worker:
             self.beats += 2 * beats
             self.cpu += cores * TICKS * INTERVAL
             self.moved += bytes * INTERVAL
+            if self.child_cpu is not None:
+                self.child_cpu += child * TICKS * INTERVAL
             verdict = self.look(state)
             if verdict.kill is not None:
                 break
@@ -146,6 +161,16 @@ def test_load_that_does_nothing_is_given_up() -> None:
     verdict = worker.run(15, cores=0.01)
     assert verdict.kill is None and verdict.idle == pytest.approx(15)
     assert cause(worker.run(6, cores=0.01)) is Cause.LOAD
+
+
+def test_load_that_waits_for_a_program_that_it_has_started_is_idle_when_that_is() -> None:
+    worker = Worker(load_idle=20)
+    worker.loading = True
+    worker.child_cpu = 0.0
+    assert worker.run(300, cores=0.01, child=0.5).kill is None
+    assert worker.run(18, cores=0.01).kill is None
+    worker.child_cpu = None
+    assert cause(worker.run(3, cores=0.01)) is Cause.LOAD
 
 
 def test_load_that_waits_for_another_model_is_not_idle() -> None:
