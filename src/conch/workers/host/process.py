@@ -203,9 +203,14 @@ class WorkerProcess:
                 self.kill_for(not_ended(self.patience.unload, idle=False))
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Let the model finalize and wait for the process to end; kill it after ``seconds``, or when patience ends."""
+        """Let the model finalize and wait for the process to end; kill it after ``seconds``, or when patience ends.
+
+        With 0 a worker without requests is not asked first, and nothing is held against it.
+        """
         self._stopping = True
-        if self.alive:
+        if self.alive and self.idle and seconds == 0:
+            self.kill()
+        elif self.alive:
             seconds = self.patience.finalize if seconds is None else seconds
             self._link.send({"op": "stop"})
             try:

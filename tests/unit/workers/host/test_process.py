@@ -14,7 +14,7 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.workers.host.execution import Execution
-from conch.workers.host.liveness import DEFAULT_PATIENCE
+from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause
 from conch.workers.host.process import WorkerProcess
 from tests.unit.fake_clock import fake_clock, settle
 from tests.unit.workers.host.fakes import EMPTY, Client, make_process
@@ -321,6 +321,15 @@ async def test_request_whose_time_is_over_is_answered_and_given_up_and_its_place
     await settle()
     assert (late.finals, timely.finals, timely.errors) == (1, 1, [])
     assert len(ended) == 1 and process.idle
+
+
+@fake_clock
+async def test_idle_worker_that_gets_no_time_to_end_is_not_said_to_have_hung() -> None:
+    process, child = make_process()
+    kills: list[Cause] = []
+    process.on_kill = lambda worker, cause: kills.append(cause)
+    await process.stop(0)
+    assert child.exit_status is not None and not kills
 
 
 @fake_clock
