@@ -14,6 +14,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -197,8 +198,7 @@ class Template:
         output, printing = os.pipe()
         try:
             request = {"op": "fork", "as": role, "environment": dict(environment)}
-            with adopting():
-                answer = await self._ask(request, [theirs.fileno(), printing], FORK_SECONDS)
+            answer = await self._ask(request, [theirs.fileno(), printing], FORK_SECONDS, adopting)
         except BaseException:
             ours.close()
             os.close(output)
@@ -223,15 +223,23 @@ class Template:
             self._on_closed(self)
             self.process.kill()
 
-    async def _ask(self, message: Mapping[str, Any], fds: Sequence[int], seconds: float) -> dict[str, Any]:
+    async def _ask(
+        self,
+        message: Mapping[str, Any],
+        fds: Sequence[int],
+        seconds: float,
+        meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> dict[str, Any]:
+        """The answer to a message; ``meanwhile`` holds until it comes, but not while other messages are answered."""
         self._asked += 1
         self._consider_end()
         try:
             async with self._turn:
                 if self._closed:
                     raise OSError("its template has ended")
-                socket.send_fds(self._control, [json.dumps(message).encode()], fds)
-                data = await asyncio.wait_for(self._loop.sock_recv(self._control, MAX_MESSAGE), seconds)
+                with meanwhile():
+                    socket.send_fds(self._control, [json.dumps(message).encode()], fds)
+                    data = await asyncio.wait_for(self._loop.sock_recv(self._control, MAX_MESSAGE), seconds)
             if not data:
                 raise OSError("its template has ended")
             answer: dict[str, Any] = json.loads(data)

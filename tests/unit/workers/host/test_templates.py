@@ -235,6 +235,36 @@ class FakeTemplate:
 
 
 @fake_clock
+async def test_orphans_are_adopted_while_one_worker_is_forked_and_not_while_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adoptions: list[str] = []
+
+    @contextmanager
+    def noted() -> Iterator[None]:
+        adoptions.append("begun")
+        yield
+        adoptions.append("ended")
+
+    monkeypatch.setattr("conch.workers.host.templates.adopting", noted)
+    process = FakeTemplate()
+    template = Template(process.spawn, TemplateKind((), frozenset()), 60, lambda _: None, lambda _: None)
+    forks = [asyncio.create_task(template.fork("worker", {})) for _ in range(2)]
+    await settle()
+    assert adoptions == ["begun"]
+    process.control.send(b'{"pid": 1}')
+    await settle()
+    assert adoptions == ["begun", "ended", "begun"]
+    process.control.send(b'{"pid": 1}')
+    for forked in await asyncio.gather(*forks):
+        fork: Any = forked
+        fork._connection.close()
+        os.close(fork._output)
+    template.close()
+    process.control.close()
+
+
+@fake_clock
 async def test_a_template_stays_while_two_workers_share_it_and_ends_after_a_while_with_one() -> None:
     process = FakeTemplate()
     closed: list[Template] = []
