@@ -205,7 +205,7 @@ class MessageIntake:
         reader, stream = self._reader, self.stream
         if not reader.large:
             self._since = 0.0
-            stream.raise_receive_window(STREAM_WINDOW - reader.held)
+            stream.raise_receive_window(STREAM_WINDOW - reader.held, reader.missing)
         elif self._waiting is None:
             if not self._since:
                 self._since = monotonic()

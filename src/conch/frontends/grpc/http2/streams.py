@@ -253,10 +253,15 @@ class Http2Stream:
         if chunk or last:
             self.handler.on_data(chunk)
 
-    def raise_receive_window(self, size: int) -> None:
-        """Let the client send ``size`` further bytes; small increments are put off until they are worth a frame."""
+    def raise_receive_window(self, size: int, needed: int = 0) -> None:
+        """Let the client send ``size`` further bytes.
+
+        A small increment is put off until it is worth a frame, unless the client cannot send the ``needed`` bytes
+        without it.
+        """
         increment = size - self.receive_window
-        if increment >= STREAM_WINDOW // 2 and not self.remote_ended and not self.closed:
+        worth_it = increment >= STREAM_WINDOW // 2 or self.receive_window < min(needed, size)
+        if worth_it and not self.remote_ended and not self.closed:
             self.receive_window += increment
             self.given += increment
             self._writer.useful += 1
