@@ -557,6 +557,18 @@ def test_streams_that_the_server_has_to_reset_are_stopped(client):
     assert client.goaway in [(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many stream resets"), None]
 
 
+def test_calls_that_clients_gave_up_after_a_while_are_no_flood(client, monkeypatch):
+    """Those of a server that is overloaded, whose clients have deadlines."""
+    monkeypatch.setattr(limits, "SUDDEN", 0.0)  # a while is over at once
+    body = message(infer_request(1, "hold"))
+    for _ in range(10):
+        streams = [client.new_stream() for _ in range(500)]
+        for stream in streams:
+            client.send(client.head(stream, headers(INFER)) + frame(frames.DATA, frames.END_STREAM, stream, body))
+        client.send(b"".join(frames.rst_stream(stream, Http2ErrorCode.CANCEL) for stream in streams))
+    assert is_live(client)
+
+
 def test_client_that_reads_in_small_steps_is_no_flood(frontend):
     """Many window updates are plausible where much was sent."""
     with frontend.client(initial_window_size=4096) as client:

@@ -162,3 +162,13 @@ def test_window_updates_of_a_client_that_is_answered_are_no_flood() -> None:
     with pytest.raises(ConnectionFault, match="frames without use"):
         for _ in range(20_000):
             guard.count_window_update(60 * answers, answers, now=10.0)
+
+
+def test_frames_without_use_of_a_client_that_is_answered_are_no_flood() -> None:
+    """Calls that are cancelled as they are answered, messages that end with a small DATA frame: a frame an answer."""
+    guard = FloodGuard()
+    for answers in range(1, 50_000):
+        guard.count_overhead(answers, now=answers / 5000)
+    with pytest.raises(ConnectionFault, match="frames without use"):
+        for _ in range(20_000):
+            guard.count_overhead(answers, now=10.0)

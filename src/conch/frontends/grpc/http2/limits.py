@@ -26,8 +26,12 @@ MAX_CONTINUATIONS: Final = 16
 TINY_DATA: Final = 32
 #: A client may well send a WINDOW_UPDATE for each so many bytes that it was sent, and so many for each answer: those of
 #: small requests have fewer bytes, and gRPC clients give back the windows of the stream and of the connection for each.
+#: They may also cancel what has just been answered, and end messages with small DATA frames.
 _SENT_PER_UPDATE: Final = 256
-_UPDATES_PER_ANSWER: Final = 8
+_FRAMES_PER_ANSWER: Final = 8
+#: A stream that has lived for longer (s) may be reset as often as the client likes: its deadline, or somebody's
+#: patience, is over; with so few streams at a time, opening and resetting them like that is no flood.
+SUDDEN: Final = 0.1
 #: Frames that may wait because the client does not read.
 MAX_BLOCKED_FRAMES: Final = 10_000
 
@@ -72,12 +76,16 @@ class FloodGuard:
         self._counted = 0
         self._answers = 0
 
-    def count_window_update(self, sent: int, answers: int, now: float) -> None:
-        """Count the frame as overhead; bytes ``sent`` and ``answers`` (both so far) make some of them plausible."""
+    def count_overhead(self, answers: int, now: float) -> None:
+        """Count a frame without use; ``answers`` (so far) make some of them plausible."""
         if answers != self._answers:
-            self.overhead.allow((answers - self._answers) * _UPDATES_PER_ANSWER)
+            self.overhead.allow((answers - self._answers) * _FRAMES_PER_ANSWER)
             self._answers = answers
+        self.overhead.take(now)
+
+    def count_window_update(self, sent: int, answers: int, now: float) -> None:
+        """Count the frame as overhead, of which bytes ``sent`` (so far) make some plausible, too."""
         if sent - self._counted >= _SENT_PER_UPDATE:
             self.overhead.allow((sent - self._counted) // _SENT_PER_UPDATE)
             self._counted = sent
-        self.overhead.take(now)
+        self.count_overhead(answers, now)

@@ -152,7 +152,7 @@ class Http2Session:
         if self._block is not None:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "header block interrupted")
         if payload < limits.TINY_DATA and not last:
-            self._floods.overhead.take(self._loop.time())
+            self._count_overhead()
         self._receive_window -= length
         if self._receive_window <= _WINDOW // 2:
             self._restore_receive_window()
@@ -160,7 +160,7 @@ class Http2Session:
         if stream is None:
             self._check_not_idle(stream_id)
             if stream_id not in self._closed_early:
-                self._floods.overhead.take(self._loop.time())
+                self._count_overhead()
             return None
         if stream.remote_ended or length > stream.receive_window:
             code = Http2ErrorCode.STREAM_CLOSED if stream.remote_ended else Http2ErrorCode.FLOW_CONTROL_ERROR
@@ -182,7 +182,7 @@ class Http2Session:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
         handler = _HANDLERS.get(kind)
         if handler is None:
-            self._floods.overhead.take(self._loop.time())
+            self._count_overhead()
             return
         try:
             handler(self, flags, stream_id, payload)
@@ -210,6 +210,10 @@ class Http2Session:
         self._floods.resets.allow(self._answered)
         self._answered = 0
         self._floods.resets.take(self._loop.time())
+
+    def _count_overhead(self) -> None:
+        """Count a frame without use; what the client was sent makes some plausible."""
+        self._floods.count_overhead(self._writer.useful, self._loop.time())
 
     def _check_not_idle(self, stream_id: int) -> None:
         if stream_id > self.last_stream or stream_id % 2 == 0:
@@ -258,7 +262,7 @@ class Http2Session:
         head = self._decoder.head(block)
         if len(self.streams) >= limits.MAX_STREAMS or self._last_accepted is not None:
             raise StreamFault(Http2ErrorCode.REFUSED_STREAM, "no more streams now")
-        stream = Http2Stream(self, self._writer, stream_id, self._send_window)
+        stream = Http2Stream(self, self._writer, stream_id, self._send_window, self._loop.time())
         self.streams[stream_id] = stream
         handler = self._application.open(stream, head)
         if stream.closed:
@@ -276,7 +280,7 @@ class Http2Session:
     # Control frames
 
     def _on_priority(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._floods.overhead.take(self._loop.time())
+        self._count_overhead()
         if not stream_id:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
         if len(payload) != 5:
@@ -288,10 +292,11 @@ class Http2Session:
         self._check_not_idle(stream_id)
         stream = self.streams.get(stream_id)
         if stream is not None:
-            self._count_reset()
+            if self._loop.time() - stream.opened < limits.SUDDEN:
+                self._count_reset()
             self._drop(stream)
         else:
-            self._floods.overhead.take(self._loop.time())
+            self._count_overhead()
         self._closed_early.pop(stream_id, None)
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -360,7 +365,7 @@ class Http2Session:
             raise ConnectionFault(Http2ErrorCode.PROTOCOL_ERROR, "GOAWAY of a stream")
         if len(payload) < 8:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of the wrong size")
-        self._floods.overhead.take(self._loop.time())
+        self._count_overhead()
 
     def _on_window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:

@@ -85,17 +85,19 @@ class Http2Stream:
 
     ``queued`` counts the bytes of DATA that wait to be sent, ``send_window`` and ``receive_window`` those that flow
     control allows.  ``remote_ended`` says that the client has sent everything, ``closed`` that nothing can be sent.
-    ``given`` is the sum of the receive windows, ``sent`` that of the bytes that were queued and have left.
+    ``opened`` is when it began (s, by the clock of the loop).  ``given`` is the sum of the receive windows, ``sent``
+    that of the bytes that were queued and have left.
     ``content_left`` counts the bytes of the body that the client still owes, None where it has announced no length.
     """
 
     __slots__ = (
         "_data", "_enqueued", "_owner", "_trailers", "_writer", "budget", "closed", "content_left", "given", "handler",
-        "id", "queued", "receive_window", "remote_ended", "send_window", "sent",
+        "id", "opened", "queued", "receive_window", "remote_ended", "send_window", "sent",
     )  # fmt: skip
 
-    def __init__(self, owner: StreamOwner, writer: Http2FrameWriter, id: int, send_window: int) -> None:
+    def __init__(self, owner: StreamOwner, writer: Http2FrameWriter, id: int, send_window: int, opened: float) -> None:
         self.id = id
+        self.opened = opened
         self.send_window = send_window
         self.given = self.receive_window = STREAM_WINDOW
         self.sent = 0
