@@ -21,6 +21,7 @@ class Slices:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
+        self._working = asyncio.Lock()
 
     async def all(self, items: Iterable[T]) -> list[T]:
         """Everything that ``items`` has; what it is made of may change while it is gone through."""
@@ -35,6 +36,9 @@ class Slices:
             return found
 
     async def one(self, work: Awaitable[T]) -> T:
-        """The result of ``work``, of which no more is done at a time."""
-        async with self._lock:
+        """The result of ``work``, of which no more is done at a time; no enumeration waits for it.
+
+        It may wait for something else than the event loop, such as a file system that hangs.
+        """
+        async with self._working:
             return await work

@@ -50,3 +50,12 @@ async def test_a_client_that_fails_or_is_gone_does_not_keep_the_others() -> None
     with pytest.raises(ZeroDivisionError):
         await failing
     assert await last == ["x"]
+
+
+async def test_no_enumeration_waits_for_work_that_hangs() -> None:
+    slices = Slices()
+    hangs = asyncio.ensure_future(slices.one(asyncio.get_running_loop().create_future()))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        assert await slices.all("x") == ["x"]
+    hangs.cancel()
