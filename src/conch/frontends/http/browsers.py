@@ -18,6 +18,8 @@ from conch.frontends.exposure import is_local
 #: What browsers say of requests that the server's own pages, or the reader, have made.
 _OWN: Final = (b"same-origin", b"none")
 _HARMLESS: Final = (b"GET", b"HEAD")
+#: Ends of names that the public DNS has not: those of this machine, of containers, of clusters and of local networks.
+_PRIVATE: Final = (".localhost", ".internal", ".local")
 #: How many hosts are remembered that may be named.
 _REMEMBERED: Final = 256
 
@@ -58,7 +60,7 @@ class BrowserRules:
     def _may_be_named(self, host: bytes) -> bool:
         """Whether a request to this machine may have this ``Host``: no page elsewhere can have such a name."""
         name = _name(host)
-        good = "." not in name or name.endswith(".localhost") or _is_address(name) or name in self._allowed
+        good = "." not in name or name.endswith(_PRIVATE) or _is_address(name) or name in self._allowed
         if good and len(self._good_hosts) < _REMEMBERED:
             self._good_hosts.add(host)
         return good

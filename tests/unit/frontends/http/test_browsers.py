@@ -44,6 +44,13 @@ def test_what_a_page_reads_it_may_ask_for() -> None:
     assert verdict(OPEN, method=b"GET", host="localhost", origin="http://evil.example") == ""
 
 
+@pytest.mark.parametrize("host", ["host.docker.internal", "conch.models.svc.cluster.local"])
+def test_names_of_containers_and_clusters_are_accepted(host: str) -> None:
+    """Of which proxies beside the server (Docker's, a pod's) pass requests on to this machine's address."""
+    assert verdict(LOCAL, host=host + ":8000") == ""
+    assert verdict(LOCAL, host=host + ".evil.example:8000") != ""
+
+
 @pytest.mark.parametrize("method", [b"GET", b"POST"])
 def test_a_name_that_was_bound_to_this_machine_is_not_its_own(method: bytes) -> None:
     assert "evil.example" in verdict(LOCAL, method=method, host="evil.example:8000", sec_fetch_site="same-origin")
