@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import resource
 import socket
 import threading
 from pathlib import Path
@@ -160,6 +161,18 @@ def test_socket_that_nobody_reads_is_not_waited_for() -> None:
             sink.put(b"x" * 100 + b"\n")
         assert ours.getblocking()
         assert sink._lost
+        sink.close()
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1200, reason="needs descriptors beyond 1024")
+def test_socket_of_a_process_with_many_descriptors_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "dup", lambda descriptor: fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 1100))
+    ours, theirs = socket.socketpair()
+    with theirs, ours, ours.makefile("w") as stream:
+        sink = Sink(target_of(stream), notice)
+        sink.put(b"x\n")
+        sink._target.wait(1)
+        assert theirs.recv(2) == b"x\n"
         sink.close()
 
 

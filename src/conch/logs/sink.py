@@ -184,9 +184,7 @@ class _Descriptor:
         self._has_room(seconds)
 
     def _has_room(self, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLOUT)
-        return bool(poll.poll(int(seconds * 1000)))
+        return _has_room(self._descriptor, seconds)
 
     def close(self) -> None:
         if self._own:
@@ -202,7 +200,7 @@ class _Socket:
         return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def wait(self, seconds: float) -> None:
-        select.select([], [self._socket], [], seconds)
+        _has_room(self._socket.fileno(), seconds)
 
     def close(self) -> None:
         self._socket.close()
@@ -222,3 +220,10 @@ class _Stream:
     def wait(self, seconds: float) -> None: ...
 
     def close(self) -> None: ...
+
+
+def _has_room(descriptor: int, seconds: float) -> bool:
+    """Wait until something can be written; ``select`` would take no descriptor beyond 1023."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(int(seconds * 1000)))
