@@ -67,7 +67,12 @@ class SpawnedProcess:
     def kill(self) -> None:
         if self.exit_status is not None:
             return
-        os.kill(self.pid, signal.SIGKILL)  # it has not been waited for, so the id is its own
+        # The id is its own as long as it has not been waited for, which another part of this program may have done.
+        with suppress(ProcessLookupError):
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            else:
+                os.kill(self.pid, signal.SIGKILL)
         if self._pidfd < 0:
             self._exited()
 
