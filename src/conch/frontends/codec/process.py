@@ -69,10 +69,10 @@ class CodecProcess:
         try:
             told = answer(reply["ask"])
         except ConchError:
-            await self._send({"refused": True}, [])
+            await self._tell({"refused": True})
             await self._receive()
             raise
-        await self._send(told, [])
+        await self._tell(told)
         return await self._receive()
 
     @property
@@ -105,6 +105,13 @@ class CodecProcess:
                 message.send(self._socket)
             except OSError:
                 raise EOFError("the codec process has ended") from None
+
+    async def _tell(self, header: Header) -> None:
+        """Answer what the process asked; one that gets no answer would take the next work for it, and is given up."""
+        try:
+            await self._send(header, [])
+        except ConchError as error:
+            raise EOFError(f"the codec process got no answer: {error}") from None
 
     async def _receive(self) -> tuple[Header, memoryview]:
         readable = self._loop.create_future()

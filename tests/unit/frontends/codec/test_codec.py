@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from conch.errors import Code, ConchError, not_found
+from conch.errors import Code, ConchError, not_found, unavailable
 from conch.frontends.budget import ByteBudget
 from conch.frontends.codec import answers, requests
 from conch.frontends.codec.pool import Codec
@@ -191,6 +191,28 @@ async def test_a_model_that_is_missing_refuses_the_request_and_the_process_goes_
         assert (error.code, error.message) == (Code.NOT_FOUND, "no x")
     error = await refusal(requests.decode_infer(codec, b"{}", MODEL, ignore, limit=LIMIT))
     assert "inputs" in error.message
+
+
+@pytest.mark.parametrize("missing", [True, False])
+async def test_a_process_that_got_no_answer_to_its_question_is_not_given_other_work(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    def signature_of(name: str) -> ModelSignature:
+        monkeypatch.setattr("conch.frontends.codec.process.SharedMessage", no_memory)
+        if missing:
+            raise not_found(f"no {name}")
+        return LANGUAGE
+
+    def no_memory(*_: object) -> None:
+        monkeypatch.undo()
+        raise unavailable("there is no memory")
+
+    error = await refusal(
+        requests.decode_openai(codec, b'{"model": "x"}', "chat", signature_of, encoding="", limit=LIMIT)
+    )
+    assert "try again" in error.message
+    request, _ = await requests.decode_infer(codec, json.dumps(INFER).encode(), MODEL, ignore, limit=LIMIT)
+    assert request.id == "an id"
 
 
 async def test_a_load_brings_its_configuration_and_files(codec: Codec) -> None:
