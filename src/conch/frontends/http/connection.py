@@ -44,6 +44,7 @@ class HttpConnection(asyncio.Protocol):
         self._reader = RequestReader(application, self)
         self._closing = False  # after the answer that is due
         self._lingering = False
+        self._half_closed = False  # the client sends nothing more, and requests of it wait for their turns
         self._scheduled = False  # whether the next request is going to be handled
         self._had_its_turn = False  # whether a request was handled since the last read
         # Time (s): when something arrived or was answered, since when nothing is read.
@@ -99,6 +100,11 @@ class HttpConnection(asyncio.Protocol):
         self._active = monotonic()
         self._had_its_turn = False
         self._reader.feed(data)
+
+    def eof_received(self) -> bool:
+        """Take the end of what is sent for the client's, but for requests that wait for nothing but their turns."""
+        self._half_closed = self._current is None and bool(self._waiting)
+        return self._half_closed
 
     # Called by the reader
 
@@ -214,6 +220,8 @@ class HttpConnection(asyncio.Protocol):
             self._current = exchange  # what is parsed now comes behind it
             self._reader.go_on()
             self._handle(exchange)
+            if self._half_closed and (self._current is not None or not self._waiting):
+                self.transport.close()
 
     def _control_reading(self) -> None:
         wanted = self._lingering or (not self._unread and self.has_room and not self._reader.full)

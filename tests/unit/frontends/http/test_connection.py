@@ -203,3 +203,11 @@ async def test_client_that_reads_nothing_is_not_served_on_and_on(client: Client,
     for _ in range(50):
         assert len((await client.response())[2]) == 1_000_000
     assert len(site.exchanges) == 50
+
+
+async def test_client_that_sends_nothing_more_is_answered_what_waited_for_its_turn(client: Client) -> None:
+    client.send(post(b"x" * 50) * 300)
+    client.writer.write_eof()
+    for _ in range(300):
+        assert (await client.response())[0] == 200
+    assert await client.is_closed()
