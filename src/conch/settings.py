@@ -169,7 +169,7 @@ class Settings:
         300, "Workers", "Seconds that one step of a language model's engine may take; 0 for any."
     )
     load_idle_secs: Number = option(
-        120, "Workers", "Seconds that a model may load without computing or reading anything; 0 for any."
+        600, "Workers", "Seconds that a model may load without computing or reading anything; 0 for any."
     )
     load_timeout_secs: Number = option(0, "Workers", "Seconds that a model may load in all; 0 for any.")
     unload_timeout_secs: Number = option(

@@ -35,7 +35,7 @@ class Patience:
     execution: float = 3600.0
     step: float = 300.0
     start: float = 30.0
-    load_idle: float = 120.0
+    load_idle: float = 600.0
     load: float = 0.0
     unload: float = 300.0
     finalize: float = 10.0

@@ -82,8 +82,19 @@ class StreamFault(Exception):
         self.code = code
 
 
-def check_setting(setting: int, value: int) -> None:
-    """Raises ``ConnectionFault`` for a value that a setting may not have."""
+def read_settings(payload: bytes) -> dict[int, int]:
+    """The settings in a SETTINGS frame; of equal ones the last, which alone outlives the frame.
+
+    Raises ``ConnectionFault`` for a value that a setting may not have.
+    """
+    values: dict[int, int] = {}
+    for setting, value in SETTING.iter_unpack(payload):
+        _check_setting(setting, value)
+        values[setting] = value
+    return values
+
+
+def _check_setting(setting: int, value: int) -> None:
     if setting == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
         raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "window too large")
     if setting == MAX_FRAME_SIZE and not DEFAULT_FRAME_SIZE <= value < 1 << 24:

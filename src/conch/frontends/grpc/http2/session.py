@@ -308,12 +308,7 @@ class Http2Session:
         if flags & frames.ACK:
             return
         self.greeted = True
-        values: dict[int, int] = {}
-        for setting, value in frames.SETTING.iter_unpack(payload):
-            frames.check_setting(setting, value)
-            values[setting] = value
-        # Only the last of equal settings has an effect that outlives the frame.
-        for setting, value in values.items():
+        for setting, value in frames.read_settings(payload).items():
             self._apply_setting(setting, value)
         self._writer.write(_SETTINGS_ACK)
         self._writer.pump()
