@@ -97,7 +97,8 @@ class HttpConnection(asyncio.Protocol):
         self._schedule()
 
     def data_received(self, data: bytes) -> None:
-        self._active = monotonic()
+        if not self._lingering:
+            self._active = monotonic()
         self._had_its_turn = False
         self._reader.feed(data)
 

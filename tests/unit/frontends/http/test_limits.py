@@ -109,6 +109,22 @@ async def test_a_client_that_goes_on_sending_sees_why_it_was_refused(client: Cli
     assert (await client.response())[::2] == (403, b"no")
 
 
+async def test_a_refused_client_that_goes_on_sending_is_hung_up_on(
+    client: Client, site: Site, listener: HttpListener
+) -> None:
+    site.limit = 1 << 30
+    site.refuses = "no"
+    client.send(b"POST /p HTTP/1.1\r\nContent-Length: 50000000\r\n\r\n")
+    assert (await client.response())[0] == 403
+    refused = monotonic()
+    while monotonic() < refused + 0.1:
+        client.send(b"x")
+        await turns()
+    listener.sweep(refused + 2.05)
+    await turns()
+    assert await client.is_closed()
+
+
 # Turns
 
 
