@@ -1,7 +1,8 @@
 """Keeps web pages of others from using the server through the browser of somebody who may.
 
 A page can send requests to any address that its reader's browser reaches, with headers of which every browser sends
-``Origin`` (or ``Sec-Fetch-Site``) with a POST, and which no page can leave out.  Where the server listens on this
+``Origin`` (or ``Sec-Fetch-Site``) with a POST, and which no page can leave out.  A content type that no form can have
+is sent only after the server has agreed, which this one never does.  Where the server listens on this
 machine alone, a page can also get its own name resolved to this machine (DNS rebinding), which shows in ``Host``.
 Programs send neither another origin nor such a host.  Called by the router for each request, on the event loop; pure.
 """
@@ -18,6 +19,8 @@ from conch.frontends.exposure import is_local
 #: What browsers say of requests that the server's own pages, or the reader, have made.
 _OWN: Final = (b"same-origin", b"none")
 _HARMLESS: Final = (b"GET", b"HEAD")
+#: Content types that a page may send anywhere (Fetch, "CORS-safelisted request-header"); none counts as one of them.
+_OF_FORMS: Final = (b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain", b"")
 #: Ends of names that the public DNS has not: those of this machine, of containers, of clusters and of local networks.
 _PRIVATE: Final = (".localhost", ".internal", ".local")
 #: How many hosts are remembered that may be named.
@@ -48,6 +51,8 @@ class BrowserRules:
             return None
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         if (origin is None and site is None) or site in _OWN:
+            return None
+        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() not in _OF_FORMS:
             return None
         where = _name(origin.partition(b"://")[2]) if origin is not None else ""
         if where in self._allowed or (site is None and where and where == _name(host)):

@@ -40,6 +40,14 @@ def test_pages_of_the_same_server_are_accepted() -> None:
     assert verdict(LOCAL, host="127.0.0.1:8000", origin="https://conch.example", sec_fetch_site="same-origin") == ""
 
 
+def test_what_no_form_can_send_is_accepted() -> None:
+    """A page's own script needs the server's leave for it; a proxy on the way has often changed the host."""
+    page = {"host": "127.0.0.1:8000", "origin": "https://conch.example"}
+    assert verdict(LOCAL, **page, content_type="application/json; charset=utf-8") == ""
+    assert verdict(LOCAL, **page, content_type="Text/Plain; charset=utf-8") != ""
+    assert verdict(LOCAL, **page, content_type="") != ""
+
+
 def test_what_a_page_reads_it_may_ask_for() -> None:
     assert verdict(OPEN, method=b"GET", host="localhost", origin="http://evil.example") == ""
 
