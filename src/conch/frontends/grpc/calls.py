@@ -204,8 +204,8 @@ class UnaryCall(Call):
         raise NotImplementedError
 
     @property
-    def awaiting(self) -> bool:
-        return not self._begun and self.can_read
+    def awaited(self) -> int | None:
+        return 0 if not self._begun and self.can_read else None
 
     def on_message(self, data: Buffer) -> None:
         if not self._begun:

@@ -80,9 +80,10 @@ class MessageIntake:
     # Called by the stream
 
     @property
-    def awaiting(self) -> bool:
-        """Whether the client owes the rest of a message."""
-        return bool(self._reader.held or self._reader.missing) and self.can_read
+    def awaited(self) -> int | None:
+        """With which byte of the body the message began of which the client owes the rest; None if it owes nothing."""
+        owes = (self._reader.held or self._reader.missing) and self.can_read
+        return self.stream.received - self._reader.held if owes else None
 
     @property
     def can_read(self) -> bool:

@@ -115,6 +115,19 @@ def test_stream_between_two_messages_may_last(frontend, client):
     assert len(client.answer(stream).messages()) == 2
 
 
+def test_each_message_of_a_stream_has_its_own_time(frontend, client):
+    """Whenever somebody looks, part of one message is there: each came in time."""
+    stream = client.new_stream()
+    body = message(text_request("echo", "x").SerializeToString())
+    client.send(client.head(stream, headers(STREAM_INFER)) + frame(frames.DATA, 0, stream, body[:9]))
+    for number in range(1, 5):
+        client.ping(b"ping %03d" % number)
+        wait(frontend, 15 * number)
+        client.send(frame(frames.DATA, 0, stream, body[9:] + body[:9]))
+    client.send(frame(frames.DATA, frames.END_STREAM, stream, body[9:]))
+    assert len(client.answer(stream).messages()) == 5
+
+
 def test_request_that_runs_is_not_taken_for_a_slow_client(frontend, client):
     stream = client.request(INFER, text_request("hold", "x").SerializeToString())
     client.ping()

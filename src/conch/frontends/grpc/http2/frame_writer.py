@@ -47,7 +47,7 @@ class Http2FrameWriter:
     """``window`` (bytes) and ``frame_size`` are the client's; ``paused`` is set while the transport takes no more.
 
     ``resumed`` counts how often it took more again, ``useful`` the frames that were more than answers to control
-    frames.
+    frames, ``messages`` those that streams were given to send.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
@@ -56,6 +56,7 @@ class Http2FrameWriter:
         self.paused = False
         self.resumed = 0
         self.useful = 0
+        self.messages = 0
         #: Precedes the next header block: the table size update that the client's settings ask for.
         self.block_prefix = b""
         self._loop = loop

@@ -213,7 +213,7 @@ class Http2Session:
 
     def _count_overhead(self) -> None:
         """Count a frame without use; what the client was sent makes some plausible."""
-        self._floods.count_overhead(self._writer.useful, self._loop.time())
+        self._floods.count_overhead(self._writer.messages, self._loop.time())
 
     def _check_not_idle(self, stream_id: int) -> None:
         if stream_id > self.last_stream or stream_id % 2 == 0:
@@ -366,7 +366,7 @@ class Http2Session:
         if len(payload) != 4:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of the wrong size")
         sent = self._given_window - self._writer.window
-        self._floods.count_window_update(sent, self._writer.useful, self._loop.time())
+        self._floods.count_window_update(sent, self._writer.messages, self._loop.time())
         increment = frames.WORD.unpack(payload)[0] & frames.MAX_WINDOW
         if not stream_id:
             self._given_window += increment

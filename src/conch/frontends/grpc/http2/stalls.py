@@ -52,7 +52,8 @@ class StallWatch:
         self._blocked: _Stall | None = None
         self._idle = _Stall(began, 0)
         self._draining_since = 0.0
-        self._owed: dict[int, _Stall] = {}
+        #: By stream, and by where in its body the message begins.
+        self._owed: dict[tuple[int, int], _Stall] = {}
         self._unread: dict[int, _Stall] = {}
 
     def look(self, connection: WatchedConnection, now: float) -> None:
@@ -109,12 +110,13 @@ class StallWatch:
             connection.drain()
 
     def _look_at_streams(self, session: Http2Session, now: float) -> None:
-        owed: dict[int, _Stall] = {}
+        owed: dict[tuple[int, int], _Stall] = {}
         unread: dict[int, _Stall] = {}
         for stream in list(session.streams.values()):
-            if stream.handler.awaiting:
-                stall = self._owed.get(stream.id) or _Stall(now, stream.received)
-                owed[stream.id] = stall
+            awaited = stream.handler.awaited
+            if awaited is not None:
+                stall = self._owed.get((stream.id, awaited)) or _Stall(now, stream.received)
+                owed[stream.id, awaited] = stall
                 if now - stall.since > self._times.body + (stream.received - stall.moved) / SLOWEST:
                     self._stop(stream, "body", _BODY)
             if stream.queued:

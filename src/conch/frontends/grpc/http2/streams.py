@@ -30,8 +30,11 @@ class StreamHandler(Protocol):
     """Handles what happens on a stream; called on the event loop."""
 
     @property
-    def awaiting(self) -> bool:
-        """Whether the client owes the rest of something, and nothing but the client holds it up."""
+    def awaited(self) -> int | None:
+        """With which byte of the body that began of which the client owes the rest.
+
+        None if it owes nothing, or something else than the client holds it up.
+        """
 
     def on_stalled(self, message: str) -> None:
         """The client has taken too long for what it owes, or to read; ``message`` names the limit."""
@@ -49,7 +52,7 @@ class StreamHandler(Protocol):
 class _IgnoringHandler:
     """Handles a stream that nobody listens to: one that is over, or that was refused when it was opened."""
 
-    awaiting = False
+    awaited = None
 
     def on_stalled(self, message: str) -> None:
         pass
@@ -138,6 +141,7 @@ class Http2Stream:
             headers, writer.block_prefix = writer.block_prefix + headers, b""
         writer.window -= size
         writer.useful += 1
+        writer.messages += 1
         writer.add(
             (
                 FRAME.pack(len(headers) << 8 | HEADERS, END_HEADERS, self.id),
@@ -162,6 +166,7 @@ class Http2Stream:
         else:
             self._data.extend(body)
         self.queued += size
+        self._writer.messages += 1
         self.budget.take(size)
         if not self._enqueued and self.send_window > 0:
             self._enqueued = True
