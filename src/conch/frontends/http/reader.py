@@ -21,6 +21,7 @@ from conch.frontends.http.exchange import ExchangeOwner, HttpExchange
 MAX_HEAD_BYTES = 512 * 1024
 _HEAD_TOO_LARGE = f"request header exceeds the maximum of {MAX_HEAD_BYTES} bytes"
 MAX_CHUNKS = 65536
+_VERSIONS: Final = ("1.1", "1.0")
 #: A request that is refused for its head is answered behind its body if that is no larger than this (bytes), so that
 #: the connection can go on; otherwise at once, and the connection closes.
 MAX_IGNORED_BODY: Final = 64 << 10
@@ -223,6 +224,9 @@ class RequestReader:
         receiver, headers = self._receiver, self._headers
         assert receiver is not None
         keep_alive = self._parser.should_keep_alive()
+        # The parser takes 0.9 and 2.0 for HTTP too, and keeps no connection open behind them.
+        if not keep_alive and (version := self._parser.get_http_version()) not in _VERSIONS:
+            raise _Refused(505, f"HTTP {version} is not served here: send HTTP/1.1")
         self._exchange = exchange = HttpExchange(receiver, self._parser.get_method(), path, headers, keep_alive)
         self._limit = limit = self._application.open(exchange)
         if receiver.place is not Place.SERVED:

@@ -211,3 +211,13 @@ async def test_client_that_sends_nothing_more_is_answered_what_waited_for_its_tu
     for _ in range(300):
         assert (await client.response())[0] == 200
     assert await client.is_closed()
+
+
+@pytest.mark.parametrize(
+    ("head", "version"), [(b"GET /p\r\n\r\n", b"0.9"), (b"GET /p HTTP/2.0\r\nHost: x\r\n\r\n", b"2.0")]
+)
+async def test_other_versions_of_http_are_refused(client: Client, site: Site, head: bytes, version: bytes) -> None:
+    client.send(head)
+    assert (await client.response())[::2] == (505, b"HTTP %b is not served here: send HTTP/1.1" % version)
+    assert await client.is_closed()
+    assert site.exchanges == []
