@@ -29,15 +29,6 @@ def large_index(server: Server, stack: ExitStack) -> None:
         _read_answer(connection)
 
 
-@attack("60 sequential infers of 10 MB on one connection")
-def sequential_large_infers(server: Server, stack: ExitStack) -> None:
-    connection = _connect(server, stack)
-    request = _infer(10 * _MEGABYTE)
-    for _ in range(60):
-        connection.sendall(request)
-        assert _read_answer(connection) > 10 * _MEGABYTE
-
-
 @attack("12 connections that stay open after an infer of 30 MB each")
 def idle_after_large_infers(server: Server, stack: ExitStack) -> None:
     request = _infer(30 * _MEGABYTE)
