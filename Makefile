@@ -6,6 +6,7 @@
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
 # make check                      format, lint, types and import layers
 # make bench                      measurements: make bench ARGS="serving --rounds 1"
+# make soak                       half an hour of faults, then models loaded 1,000 times: make soak CYCLES=100
 # make docs                       the tables of docs/ that follow from declarations
 # make wheel                      dist/conch-*.whl
 #
@@ -18,7 +19,9 @@ STAMPS := $(VENV)/stamps
 CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRAINTS)
 
-.PHONY: demo test test-fast test-lowest announce fuzz check bench docs wheel
+CYCLES ?= 1000
+
+.PHONY: demo test test-fast test-lowest announce fuzz check bench soak docs wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -47,6 +50,10 @@ check: $(STAMPS)/dev
 
 bench: $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 	$(BIN)/python -m benchmarks $(ARGS)
+
+soak: $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
+	$(BIN)/python -m benchmarks.soak $(ARGS)
+	$(BIN)/python -m benchmarks.load_cycles --cycles $(CYCLES)
 
 docs: $(STAMPS)/dev
 	$(BIN)/python docs/generate.py

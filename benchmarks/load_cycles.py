@@ -101,7 +101,7 @@ class CycledServer:
     def _post(self, path: str, body: Mapping[str, Any]) -> bytes:
         request = Request(f"http://{self._server.http}{path}", json.dumps(body).encode(), method="POST")
         request.add_header("Content-Type", "application/json")
-        with urlopen(request, timeout=120) as response:
+        with urlopen(request, timeout=600) as response:
             content: bytes = response.read()
         return content
 
