@@ -29,7 +29,7 @@ from conch.frontends.ports import holder
 from conch.repository.errors import NotFoundError, PollError
 from conch.repository.scan import ModelRepository
 from conch.server.core import EXTENSIONS, InferenceServer
-from conch.server.heap import heap_trimmer
+from conch.server.heap import heap_trimmer, keep_to_one_heap
 from conch.settings import SERVER_VERSION, Settings, by_scope
 from conch.telemetry.metrics import MetricsConfig, Registry
 from conch.temporary import remove_orphans
@@ -73,6 +73,7 @@ def serve(settings: Settings, on_ready: OnReady | None = None) -> int:
     cannot start.
     """
     raise_limit()
+    keep_to_one_heap()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(settings, on_ready))
 

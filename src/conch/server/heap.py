@@ -20,6 +20,8 @@ from conch.telemetry.processes import resident_bytes
 PERIOD: Final = 0.5
 #: A server that computed for no more than this share of a period was at rest.
 _REST: Final = 0.2
+#: ``M_ARENA_MAX`` of glibc's malloc.h.
+_ARENA_MAX: Final = -8
 #: What is worth the trouble (bytes).
 _WORTH: Final = 16 << 20
 #: How often a server that has come to rest is trimmed: some of what it had is freed only then, in the seconds after.
@@ -79,3 +81,15 @@ def heap_trimmer() -> HeapTrimmer | None:
     except (OSError, AttributeError):
         return None
     return HeapTrimmer(lambda: malloc_trim(0))
+
+
+def keep_to_one_heap() -> None:
+    """Have all threads of this process share one heap, where the C library has several; call before threads start.
+
+    Trimming gives back the end of the first heap alone, and each thread that inflates a message may have a heap of its
+    own with as much as 64 MiB.  The interpreter's lock leaves little to be gained from several.
+    """
+    try:
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
+    except (OSError, AttributeError):
+        pass
