@@ -19,7 +19,7 @@ from conch.library import inprocess
 from conch.library.async_service import AsyncInferenceService, AsyncResultStream
 from conch.library.flags import plan
 from conch.library.late_stream import LateStream
-from conch.library.requests import OutgoingRequest, version_number
+from conch.library.requests import OutgoingRequest, check_timeout, version_number
 from conch.library.results import InferResult
 from conch.repository.errors import PollError
 from conch.server.core import InferenceServer
@@ -153,6 +153,10 @@ class AsyncServer(AsyncInferenceService):
         return self._core.model(model, version).signature
 
     async def _loaded_signature(self, model: str, version: int, timeout: float | None) -> ModelSignature:
+        try:
+            return self._core.model(model, version).signature
+        except LoadNeeded:
+            check_timeout(timeout)
         try:
             async with asyncio.timeout(timeout):
                 return (await self._core.loaded_model(model, version)).signature

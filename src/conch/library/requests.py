@@ -43,8 +43,7 @@ class OutgoingRequest:
 
     def __post_init__(self) -> None:
         """Raise INVALID_ARG for what some protocol could not carry, so that all refuse it."""
-        if self.timeout is not None and not self.timeout > 0:
-            raise invalid(f"timeout is in seconds and more than 0, or None for no limit; got {self.timeout!r}")
+        check_timeout(self.timeout)
         if not 0 <= self.priority < 2**64:
             raise invalid(f"priority is from 0 (the model's default) to 2**64 - 1; got {self.priority}")
         if not isinstance(self.sequence_id, str) and not 0 <= self.sequence_id < 2**64:
@@ -177,6 +176,12 @@ def _checked(parameters: Mapping[str, Any]) -> dict[str, ParameterValue]:
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise invalid(f"parameter '{name}' is out of the range of INT64: {value}")
     return dict(parameters)
+
+
+def check_timeout(seconds: float | None) -> None:
+    """Raise INVALID_ARG for what is no limit of time, as NaN is."""
+    if seconds is not None and not seconds > 0:
+        raise invalid(f"timeout is in seconds and more than 0, or None for no limit; got {seconds!r}")
 
 
 def _check_text(what: str, text: str) -> None:

@@ -37,9 +37,10 @@ async def test_groups_that_are_left_are_killed_and_those_that_have_ended_are_for
 
 
 async def test_a_guard_that_was_killed_is_replaced_by_one_that_knows_as_much(programs: list[Program]) -> None:
+    before = psutil.Process().children()
     guard = Guard()
     guard.watch(programs[0].pid)
-    [killed] = [child for child in psutil.Process().children() if child.pid not in {one.pid for one in programs}]
+    [killed] = [child for child in psutil.Process().children() if child not in before]
     killed.kill()
     killed.wait()
     guard.watch(programs[1].pid)
