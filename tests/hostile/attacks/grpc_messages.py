@@ -30,24 +30,23 @@ def zeros(size: int) -> bytes:
 
 @attack("8 messages of 243 kB in gzip, with 250 MB in each")
 def gzip_bombs(server: Server, stack: ExitStack) -> None:
-    bomb = message(zeros(250_000_000), compressed=True)
-    client = stack.enter_context(Http2Client(server.grpc))
-    for _ in range(8):
-        stream, head = client.open(INFER, ("grpc-encoding", "gzip"))
-        client.send(head)
-        client.send_data(stream, bomb, end=True)
-    client.wait_ended(8, 60)
+    _send_compressed(server, stack, 8, 250_000_000)
 
 
 @attack("messages of 60 MB in gzip, which the limit allows")
 def gzip_below_the_limit(server: Server, stack: ExitStack) -> None:
-    allowed = message(zeros(60_000_000), compressed=True)
+    _send_compressed(server, stack, 4, 60_000_000)
+
+
+def _send_compressed(server: Server, stack: ExitStack, count: int, size: int) -> None:
+    """Send ``count`` messages in gzip that have ``size`` bytes each when they are inflated."""
+    compressed = message(zeros(size), compressed=True)
     client = stack.enter_context(Http2Client(server.grpc))
-    for _ in range(4):
+    for _ in range(count):
         stream, head = client.open(INFER, ("grpc-encoding", "gzip"))
         client.send(head)
-        client.send_data(stream, allowed, end=True)
-    client.wait_ended(4, 60)
+        client.send_data(stream, compressed, end=True)
+    client.wait_ended(count, 60)
 
 
 @attack("a `ModelInferRequest` of 400 MB that is refused, and one of 20 MB")

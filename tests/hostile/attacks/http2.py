@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from time import monotonic
 
@@ -78,23 +79,16 @@ def data_of_one_byte(server: Server, stack: ExitStack) -> None:
 
 @attack("requests that are reset at once, with new connections (rapid reset)")
 def rapid_reset(server: Server, stack: ExitStack) -> None:
-    body = small_request()
-    until = monotonic() + _SECONDS
-    while monotonic() < until:
-        client = stack.enter_context(Http2Client(server.grpc))
-        while monotonic() < until:
-            batch = []
-            for _ in range(200):
-                stream, head = client.open(INFER)
-                batch += [head, frames.frame(frames.DATA, frames.END_STREAM, stream, body)]
-                batch.append(frames.rst_stream(stream, Http2ErrorCode.CANCEL))
-            if not client.send(b"".join(batch)):
-                break
-        client.close()
+    _requests_followed_by(server, stack, lambda stream: frames.rst_stream(stream, Http2ErrorCode.CANCEL))
 
 
 @attack("requests that the server has to reset, with new connections (MadeYouReset)")
 def made_you_reset(server: Server, stack: ExitStack) -> None:
+    _requests_followed_by(server, stack, lambda stream: frames.window_update(stream, 0))
+
+
+def _requests_followed_by(server: Server, stack: ExitStack, frame_for: Callable[[int], bytes]) -> None:
+    """Send requests, each with a frame for its stream behind it, on one connection after the other."""
     body = small_request()
     until = monotonic() + _SECONDS
     while monotonic() < until:
@@ -103,8 +97,7 @@ def made_you_reset(server: Server, stack: ExitStack) -> None:
             batch = []
             for _ in range(200):
                 stream, head = client.open(INFER)
-                batch += [head, frames.frame(frames.DATA, frames.END_STREAM, stream, body)]
-                batch.append(frames.window_update(stream, 0))
+                batch += [head, frames.frame(frames.DATA, frames.END_STREAM, stream, body), frame_for(stream)]
             if not client.send(b"".join(batch)):
                 break
         client.close()
