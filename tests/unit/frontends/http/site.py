@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 
 from conch.errors import ConchError
 from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.http.server import HttpListener
+from conch.frontends.limits import ClientLimits
 
 LIMIT = 1000
 
@@ -76,3 +79,27 @@ class Site:
 
 def post(body: bytes, *headers: bytes) -> bytes:
     return b"\r\n".join([b"POST /p?q=1 HTTP/1.1", b"Content-Length: %d" % len(body), *headers, b"", b""]) + body
+
+
+async def turns(number: int = 20) -> None:
+    """Let the loop turn; what is on its way through a socket of this machine arrives."""
+    for _ in range(number):
+        await asyncio.sleep(0.001)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return once something holds that will."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def swept(listener: HttpListener, seconds: float) -> None:
+    await turns()
+    listener.sweep(monotonic() + seconds)
+
+
+def closed(limits: ClientLimits) -> dict[str, float]:
+    """How many connections were closed, by reason."""
+    samples = dict(limits.counts.families())
+    (closed,) = (numbers for metric, numbers in samples.items() if metric.name == "conch_closed_connections")
+    return {sample.labels.split('"')[3]: sample.value for sample in closed}
