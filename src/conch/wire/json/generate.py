@@ -1,6 +1,6 @@
 """Bodies of ``POST …/generate`` and ``…/generate_stream``: a plain JSON object in, plain JSON objects out.
 
-Called by the HTTP front end: on the event loop, but for large bodies, which are decoded in a thread.  Members named
+Called by the HTTP front end: on the event loop, but for large bodies in a codec process.  Members named
 like an input are tensors, all others are parameters.  Source: Triton's generate extension.
 
 Triton flattens every tensor into one list.  Models that answer by row (``ModelSignature.by_row``) keep rows apart: a

@@ -1,6 +1,6 @@
 """Bodies of ``POST …/infer``: from JSON (and binary tensors behind it) to a request, and from a response back.
 
-Called by the HTTP front end for every inference: on the event loop, but for large JSON, which is decoded in a thread.
+Called by the HTTP front end for every inference: on the event loop, but for large JSON in a codec process.
 Tensors given in binary are slices of the body, never copies.  Source: the KServe v2 protocol with Triton's extensions
 for binary data, classification, sequences, scheduling and parameters.
 """

@@ -1,6 +1,6 @@
 """A request's JSON object: members are taken one by one and checked, and those that are left over are refused.
 
-Runs on the event loop, or in a thread for large bodies.  ``null`` is the same as a missing member.
+Runs on the event loop, or in a codec process for large bodies.  ``null`` is the same as a missing member.
 """
 
 from __future__ import annotations
