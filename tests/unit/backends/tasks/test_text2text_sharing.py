@@ -62,10 +62,12 @@ def test_texts_share_a_run_where_none_changes_the_other(
 def test_model_that_answers_otherwise_in_a_batch_is_refused(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = Text2Text.write
 
-    def mixed_up(self: Text2Text, texts: Any, generation: Any, **arguments: Any) -> list[list[int]]:
-        return right(self, texts, generation, **arguments)[::-1]
+    def wrong_together(self: Text2Text, texts: Any, generation: Any, **arguments: Any) -> list[list[int]]:
+        answers = right(self, texts, generation, **arguments)
+        return answers if len(texts) == 1 else [[token + 1 for token in answer] for answer in answers]
 
-    monkeypatch.setattr(Text2Text, "write", mixed_up)
+    monkeypatch.setattr(text2text, "examine", lambda *given: Sharing.PADDED)
+    monkeypatch.setattr(Text2Text, "write", wrong_together)
     monkeypatch.setattr(trial, "SLOW_STEP", float("inf"))  # compare on a busy machine, too
     with pytest.raises(ConchError, match=r"does not answer as transformers does: for a text of \d+ tokens among 3"):
         opened(t5)
