@@ -58,7 +58,8 @@ class LoopTurns:
 
     def _run(self) -> None:
         waiting = self._waiting
-        self.over()  # the first question begins the count
+        if len(waiting) > 1:
+            self.over()  # the first question begins the count
         # Whatever is put off again meanwhile waits for the next turn, so that input and output get theirs.
         for _ in range(len(waiting)):
             work = waiting.popleft()
@@ -66,7 +67,7 @@ class LoopTurns:
                 work()
             except Exception:
                 LOG.exception("what a client sent could not be handled")  # others still have their turns
-            if self.over():
+            if waiting and self.over():
                 break
         if waiting:
             self._loop.call_soon(self._run)

@@ -127,7 +127,8 @@ class HttpConnection(asyncio.Protocol):
             or (self._turns.spent and not exchange.urgent)
         ):
             self._waiting.append(exchange)
-            self._control_reading()
+            if not self.has_room:
+                self._control_reading()
             self._schedule()
         else:
             self._had_its_turn = True
@@ -219,7 +220,8 @@ class HttpConnection(asyncio.Protocol):
         if self._waiting[0] is not self._reader.starving:
             exchange = self._waiting.popleft()
             self._current = exchange  # what is parsed now comes behind it
-            self._reader.go_on()
+            if not self._reading:
+                self._reader.go_on()
             self._handle(exchange)
             if self._half_closed and (self._current is not None or not self._waiting):
                 self.transport.close()

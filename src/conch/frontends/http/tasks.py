@@ -32,8 +32,7 @@ def small_body(exchange: HttpExchange, limit: int) -> Buffer | None:
     body = exchange.body
     if len(body) > LARGE:
         return None
-    encoding = content_encoding(exchange)
-    if compression.is_identity(encoding):
+    if b"content-encoding" not in exchange.headers or compression.is_identity(encoding := content_encoding(exchange)):
         return body
     return (
         compression.decompress_at_most(body, encoding, LARGE)

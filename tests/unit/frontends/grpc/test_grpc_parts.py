@@ -157,18 +157,27 @@ def test_window_updates_of_a_client_that_is_answered_are_no_flood() -> None:
     """Answers of 60 bytes, for each of which a gRPC client gives back two windows, 5,000 times a second."""
     guard = FloodGuard()
     for answers in range(1, 50_000):
-        for _ in range(2):
-            guard.count_window_update(60 * answers, answers, now=answers / 5000)
+        guard.take_overhead(2, 60 * answers, answers, now=answers / 5000)
     with pytest.raises(ConnectionFault, match="frames without use"):
         for _ in range(20_000):
-            guard.count_window_update(60 * answers, answers, now=10.0)
+            guard.take_overhead(1, 60 * answers, answers, now=10.0)
+
+
+def test_window_updates_of_a_client_that_reads_much_are_no_flood() -> None:
+    """One answer that is sent for long, and a frame for each 300 bytes of it."""
+    guard = FloodGuard()
+    for count in range(1, 50_000):
+        guard.take_overhead(1, 300 * count, 0, now=0.0)
+    with pytest.raises(ConnectionFault, match="frames without use"):
+        for _ in range(20_000):
+            guard.take_overhead(1, 300 * count, 0, now=0.0)
 
 
 def test_frames_without_use_of_a_client_that_is_answered_are_no_flood() -> None:
     """Calls that are cancelled as they are answered, messages that end with a small DATA frame: a frame an answer."""
     guard = FloodGuard()
     for answers in range(1, 50_000):
-        guard.count_overhead(answers, now=answers / 5000)
+        guard.take_overhead(1, 0, answers, now=answers / 5000)
     with pytest.raises(ConnectionFault, match="frames without use"):
         for _ in range(20_000):
-            guard.count_overhead(answers, now=10.0)
+            guard.take_overhead(1, 0, answers, now=10.0)

@@ -29,6 +29,8 @@ TINY_DATA: Final = 32
 #: They may also cancel what has just been answered, and end messages with small DATA frames.
 _SENT_PER_UPDATE: Final = 256
 _FRAMES_PER_ANSWER: Final = 8
+#: Frames without use are judged so many at a time, because requests in number have two each.
+OVERHEAD_BATCH: Final = 64
 #: A stream that has lived for longer (s) may be reset as often as the client likes: its deadline, or somebody's
 #: patience, is over; with so few streams at a time, opening and resetting them like that is no flood.
 SUDDEN: Final = 0.1
@@ -51,9 +53,9 @@ class RateLimiter:
         self._tokens = float(burst)
         self._updated = 0.0
 
-    def take(self, now: float) -> None:
-        """Count an event at ``now`` (seconds); raises ``ConnectionFault``, naming ``events``, if there are too many."""
-        self._tokens = min(self._burst, self._tokens + (now - self._updated) * self._rate) - 1
+    def take(self, now: float, count: int = 1) -> None:
+        """Count events until ``now`` (seconds); raises ``ConnectionFault``, naming them, if there are too many."""
+        self._tokens = min(self._burst, self._tokens + (now - self._updated) * self._rate) - count
         self._updated = now
         if self._tokens < 0:
             raise ConnectionFault(Http2ErrorCode.ENHANCE_YOUR_CALM, f"too many {self._events}")
@@ -66,26 +68,20 @@ class RateLimiter:
 class FloodGuard:
     """Counts the frames of a connection that make work without any use, as nginx and nghttp2 do."""
 
-    __slots__ = ("_answers", "_counted", "overhead", "pings", "resets", "settings")
+    __slots__ = ("_answers", "_overhead", "_sent", "pings", "resets", "settings")
 
     def __init__(self) -> None:
         self.resets = RateLimiter("stream resets", 1000, 200)
         self.settings = RateLimiter("SETTINGS frames", 100, 20)
         self.pings = RateLimiter("PING frames", 20_000, 5000)
-        self.overhead = RateLimiter("frames without use", 10_000, 1000)
-        self._counted = 0
+        self._overhead = RateLimiter("frames without use", 10_000, 1000)
+        self._sent = 0
         self._answers = 0
 
-    def count_overhead(self, answers: int, now: float) -> None:
-        """Count a frame without use; ``answers`` (so far) make some of them plausible."""
-        if answers != self._answers:
-            self.overhead.allow((answers - self._answers) * _FRAMES_PER_ANSWER)
-            self._answers = answers
-        self.overhead.take(now)
-
-    def count_window_update(self, sent: int, answers: int, now: float) -> None:
-        """Count the frame as overhead, of which bytes ``sent`` (so far) make some plausible, too."""
-        if sent - self._counted >= _SENT_PER_UPDATE:
-            self.overhead.allow((sent - self._counted) // _SENT_PER_UPDATE)
-            self._counted = sent
-        self.count_overhead(answers, now)
+    def take_overhead(self, frames: int, sent: int, answers: int, now: float) -> None:
+        """Count ``frames`` without use; the bytes ``sent`` and the ``answers`` (so far) make some of them plausible."""
+        updates = (sent - self._sent) // _SENT_PER_UPDATE
+        self._overhead.allow(updates + (answers - self._answers) * _FRAMES_PER_ANSWER)
+        self._sent += updates * _SENT_PER_UPDATE
+        self._answers = answers
+        self._overhead.take(now, frames)

@@ -84,6 +84,8 @@ class Http2Session:
         self._block: PartialHeaderBlock | None = None
         self._closed_early: dict[int, None] = {}
         self._floods = FloodGuard()
+        #: Frames without use that have not been judged.
+        self._overhead = 0
         #: Calls that were answered since the last reset.
         self._answered = 0
         self._strikes = PingStrikes(pings)
@@ -213,7 +215,11 @@ class Http2Session:
 
     def _count_overhead(self) -> None:
         """Count a frame without use; what the client was sent makes some plausible."""
-        self._floods.count_overhead(self._writer.messages, self._loop.time())
+        self._overhead += 1
+        if self._overhead >= limits.OVERHEAD_BATCH:
+            sent = self._given_window - self._writer.window
+            self._floods.take_overhead(self._overhead, sent, self._writer.messages, self._loop.time())
+            self._overhead = 0
 
     def _check_not_idle(self, stream_id: int) -> None:
         if stream_id > self.last_stream or stream_id % 2 == 0:
@@ -365,8 +371,7 @@ class Http2Session:
     def _on_window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(Http2ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of the wrong size")
-        sent = self._given_window - self._writer.window
-        self._floods.count_window_update(sent, self._writer.messages, self._loop.time())
+        self._count_overhead()
         increment = frames.WORD.unpack(payload)[0] & frames.MAX_WINDOW
         if not stream_id:
             self._given_window += increment
