@@ -1,9 +1,9 @@
 """Gives memory back to the system that the C library keeps after large bodies have been freed.
 
-glibc takes blocks of up to 32 MiB from heaps once such a block has been freed, and a heap shrinks only from its end:
-one small block there keeps hundreds of megabytes.  For a busy server that is right, since its next body goes into the
-same pages; one that is at rest should give them back.  Made by :mod:`conch.app`; looks at the process twice a second,
-on its event loop.
+glibc takes blocks from heaps, and a heap shrinks only from its end: one small block there keeps hundreds of megabytes.
+For a busy server it is right to keep them, since its next body goes into the same pages, and fresh ones cost more than
+all else that is done for a body; one that is at rest should give them back.  Made by :mod:`conch.app`; looks at the
+process twice a second, on its event loop.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from conch.telemetry.processes import resident_bytes
 PERIOD: Final = 0.5
 #: A server that computed for no more than this share of a period was at rest.
 _REST: Final = 0.2
-#: ``M_ARENA_MAX`` of glibc's malloc.h.
-_ARENA_MAX: Final = -8
+#: Options of ``mallopt`` (malloc.h of glibc), and their values: one heap; blocks below 32 MiB, the highest that it takes,
+#: come from it; and it keeps as much as 64 MiB at its end.  By itself glibc comes to these sizes only where blocks of
+#: 32 MiB are freed, and takes fresh pages for every body of 1 MiB.
+_OPTIONS: Final = {"M_ARENA_MAX": (-8, 1), "M_MMAP_THRESHOLD": (-3, 32 << 20), "M_TRIM_THRESHOLD": (-1, 64 << 20)}
 #: What is worth the trouble (bytes).
 _WORTH: Final = 16 << 20
 #: How often a server that has come to rest is trimmed: some of what it had is freed only then, in the seconds after.
@@ -84,12 +86,15 @@ def heap_trimmer() -> HeapTrimmer | None:
 
 
 def keep_to_one_heap() -> None:
-    """Have all threads of this process share one heap, where the C library has several; call before threads start.
+    """Have all threads of this process share one heap, which keeps its pages while they are used again.
 
-    Trimming gives back the end of the first heap alone, and each thread that inflates a message may have a heap of its
-    own with as much as 64 MiB.  The interpreter's lock leaves little to be gained from several.
+    Call before threads start; without effect where the C library has no such options.  Trimming gives back the end of
+    the first heap alone, and each thread that inflates a message may have a heap of its own with as much as 64 MiB.
+    The interpreter's lock leaves little to be gained from several.
     """
     try:
-        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
+        mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        pass
+        return
+    for option, value in _OPTIONS.values():
+        mallopt(option, value)
