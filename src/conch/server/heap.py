@@ -20,9 +20,9 @@ from conch.telemetry.processes import resident_bytes
 PERIOD: Final = 0.5
 #: A server that computed for no more than this share of a period was at rest.
 _REST: Final = 0.2
-#: Options of ``mallopt`` (malloc.h of glibc), and their values: one heap; blocks below 32 MiB, the highest that it takes,
-#: come from it; and it keeps as much as 64 MiB at its end.  By itself glibc comes to these sizes only where blocks of
-#: 32 MiB are freed, and takes fresh pages for every body of 1 MiB.
+#: Options of ``mallopt`` (malloc.h of glibc) and their values: one heap; blocks of less than 32 MiB, the most that it
+#: takes, come from it; and it keeps as much as 64 MiB at its end.  By itself glibc comes to these sizes only where
+#: blocks of 32 MiB are freed, and takes fresh pages for every body of 1 MiB.
 _OPTIONS: Final = {"M_ARENA_MAX": (-8, 1), "M_MMAP_THRESHOLD": (-3, 32 << 20), "M_TRIM_THRESHOLD": (-1, 64 << 20)}
 #: What is worth the trouble (bytes).
 _WORTH: Final = 16 << 20

@@ -43,7 +43,8 @@ class InferCall(UnaryCall):
     def run(self, message: Buffer) -> None:
         decoded = decode_here(message)
         if decoded is not None:
-            self._infer(*decoded)
+            parsed, raw = decoded
+            self._infer(parsed, raw)
         else:
             self.decode_later(decode_large(self._context.codec, message, "identity", 0))
 

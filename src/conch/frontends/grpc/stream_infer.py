@@ -74,7 +74,8 @@ class StreamInferCall(Call):
     def on_message(self, data: Buffer) -> None:
         decoded = decode_here(data)
         if decoded is not None:
-            self._infer(*decoded)
+            parsed, raw = decoded
+            self._infer(parsed, raw)
         else:
             self.decode_later(decode_large(self._context.codec, data, "identity", 0))
 

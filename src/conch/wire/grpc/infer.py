@@ -69,8 +69,9 @@ def decode_infer(
         if request.parameters and signature.check_parameters is not None:
             signature.check_parameters(request.parameters)
     _read_inputs(message, message.raw_input_contents[:] if raw is None else raw, request)
-    for tensor, count in zip(request.inputs.values(), elements, strict=False):
-        tensor.elements = count
+    if elements:
+        for tensor, count in zip(request.inputs.values(), elements, strict=False):
+            tensor.elements = count
     outputs = message.outputs[:]
     if outputs:
         names: dict[str, None] = {}
