@@ -195,7 +195,8 @@ class InferRequest:
         except Exception:
             # Whoever responds (a scheduler, a worker) has other requests to look after.
             LOG.exception("a response of request %s could not be passed on", self.serial)
-        response.forget_frames()
+        if response.error is not None:
+            response.forget_frames()
 
     def release(self) -> None:
         """Let go of the inputs and of everybody who would be told of responses; called when there will be none."""

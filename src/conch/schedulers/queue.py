@@ -126,17 +126,19 @@ class RequestQueue:
 
     def add(self, request: InferRequest, now: int) -> None:
         """Append a request to its level; raises UNAVAILABLE when the level or the queue is full."""
-        level = self._level_of(request)
-        full = level.policy.max_queue_size and level.size >= level.policy.max_queue_size
+        index = self._index_of(request)
+        level = self._levels[index]
+        policy = level.policy
+        full = policy.max_queue_size and level.size >= policy.max_queue_size
         if full or (self._limit and self._size >= self._limit):
             raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
         request.times.queued = now
-        request.priority = self._index_of(request) + 1
+        request.priority = index + 1
         request.on_cancel = self._cancelled
-        deadline = level.policy.deadline(request, now)
-        request.deadline = 0 if level.policy.delay_when_late else deadline
-        request.expires = level.policy.expiry(request, now)
-        level.append(QueuedRequest(request, now, deadline, self._index_of(request)))
+        deadline = policy.deadline(request, now)
+        request.deadline = 0 if policy.delay_when_late else deadline
+        request.expires = policy.expiry(request, now) if request.timeout else 0
+        level.append(QueuedRequest(request, now, deadline, index))
         self._size += 1
 
     def in_order(self, now: int) -> Iterator[QueuedRequest]:

@@ -20,15 +20,17 @@ class Expiries:
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def add(self, request: InferRequest, cancel: Callable[[InferRequest], None]) -> None:
-        """Answer a request when its time is over, if it ever is; its place is free when the worker has given it up,
-        which ``cancel`` asks of it."""
-        if request.expires:
-            seconds = (request.expires - monotonic_ns()) / 1e9
-            self._timers[request.serial] = asyncio.get_running_loop().call_later(seconds, _expire, request, cancel)
+        """Answer a request that expires when its time is over.
+
+        Its place is free when the worker has given it up, which ``cancel`` asks of it.
+        """
+        seconds = (request.expires - monotonic_ns()) / 1e9
+        self._timers[request.serial] = asyncio.get_running_loop().call_later(seconds, _expire, request, cancel)
 
     def drop(self, request: InferRequest) -> None:
         """The worker is done with a request, whose time may be hours: no timer is kept for it."""
-        if self._timers and (timer := self._timers.pop(request.serial, None)) is not None:
+        timer = self._timers.pop(request.serial, None)
+        if timer is not None:
             timer.cancel()
 
 

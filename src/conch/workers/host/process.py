@@ -147,8 +147,9 @@ class WorkerProcess:
             request.times.started = execution.started
             request.on_cancel = self.cancel
             self._running[request.serial] = request
-            self._expiries.add(request, self.cancel)
-            if self._preparation.take(request):
+            if request.expires:
+                self._expiries.add(request, self.cancel)
+            if request.holder is self and self._preparation.take(request):
                 request.holder = None
                 described.append({"serial": request.serial})
             else:
@@ -159,6 +160,7 @@ class WorkerProcess:
                     fields["arrived"], fields["deadline"] = request.times.arrived, request.deadline
                     fields["priority"] = request.priority
                 described.append(fields)
+            request.inputs = {}  # they go to the worker, however long that will take
         try:
             self._link.send({"op": "execute", "batch": self._batches, "requests": described}, packer)
         except (ConchError, OSError) as error:  # no memory to share, no descriptor left
@@ -166,8 +168,6 @@ class WorkerProcess:
             failure = internal(f"the request could not be passed to its worker: {error}")
             # Not from here: its end makes the caller run the next batch, which may fail as well.
             self._loop.call_soon(self._fail_execution, execution, failure)
-        for request in requests:
-            request.inputs = {}  # they have gone to the worker, however long that will take
 
     def prepare(self, requests: Sequence[InferRequest]) -> None:
         """Have the worker decode requests that wait, so that it knows how long they are and starts them sooner.
@@ -338,7 +338,8 @@ class WorkerProcess:
 
     def _forget(self, request: InferRequest) -> None:
         self._running.pop(request.serial, None)
-        self._expiries.drop(request)
+        if request.expires:
+            self._expiries.drop(request)
 
     def _fail_execution(self, execution: Execution, error: ConchError) -> None:
         execution.error = error
