@@ -16,7 +16,7 @@ from conch.frontends.budget import SMALL, BudgetWait
 from conch.frontends.grpc.http2.limits import MESSAGE_WINDOW, STREAM_WINDOW
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.large import inflate_here
-from conch.frontends.grpc.messages import PREFIX, MessageReader
+from conch.frontends.grpc.messages import NOTHING_READ, PREFIX, MessageReader, whole_message
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
 from conch.tensors import Buffer
 
@@ -32,8 +32,8 @@ class MessageIntake:
     """
 
     __slots__ = (
-        "_budget", "_ended", "_put_off", "_reader", "_since", "_task", "_waiting", "finished", "held", "message_size",
-        "paused", "record", "stream",
+        "_budget", "_encoding", "_ended", "_put_off", "_reader", "_since", "_task", "_waiting", "finished", "held",
+        "message_size", "paused", "record", "stream",
     )  # fmt: skip
 
     def __init__(self, stream: Http2Stream, encoding: str) -> None:
@@ -45,7 +45,9 @@ class MessageIntake:
         self.paused = False
         self.held = 0
         self.message_size = 0
-        self._reader = MessageReader(encoding)
+        self._encoding = encoding
+        #: What messages are put together by, once one has come in pieces.
+        self._reader = NOTHING_READ
         self._ended = False
         #: Whether further messages wait for another turn of the loop, or for a message that is decoded elsewhere.
         self._put_off = False
@@ -100,8 +102,20 @@ class MessageIntake:
         if not self._budget.take(size) and self._budget.overdrawn and self.held > _TINY:
             self._refuse_for_bytes(self._budget.refusal())
             return
-        self._reader.feed(chunk)
-        self._read()
+        message = whole_message(chunk) if self._reader is NOTHING_READ and self.can_read else None
+        if message is None:
+            if self._reader is NOTHING_READ:
+                self._reader = MessageReader(self._encoding)
+            self._reader.feed(chunk)
+            self._read()
+            return
+        self.message_size = size
+        try:
+            self.on_message(message)
+            if not self.finished:
+                self._end_reading()
+        except Exception as error:
+            self.fail(error)
 
     # Called by subclasses
 
@@ -169,7 +183,6 @@ class MessageIntake:
 
     def _read(self) -> None:
         reader = self._reader
-        stream = self.stream
         try:
             while not self.paused and not self._put_off and (message := reader.next()) is not None:
                 self.message_size = len(message) + PREFIX.size
@@ -179,18 +192,22 @@ class MessageIntake:
                     self.on_message(message)
                 if self.finished:
                     return
-                if reader.held and not self._put_off and stream.turns.over():
+                if reader.held and not self._put_off and self.stream.turns.over():
                     self._put_off = True
-                    stream.turns.later(self._continue)
-            if not stream.remote_ended:
-                self._open_window()
-            elif not self.paused and not self._put_off and not self._ended:
-                self._ended = True
-                if reader.held or reader.missing:
-                    raise CallFault(Status.INTERNAL, UNREADABLE)
-                self.on_half_close()
+                    self.stream.turns.later(self._continue)
+            self._end_reading()
         except Exception as error:
             self.fail(error)
+
+    def _end_reading(self) -> None:
+        """Have the client send what comes next, or see that nothing does."""
+        if not self.stream.remote_ended:
+            self._open_window()
+        elif not self.paused and not self._put_off and not self._ended:
+            self._ended = True
+            if self._reader.held or self._reader.missing:
+                raise CallFault(Status.INTERNAL, UNREADABLE)
+            self.on_half_close()
 
     def _on_compressed(self, message: Buffer) -> None:
         plain = inflate_here(message, self._reader.encoding)

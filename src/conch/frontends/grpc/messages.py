@@ -89,11 +89,6 @@ class MessageReader:
             chunk = self._chunks[0]
             flag, length = PREFIX.unpack(self._take(5) if len(chunk) < 5 else chunk[:5])
             self.compressed = flag != 0 and self._check_flag(flag)
-            if self.held == len(chunk) == length + 5 and type(chunk) is bytes:
-                # A message that came in one piece.
-                self._chunks.clear()
-                self.held = 0
-                return chunk[5:]
             if length > MAX_MESSAGE_SIZE:
                 raise CallFault(
                     Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {MAX_MESSAGE_SIZE})"
@@ -144,6 +139,18 @@ class MessageReader:
                 chunks[0] = view[size:]
                 size = 0
         return b"".join(parts)
+
+
+#: The reader of a call that has had whole messages only.
+NOTHING_READ: Final = MessageReader("identity")
+
+
+def whole_message(chunk: Buffer) -> bytes | None:
+    """The message of a chunk that is one, not compressed, as most are; None for what a reader has to be fed."""
+    if type(chunk) is not bytes or len(chunk) < PREFIX.size:
+        return None
+    flag, length = PREFIX.unpack_from(chunk)
+    return chunk[PREFIX.size :] if not flag and length + PREFIX.size == len(chunk) else None
 
 
 def decompress(message: Buffer, encoding: str, limit: int) -> bytearray:

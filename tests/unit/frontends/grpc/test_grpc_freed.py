@@ -17,7 +17,7 @@ from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
 from conch.frontends.grpc.http2.session import Http2Session
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.lifetime import Lifetime
-from conch.frontends.grpc.messages import MessageReader
+from conch.frontends.grpc.messages import NOTHING_READ, MessageReader
 from conch.frontends.grpc.outbox import Outbox
 from conch.inference import InferRequest
 from tests.unit.frontends.grpc.conftest import models, text_request
@@ -29,6 +29,8 @@ OF_CALLS = (Call, Http2Stream, InferRequest, MessageReader, Outbox, mmap)
 OF_CONNECTIONS = (Http2Connection, Http2Session, Http2FrameReader, Lifetime)
 
 BIG = text_request("echo", "x" * 1_500_000).SerializeToString()
+#: A message that has memory of its own.
+HUGE = text_request("echo", "x" * (17 << 20)).SerializeToString()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def no_collector() -> Iterator[None]:
 
 
 def alive(kinds: tuple[type, ...]) -> list[object]:
-    return [one for one in gc.get_objects() if isinstance(one, kinds)]
+    return [one for one in gc.get_objects() if isinstance(one, kinds) and one is not NOTHING_READ]
 
 
 def upload(client: RawClient, data: bytes, path: str = INFER, *more: tuple[str, str], whole: bool = True) -> int:
@@ -66,6 +68,10 @@ def answered(client: RawClient) -> None:
     assert client.answer(client.request(LIVE, b"")).status == 0
     assert client.answer(upload(client, message(BIG))).status == 0
     assert client.answer(upload(client, message(BIG), STREAM_INFER)).status == 0
+
+
+def answered_huge(client: RawClient) -> None:
+    assert client.answer(upload(client, message(HUGE))).status == 0
 
 
 def answered_compressed(client: RawClient) -> None:
@@ -103,9 +109,12 @@ def too_late(client: RawClient) -> None:
     assert client.answer(upload(client, held, INFER, ("grpc-timeout", "50m"))).status == 4
 
 
-@pytest.mark.parametrize("use", [answered, answered_compressed, refused, inflated, given_up_by_the_client, too_late])
+USES = [answered, answered_huge, answered_compressed, refused, inflated, given_up_by_the_client, too_late]
+
+
+@pytest.mark.parametrize("use", USES)
 def test_nothing_of_a_call_is_left_on_an_idle_connection(frontend: Frontend, use: Callable[[RawClient], None]) -> None:
-    with frontend.client(initial_window_size=1 << 24) as client:
+    with frontend.client(initial_window_size=1 << 25) as client:
         client.send(frames.window_update(0, 1 << 30))
         use(client)
         client.ping(b"the end ")
