@@ -26,8 +26,8 @@ _REST: Final = 0.2
 _OPTIONS: Final = {"M_ARENA_MAX": (-8, 1), "M_MMAP_THRESHOLD": (-3, 32 << 20), "M_TRIM_THRESHOLD": (-1, 64 << 20)}
 #: What is worth the trouble (bytes).
 _WORTH: Final = 16 << 20
-#: How often a server that has come to rest is trimmed: some of what it had is freed only then, in the seconds after.
-_TRIALS: Final = 6
+#: How many periods after it came to rest a server is trimmed: some of what it had is freed only in the seconds after.
+_TRIALS: Final = frozenset({1, 2, 4, 8, 16, 32})
 
 
 class HeapTrimmer:
@@ -47,8 +47,8 @@ class HeapTrimmer:
         self._resident = resident
         self._computed = computed
         self._loop = asyncio.get_running_loop()
-        self._least = self._left = 0
-        self._trials = _TRIALS
+        self._least = self._left = resident()
+        self._rested = 0
         self._before = computed()
         self._timer = self._loop.call_later(PERIOD, self._look)
         self._trimming: asyncio.Future[object] | None = None
@@ -61,13 +61,16 @@ class HeapTrimmer:
         before, self._before = self._before, self._computed()
         self._timer = self._loop.call_later(PERIOD, self._look)
         resident = self._resident()
-        self._least = min(resident, self._least or resident)
+        self._least = min(resident, self._least)
         busy = self._before - before > _REST * PERIOD
         if busy or resident > self._left + _WORTH:
-            self._trials = _TRIALS
-        if busy or not self._trials or self._trimming is not None or resident < self._least + _WORTH:
+            self._left = resident
+            self._rested = 0
+        if busy:
             return
-        self._trials -= 1
+        self._rested += 1
+        if self._rested not in _TRIALS or self._trimming is not None or resident < self._least + _WORTH:
+            return
         self._trimming = self._loop.run_in_executor(None, self._trim)
         self._trimming.add_done_callback(self._trimmed)
 

@@ -47,6 +47,28 @@ async def test_memory_is_given_back_when_the_server_is_at_rest() -> None:
     trimmer.close()
 
 
+async def test_what_came_in_the_first_period_is_given_back() -> None:
+    process = FakeProcess()
+    trimmer = process.trimmer()
+    process.memory = 600
+    await look(trimmer)
+    assert (process.memory, process.trims) == (60, 1)
+    trimmer.close()
+
+
+async def test_what_is_freed_seconds_later_is_given_back() -> None:
+    process = FakeProcess()
+    trimmer = process.trimmer()
+    process.memory = process.needed = 600
+    for _ in range(20):
+        await look(trimmer)
+    process.needed = 60
+    for _ in range(20):
+        await look(trimmer)
+    assert process.memory == 60
+    trimmer.close()
+
+
 async def test_what_is_freed_after_the_first_trial_is_given_back_by_a_later_one() -> None:
     process = FakeProcess()
     trimmer = process.trimmer()
