@@ -69,6 +69,7 @@ CASES: Final[Mapping[str, Case]] = {
     "folded coding": Case(_post("Content-Length: 5", "Transfer-Encoding:\r\n chunked", body=_END)),
     "chunks in HTTP/1.0": Case(_post("Transfer-Encoding: chunked", body=_END).replace(b"/1.1", b"/1.0", 1),
                                conch=_IGNORED, triton=_IGNORED),
+    "compressed chunks": Case(_post("Transfer-Encoding: gzip, chunked", body=_END), conch=(501,), triton=_IGNORED),
     "folded length": Case(_post("Content-Length: 0", "X: a\r\n Content-Length: 30", body=b""), triton=_IGNORED),
     "folded first line": Case(_INDEX.replace(b"Host", b" Content-Length: 5\r\nHost") + b"\r\n" + _HIDDEN,
                               triton=_IGNORED),
@@ -118,6 +119,7 @@ CASES: Final[Mapping[str, Case]] = {
     "tabs in the line": Case(_line(b"GET\t/v2/models/add_sub\tHTTP/1.1", body=_HIDDEN)),
     "two versions": Case(_line(b"GET /v2/health/live HTTP/1.1 /v2/models/add_sub HTTP/1.1", body=_HIDDEN)),
     "CR in the target": Case(_line(b"GET /v2/health\r/live HTTP/1.1", body=_HIDDEN)),
+    "two hosts": Case(_line(b"GET /v2/health/live HTTP/1.1", b"Host: elsewhere", body=_HIDDEN), triton=_IGNORED),
     # Bodies that are requests
     "body of a GET": Case(_line(b"GET /v2/health/live HTTP/1.1", b"Content-Length: %d" % len(_HIDDEN), body=_HIDDEN),
                           conch=(200,), triton=(200,)),

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median_low
 from time import monotonic
 from typing import Final
 
@@ -30,7 +31,8 @@ LOG = logging.getLogger("conch")
 
 #: How old the figures may be that clients are shown (s); a reading takes milliseconds for each gigabyte.
 FRESH_SECONDS: Final = 2.0
-#: What a worker has before it has read any weights, by backend; about, with the libraries that engines import (bytes).
+#: What a worker has before it has read any weights, by backend; about, with the libraries that engines import, which
+#: workers that were forked from one template share (bytes).
 _WORKER_BYTES: Final = {"python": 32 << 20, "onnxruntime": 96 << 20, "openvino": 160 << 20}
 _OTHER_WORKER_BYTES: Final = 420 << 20
 
@@ -170,7 +172,7 @@ class MemoryLedger:
         if is_ensemble(config) or config.backend not in BACKENDS:
             return ModelMemory()
         weights = await asyncio.to_thread(_weights, files, version, config)
-        worker = _WORKER_BYTES.get(config.backend, _OTHER_WORKER_BYTES)
+        worker = self._worker_bytes(config.backend)
         placements = list(placements_of(config))
         gpus = {placement.device: weights.size for placement in placements if placement.kind == "GPU"}
         # A configuration that nothing has completed yet may have no instance groups: one worker then.
@@ -178,6 +180,16 @@ class MemoryLedger:
         return ModelMemory(
             workers=workers * worker + (workers - len(gpus)) * weights.size, gpus=gpus, weights=weights.size
         )
+
+    def _worker_bytes(self, backend: str) -> int:
+        """What a worker of a backend has beside weights: the median of those that are loaded, where there are any."""
+        seen = []
+        for model in self._table.loaded():
+            memory, workers = model.statistics.memory, len(model.executor.processes)
+            if model.config.backend == backend and workers and memory.workers:
+                weights = 0 if memory.gpus else memory.weights * workers
+                seen.append(max(0, memory.workers - weights) // workers)
+        return median_low(seen) if seen else _WORKER_BYTES.get(backend, _OTHER_WORKER_BYTES)
 
     def _remember(self, model: Model) -> None:
         model_state = self._table.models.get(model.name)

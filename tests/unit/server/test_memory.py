@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +110,20 @@ async def test_an_estimate_counts_workers_and_weights(tmp_path: Path) -> None:
     )
     assert on_gpu.gpus == {0: GIBIBYTE, 1: GIBIBYTE}
     assert on_gpu.host < GIBIBYTE
+
+
+async def test_workers_are_estimated_by_those_of_the_same_backend(tmp_path: Path) -> None:
+    """Workers that were forked from one template share its libraries, so each has much less than the first guess."""
+    table = ModelTable()
+    host = {5: ProcessMemory(130 * MEBIBYTE), 6: ProcessMemory(150 * MEBIBYTE)}
+    ledger = MemoryLedger(table, reader=FakeReader(host=host))
+    model = _loaded(table, _worker(5), _worker(6))
+    await ledger.note_load(model, _files(tmp_path, 80 * MEBIBYTE))
+    (tmp_path / "other").mkdir()
+    other = _files(tmp_path / "other", 10 * MEBIBYTE)
+    assert (await ledger.expected(replace(other, name="n"), [1], _config("python"))).workers == (60 + 10) * MEBIBYTE
+    guess = await MemoryLedger(ModelTable()).expected(other, [1], _config("python"))
+    assert guess.workers != (60 + 10) * MEBIBYTE
 
 
 async def test_weights_larger_than_the_memory_left_are_refused_with_the_sum(tmp_path: Path) -> None:

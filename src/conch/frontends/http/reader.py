@@ -205,7 +205,10 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:
-            self._headers[name.lower()] = value
+            name = name.lower()
+            if name == b"host" and name in self._headers:
+                raise _Refused(400, "more than one Host")  # others on the way may have obeyed the other one
+            self._headers[name] = value
             return
         # A trailer: none has a meaning here, and they are no way around the bounds.
         self._head_bytes += len(name) + len(value)
@@ -233,6 +236,9 @@ class RequestReader:
             exchange.keep_alive = False
             if not exchange.urgent:
                 exchange.refusal = (Admission.refusal(), 503)
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None and coding.strip().lower() != b"chunked":
+            raise _Refused(501, "no transfer coding is supported but chunked")
         length = headers.get(b"content-length")
         self._length = size = int(length) if length is not None else 0
         expects = b"expect" in headers and headers[b"expect"].lower() == b"100-continue"
