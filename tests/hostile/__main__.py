@@ -1,6 +1,7 @@
 """``python -m tests.hostile [ATTACK…]``: runs attacks against conch and the real Triton, and prints a table.
 
-Each has a server of its own.  The table is that of SECURITY.md; ``--server conch`` leaves the other out.
+Each has a server of its own; ``ends`` says that its process did.  The table is that of SECURITY.md; ``--server conch``
+leaves the other out.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from tests.hostile.servers import start
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
-    parser.add_argument("attack", nargs="*", choices=[[], *ATTACKS], help="default: all")
+    parser.add_argument("attack", nargs="*", help="default: all")
     parser.add_argument("--server", choices=["conch", "triton", "both"], default="both")
     arguments = parser.parse_args()
+    if unknown := set(arguments.attack) - ATTACKS.keys():
+        parser.error(f"there is no attack {', '.join(sorted(unknown))}; there are {', '.join(ATTACKS)}")
     kinds = ["conch", "triton"] if arguments.server == "both" else [arguments.server]
     print("| attack | " + " | ".join(f"{kind}: longest wait, memory kept" for kind in kinds) + " |")
     print("|---" * (len(kinds) + 1) + "|")
@@ -31,7 +34,12 @@ def _cell(attack: Attack, kind: str) -> str:
     if kind == "triton" and attack.conch_only:
         return "–"
     with tempfile.TemporaryDirectory(prefix="conch-hostile-") as folder, start(kind, Path(folder)) as server:
-        return _shown(measure(attack, server))
+        try:
+            return _shown(measure(attack, server))
+        except OSError:
+            if server.process is None or server.process.poll() is None:
+                raise
+            return "ends"
 
 
 def _shown(outcome: Outcome) -> str:
