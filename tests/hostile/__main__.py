@@ -1,6 +1,6 @@
 """``python -m tests.hostile [ATTACK…]``: runs attacks against conch and the real Triton, and prints a table.
 
-Each has a server of its own; ``ends`` says that its process did.  The table is that of SECURITY.md; ``--server conch``
+Each has a server of its own; ``ends`` says that its process did, ``no answer`` that an attack waited for one.  The table is that of SECURITY.md; ``--server conch``
 leaves the other out.
 """
 
@@ -36,6 +36,8 @@ def _cell(attack: Attack, kind: str) -> str:
     with tempfile.TemporaryDirectory(prefix="conch-hostile-") as folder, start(kind, Path(folder)) as server:
         try:
             return _shown(measure(attack, server))
+        except TimeoutError:
+            return "no answer"
         except OSError:
             if server.process is None or server.process.poll() is None:
                 raise

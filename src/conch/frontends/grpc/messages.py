@@ -49,7 +49,7 @@ class MessageReader:
         self.encoding = encoding
         self._chunks: deque[Buffer] = deque()
         self._length = -1
-        #: Where a large message is put together: memory that is there only as far as it was written.
+        #: Where a large message is put together.
         self._buffer: mmap | None = None
 
     @property
@@ -108,10 +108,7 @@ class MessageReader:
         return message
 
     def _make_buffer(self, length: int) -> None:
-        try:
-            self._buffer = mmap(-1, length, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-        except OSError as error:
-            raise CallFault(Status.RESOURCE_EXHAUSTED, f"no memory for a message of {length} bytes: {error}") from None
+        self._buffer = _memory(length)
         for chunk in self._chunks:
             self._buffer.write(chunk)
         self._chunks.clear()
@@ -141,6 +138,14 @@ class MessageReader:
         return b"".join(parts)
 
 
+def _memory(size: int) -> mmap:
+    """Memory for so many bytes, which is there only as far as it is written; raises ``CallFault`` for too many."""
+    try:
+        return mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    except OSError as error:
+        raise CallFault(Status.RESOURCE_EXHAUSTED, f"no memory for a message of {size} bytes: {error}") from None
+
+
 #: The reader of a call that has had whole messages only.
 NOTHING_READ: Final = MessageReader("identity")
 
@@ -153,33 +158,36 @@ def whole_message(chunk: Buffer) -> bytes | None:
     return chunk[PREFIX.size :] if not flag and length + PREFIX.size == len(chunk) else None
 
 
-def decompress(message: Buffer, encoding: str, limit: int) -> bytearray:
+def decompress(message: Buffer, encoding: str, limit: int) -> Buffer:
     """The message that was compressed; raises ``CallFault`` if it is malformed, or larger than ``limit`` bytes.
 
-    It is inflated in pieces, between which other threads get the interpreter's lock.
+    It is inflated in pieces, between which other threads get the interpreter's lock, and which are not moved again.
     """
     decompressor = zlib.decompressobj(WBITS[encoding])
-    plain = bytearray()
+    limit = min(limit, MAX_MESSAGE_SIZE)
+    plain = _memory(limit + _INFLATED_PIECE)
     view = memoryview(message)
     try:
         for at in range(0, len(view), _PIECE):
             data: Buffer = view[at : at + _PIECE]
-            while data and not decompressor.eof:
-                plain += decompressor.decompress(data, _INFLATED_PIECE)
+            more = True
+            while more and not decompressor.eof:
+                piece = decompressor.decompress(data, _INFLATED_PIECE)
+                plain.write(piece)
                 data = decompressor.unconsumed_tail
-                if len(plain) > limit:
+                more = bool(data) or len(piece) == _INFLATED_PIECE
+                if plain.tell() > limit:
                     raise CallFault(
                         Status.RESOURCE_EXHAUSTED,
                         f"Decompressed message larger than max ({limit}). Use --grpc-max-decompressed-size to increase"
                         " the limit.",
                     )
-        plain += decompressor.flush(_PIECE)
         whole = decompressor.eof
     except zlib.error:
         whole = False
     if not whole:
         raise CallFault(Status.INTERNAL, f"Unexpected error decompressing data for algorithm {encoding}")
-    return plain
+    return memoryview(plain)[: plain.tell()]
 
 
 def encode(body: Sequence[Buffer], encoding: str = "identity") -> tuple[list[Buffer], int]:
