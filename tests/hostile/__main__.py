@@ -1,7 +1,7 @@
 """``python -m tests.hostile [ATTACK…]``: runs attacks against conch and the real Triton, and prints a table.
 
-Each has a server of its own; ``ends`` says that its process did, ``no answer`` that an attack waited for one.  The table is that of SECURITY.md; ``--server conch``
-leaves the other out.
+Each has a server of its own; ``ends`` says that its process did, ``no answer`` that an attack waited for one.  The
+table is that of SECURITY.md; ``--server conch`` leaves the other out.
 """
 
 from __future__ import annotations

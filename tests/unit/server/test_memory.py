@@ -115,8 +115,8 @@ async def test_an_estimate_counts_workers_and_weights(tmp_path: Path) -> None:
 async def test_workers_are_estimated_by_those_of_the_same_backend(tmp_path: Path) -> None:
     """Workers that were forked from one template share its libraries, so each has much less than the first guess."""
     table = ModelTable()
-    host = {5: ProcessMemory(130 * MEBIBYTE), 6: ProcessMemory(150 * MEBIBYTE)}
-    ledger = MemoryLedger(table, reader=FakeReader(host=host))
+    both = {5: ProcessMemory(280 * MEBIBYTE)}
+    ledger = MemoryLedger(table, reader=FakeReader(host=both))
     model = _loaded(table, _worker(5), _worker(6))
     await ledger.note_load(model, _files(tmp_path, 80 * MEBIBYTE))
     (tmp_path / "other").mkdir()
