@@ -16,8 +16,10 @@ from conch.frontends.grpc.http2.application import Http2Application
 from conch.frontends.grpc.http2.frame_reader import Http2FrameReader
 from conch.frontends.grpc.http2.frame_writer import MAX_SEND_FRAME_SIZE, Http2FrameWriter
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
+from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST
+from conch.frontends.grpc.http2.limits import CONNECTION_WINDOW, MAX_STREAMS, RECEIVE_FRAME_SIZE, STREAM_WINDOW
 from conch.frontends.grpc.http2.pings import PingLimits
-from conch.frontends.grpc.http2.session import GREETING, TOO_MANY_PINGS, Http2Session
+from conch.frontends.grpc.http2.session import TOO_MANY_PINGS, Http2Session
 from conch.frontends.grpc.http2.stalls import StallWatch
 from conch.frontends.limits import ClientLimits
 from conch.frontends.turns import LoopTurns
@@ -27,6 +29,15 @@ LOGGER: Final = logging.getLogger("conch")
 #: Reads of no more than this (bytes), a few requests at most, are handled at once.
 _SMALL_READ: Final = 1024
 _KEEPALIVE_PING: Final = b"conch-ka"
+#: What the server says first.
+_GREETING: Final = frames.settings(
+    {
+        frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+        frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+        frames.MAX_FRAME_SIZE: RECEIVE_FRAME_SIZE,
+        frames.MAX_HEADER_LIST_SIZE: MAX_HEADER_LIST,
+    }
+) + frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW)
 
 
 class ConnectionObserver(Protocol):
@@ -81,7 +92,7 @@ class Http2Connection(asyncio.Protocol):
         )
         self._stalls = StallWatch(self._limits, monotonic())
         self.reader = Http2FrameReader(self.session, self._turns)
-        self.writer.write(GREETING)
+        self.writer.write(_GREETING)
         self._observer.on_connection_made(self)
 
     def connection_lost(self, error: Exception | None) -> None:

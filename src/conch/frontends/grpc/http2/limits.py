@@ -11,6 +11,8 @@ from typing import Final
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode
 
 MAX_STREAMS: Final = 1024
+#: The receive window of a connection (bytes): never what holds a client up, as each stream is bounded by its own.
+CONNECTION_WINDOW: Final = 1 << 30
 #: Bytes that a stream may send before a message of it is taken; the receive window of a new stream.
 STREAM_WINDOW: Final = 256 << 10
 #: Bytes that it may send ahead of a message larger than that.

@@ -16,22 +16,12 @@ from conch.frontends.grpc.http2 import frames, limits
 from conch.frontends.grpc.http2.application import Http2Application
 from conch.frontends.grpc.http2.frame_writer import MAX_SEND_FRAME_SIZE, Http2FrameWriter
 from conch.frontends.grpc.http2.frames import ConnectionFault, Http2ErrorCode, StreamFault
-from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST, HeaderDecoder, PartialHeaderBlock
+from conch.frontends.grpc.http2.headers import HeaderDecoder, PartialHeaderBlock
 from conch.frontends.grpc.http2.limits import FloodGuard
 from conch.frontends.grpc.http2.pings import PingLimits, PingStrikes
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.turns import LoopTurns
 
-#: The connection's receive window is never what holds a client up: each stream is bounded by its own.
-_WINDOW: Final = 1 << 30
-GREETING: Final = frames.settings(
-    {
-        frames.MAX_CONCURRENT_STREAMS: limits.MAX_STREAMS,
-        frames.INITIAL_WINDOW_SIZE: limits.STREAM_WINDOW,
-        frames.MAX_FRAME_SIZE: limits.RECEIVE_FRAME_SIZE,
-        frames.MAX_HEADER_LIST_SIZE: MAX_HEADER_LIST,
-    }
-) + frames.window_update(0, _WINDOW - frames.DEFAULT_WINDOW)
 _SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
 TOO_MANY_PINGS: Final = "too_many_pings"
 #: The payload of the ping behind the first GOAWAY.
@@ -80,7 +70,7 @@ class Http2Session:
         #: The last stream that is served, once the client knows that there are no more.
         self._last_accepted: int | None = None
         self._send_window = frames.DEFAULT_WINDOW
-        self._receive_window = _WINDOW
+        self._receive_window = limits.CONNECTION_WINDOW
         self._block: PartialHeaderBlock | None = None
         self._closed_early: dict[int, None] = {}
         self._floods = FloodGuard()
@@ -156,7 +146,7 @@ class Http2Session:
         if payload < limits.TINY_DATA and not last:
             self._count_overhead()
         self._receive_window -= length
-        if self._receive_window <= _WINDOW // 2:
+        if self._receive_window <= limits.CONNECTION_WINDOW // 2:
             self._restore_receive_window()
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -194,8 +184,8 @@ class Http2Session:
     def _restore_receive_window(self) -> None:
         if self._receive_window < 0:
             raise ConnectionFault(Http2ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is exceeded")
-        self._writer.write(frames.window_update(0, _WINDOW - self._receive_window))
-        self._receive_window = _WINDOW
+        self._writer.write(frames.window_update(0, limits.CONNECTION_WINDOW - self._receive_window))
+        self._receive_window = limits.CONNECTION_WINDOW
 
     def _reset(self, stream_id: int, code: Http2ErrorCode) -> None:
         """End a stream for which the client broke a rule."""
