@@ -182,7 +182,12 @@ class MemoryLedger:
         )
 
     def _worker_bytes(self, backend: str) -> int:
-        """What a worker of a backend has beside weights: the median of those that are loaded, where there are any."""
+        """What a worker of a backend has beside weights: the median of those that are loaded, where there are any.
+
+        Workers of Python models have in common only what all have.
+        """
+        if backend == "python":
+            return _WORKER_BYTES[backend]
         seen = []
         for model in self._table.loaded():
             memory, workers = model.statistics.memory, len(model.executor.processes)

@@ -58,10 +58,10 @@ def _files(folder: Path, weights: int) -> ModelFiles:
     return ModelFiles("m", folder, ModelConfig(), versions=(1,))
 
 
-def _loaded(table: ModelTable, *workers: FakeWorker) -> Model:
+def _loaded(table: ModelTable, *workers: FakeWorker, backend: str = "python") -> Model:
     executor = FakeExecutor()
     executor.processes = workers  # type: ignore[assignment]
-    model = Model(_config("python"), 1, executor, ModelStatistics("m", 1), {})
+    model = Model(_config(backend), 1, executor, ModelStatistics("m", 1), {})
     table.models["m"] = ModelState("m", {1: VersionState(State.READY, "", model)})
     return model
 
@@ -117,13 +117,15 @@ async def test_workers_are_estimated_by_those_of_the_same_backend(tmp_path: Path
     table = ModelTable()
     both = {5: ProcessMemory(280 * MEBIBYTE)}
     ledger = MemoryLedger(table, reader=FakeReader(host=both))
-    model = _loaded(table, _worker(5), _worker(6))
+    model = _loaded(table, _worker(5), _worker(6), backend="huggingface")
     await ledger.note_load(model, _files(tmp_path, 80 * MEBIBYTE))
     (tmp_path / "other").mkdir()
-    other = _files(tmp_path / "other", 10 * MEBIBYTE)
-    assert (await ledger.expected(replace(other, name="n"), [1], _config("python"))).workers == (60 + 10) * MEBIBYTE
-    guess = await MemoryLedger(ModelTable()).expected(other, [1], _config("python"))
-    assert guess.workers != (60 + 10) * MEBIBYTE
+    other = replace(_files(tmp_path / "other", 10 * MEBIBYTE), name="n")
+    assert (await ledger.expected(other, [1], _config("huggingface"))).workers == (60 + 10) * MEBIBYTE
+    guess = await MemoryLedger(ModelTable()).expected(other, [1], _config("huggingface"))
+    assert guess.workers > (60 + 10) * MEBIBYTE
+    # A Python model has in common with another only what all have.
+    assert (await ledger.expected(other, [1], _config("python"))).workers == (32 + 10) * MEBIBYTE
 
 
 async def test_weights_larger_than_the_memory_left_are_refused_with_the_sum(tmp_path: Path) -> None:
