@@ -24,8 +24,9 @@ _REST: Final = 0.2
 #: takes, come from it; and it keeps as much as 64 MiB at its end.  By itself glibc comes to these sizes only where
 #: blocks of 32 MiB are freed, and takes fresh pages for every body of 1 MiB.
 _OPTIONS: Final = {"M_ARENA_MAX": (-8, 1), "M_MMAP_THRESHOLD": (-3, 32 << 20), "M_TRIM_THRESHOLD": (-1, 64 << 20)}
-#: What is worth the trouble (bytes).
+#: What is worth the trouble (bytes): more than the process once got by with, and more than the last trial left.
 _WORTH: Final = 16 << 20
+_GROWTH: Final = 1 << 20
 #: How many periods after it came to rest a server is trimmed: some of what it had is freed only in the seconds after.
 _TRIALS: Final = frozenset({1, 2, 4, 8, 16, 32})
 
@@ -63,7 +64,7 @@ class HeapTrimmer:
         resident = self._resident()
         self._least = min(resident, self._least)
         busy = self._before - before > _REST * PERIOD
-        if busy or resident > self._left + _WORTH:
+        if busy or resident > self._left + _GROWTH:
             self._left = resident
             self._rested = 0
         if busy:
