@@ -1,0 +1,1 @@
+"""Measures a server of any make: ``conch perf``."""

@@ -1,0 +1,80 @@
+"""A request while it runs, and what carries it.
+
+A load (:mod:`conch.perf.load`) has one ``Call`` for each request at a time and uses it again; a channel
+(:mod:`conch.perf.channels`) sends it and fills in the moments.  On the event loop of a process that sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from conch.perf.records import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A request as it is sent, prepared once: a whole HTTP request, or a gRPC message with its prefix.
+
+    ``inferences`` is how many inferences it counts for, its batch size.
+    """
+
+    data: bytes
+    inferences: int = 1
+
+
+class Call:
+    """One request, with the columns of its record; ``on_end`` is told when it has ended."""
+
+    __slots__ = (
+        "channel", "code", "due", "end", "error", "events", "first", "number", "on_end", "outcome", "payload",
+        "received", "responses", "sent", "slot", "written",
+    )  # fmt: skip
+
+    def __init__(self, slot: int, on_end: CallOwner) -> None:
+        self.slot = slot
+        self.on_end = on_end
+        self.channel: Channel | None = None
+        self.payload = Payload(b"")
+        self.number = 0
+        #: Moments of messages (ns), where there is more than one.
+        self.events: list[int] = []
+        self.begin(0)
+
+    def begin(self, due: int) -> None:
+        """Forget the request before; this one should start at ``due`` (ns, monotonic)."""
+        self.due = due
+        self.sent = self.written = self.first = self.end = 0
+        self.outcome: Outcome = Outcome.NONE
+        self.code = self.responses = self.received = 0
+        self.error = ""
+        if self.events:
+            self.events = []
+
+
+class CallOwner(Protocol):
+    """Whoever started a call."""
+
+    def __call__(self, call: Call) -> None:
+        """The call has ended; its channel takes another one."""
+
+
+class Channel(Protocol):
+    """A connection that is made when it is first used, and again after it was lost."""
+
+    @property
+    def room(self) -> int:
+        """How many more calls it can carry at the same time."""
+
+    def send(self, call: Call) -> None:
+        """Send ``call.payload``; ``call.on_end`` is called exactly once, never from within this call."""
+
+    def cancel(self, call: Call) -> None:
+        """Give a call up; its owner is not told."""
+
+    def close(self) -> None:
+        """Close the connection; calls that run are given up."""
+
+
+Payloads = Sequence[Payload]

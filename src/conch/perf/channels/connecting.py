@@ -1,0 +1,103 @@
+"""What channels share: where the server is, and the connection that is made when it is needed.
+
+Runs on the event loop of a process that sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass
+from typing import Final
+
+#: How long a connection may take to be made (s).
+CONNECT_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server listens; ``encrypted`` says by TLS, ``verified`` that its certificate is checked."""
+
+    host: str
+    port: int
+    encrypted: bool = False
+    verified: bool = True
+
+    def tls(self, *protocols: str) -> ssl.SSLContext | None:
+        """How to encrypt, with the application protocols to agree on."""
+        if not self.encrypted:
+            return None
+        context = ssl.create_default_context()
+        if not self.verified:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if protocols:
+            context.set_alpn_protocols(list(protocols))
+        return context
+
+
+class Connecting(asyncio.Protocol):
+    """A connection that is made again when it is lost; ``transport`` is None while there is none."""
+
+    #: The application protocols that TLS offers.
+    protocols: tuple[str, ...] = ()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address) -> None:
+        self.loop = loop
+        self.transport: asyncio.Transport | None = None
+        self._address = address
+        self._connecting: asyncio.Task[None] | None = None
+
+    # Implemented by subclasses
+
+    def on_connected(self) -> None:
+        """There is a connection."""
+        raise NotImplementedError
+
+    def on_lost(self, error: str) -> None:
+        """The connection has ended, or could not be made."""
+        raise NotImplementedError
+
+    # Called by subclasses and their owners
+
+    def connect(self) -> None:
+        """Make the connection, unless that is going on."""
+        if self._connecting is None:
+            self._connecting = self.loop.create_task(self._connect())
+
+    def close(self) -> None:
+        """End the connection; nobody is told."""
+        transport, self.transport = self.transport, None
+        if transport is not None:
+            transport.abort()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+
+    # Called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        assert self.transport is not None
+        self.transport.set_write_buffer_limits(0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.transport is not None:
+            self.transport = None
+            self.on_lost(f"the connection was lost: {exc}" if exc else "the server closed the connection")
+
+    async def _connect(self) -> None:
+        address = self._address
+        error = ""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self.loop.create_connection(
+                    lambda: self, address.host, address.port, ssl=address.tls(*self.protocols)
+                )
+        except (OSError, TimeoutError) as failure:
+            error = f"no connection to {address.host}:{address.port}: {failure or 'timed out'}"
+        self._connecting = None
+        if error:
+            self.on_lost(error)
+        elif self.transport is not None:
+            self.on_connected()

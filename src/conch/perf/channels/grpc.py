@@ -1,0 +1,334 @@
+"""A connection of HTTP/2 that carries several gRPC calls with one message each way.
+
+It has what such calls need of RFC 9113, with the frames of the server's own front end: gRPC's library takes several
+times as long for a call, and would measure itself.  Runs on the event loop of a process that sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic_ns
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+import hpack
+
+from conch.frontends.grpc.http2 import frames
+from conch.frontends.grpc.http2.headers import Field, HeaderDecoder
+from conch.perf.calls import Call
+from conch.perf.channels.connecting import Address, Connecting
+from conch.perf.records import Outcome
+
+#: Calls at a time on one connection, as in NVIDIA's clients, where so many share a channel.
+SHARED_BY: Final = 6
+#: What the server may send without being told that there is more room (bytes).
+_WINDOW: Final = frames.MAX_WINDOW
+_GREETING: Final = (
+    frames.PREFACE
+    + frames.settings({frames.ENABLE_PUSH: 0, frames.INITIAL_WINDOW_SIZE: _WINDOW})
+    + frames.window_update(0, _WINDOW - frames.DEFAULT_WINDOW)
+)
+_SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
+
+
+class _End(NamedTuple):
+    """The status in a header block: that of HTTP, and that of gRPC where the block has one."""
+
+    http: int | None
+    grpc: int | None
+    message: str
+
+
+class _Sending:
+    """A message of which a part waits for room in a window."""
+
+    def __init__(self, call: Call, stream: int, window: int) -> None:
+        self.call = call
+        self.stream = stream
+        self.window = window
+        self.left = memoryview(call.payload.data)
+
+
+class GrpcChannel(Connecting):
+    """Sends prepared messages to one method, each in a stream of its own."""
+
+    protocols = ("h2",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, path: str, most: int = SHARED_BY) -> None:
+        super().__init__(loop, address)
+        self._path = path
+        self._most = most
+        self._calls: dict[int, Call] = {}
+        #: Calls that wait for a connection.
+        self._unsent: deque[Call] = deque()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._decoder: HeaderDecoder[_End] = HeaderDecoder(_end_of)
+        self._encoder = hpack.Encoder()
+        self._head = b""
+        self._rest = b""
+        self._out: list[bytes | memoryview] = []
+        self._corked = False
+        self._next_stream = 1
+        self._going_away = False
+        self._frame_size = frames.DEFAULT_FRAME_SIZE
+        self._stream_window = frames.DEFAULT_WINDOW
+        self._window = frames.DEFAULT_WINDOW
+        self._received = 0
+        self._block: tuple[int, int, bytes] | None = None
+        self._sending: dict[int, _Sending] = {}
+
+    @property
+    def room(self) -> int:
+        return self._most - len(self._calls) - len(self._unsent)
+
+    def send(self, call: Call) -> None:
+        call.channel = self
+        if self.transport is None or self._going_away:
+            call.sent = monotonic_ns()
+            self._unsent.append(call)
+            if self.transport is None:
+                self.connect()
+        else:
+            self._open(call)
+            if not self._corked:
+                self._flush()
+
+    def cancel(self, call: Call) -> None:
+        if call in self._unsent:
+            self._unsent.remove(call)
+            return
+        for stream, one in self._calls.items():
+            if one is call:
+                del self._calls[stream]
+                self._sending.pop(stream, None)
+                self._out.append(frames.rst_stream(stream, frames.Http2ErrorCode.CANCEL))
+                self._flush()
+                return
+
+    # Called by the transport
+
+    def on_connected(self) -> None:
+        self._reset()
+        self._out.append(_GREETING)
+        while self._unsent:
+            self._open(self._unsent.popleft())
+        self._flush()
+
+    def on_lost(self, error: str) -> None:
+        calls = [*self._calls.values(), *self._unsent]
+        self._calls.clear()
+        self._unsent.clear()
+        for call in calls:
+            _finish(call, Outcome.CONNECTION_LOST, 0, error)
+
+    def data_received(self, data: bytes) -> None:
+        self._corked = True
+        try:
+            self._read(self._rest + data if self._rest else data)
+        except frames.ConnectionFault as fault:
+            self.close()
+            self._fail(str(fault))
+        except (IndexError, ValueError) as error:
+            self.close()
+            self._fail(f"the answer cannot be read: {error}")
+        self._corked = False
+        self._flush()
+
+    # Sending
+
+    def _open(self, call: Call) -> None:
+        stream = self._next_stream
+        self._next_stream = stream + 2
+        call.sent = monotonic_ns()
+        self._calls[stream] = call
+        head = self._head or self._encode_head()
+        data = call.payload.data
+        size = len(data)
+        self._out.append(frames.FRAME.pack(len(head) << 8 | frames.HEADERS, frames.END_HEADERS, stream))
+        self._out.append(head)
+        if size <= self._frame_size and size <= self._window and size <= self._stream_window:
+            self._window -= size
+            self._out.append(frames.FRAME.pack(size << 8 | frames.DATA, frames.END_STREAM, stream))
+            self._out.append(data)
+            call.written = call.sent
+        else:
+            self._sending[stream] = _Sending(call, stream, self._stream_window)
+            self._pump()
+
+    def _encode_head(self) -> bytes:
+        """The header block of a call; from the second on, all its fields are in the server's table."""
+        fields = [
+            (b":method", b"POST"), (b":scheme", b"https" if self._address.encrypted else b"http"),
+            (b":path", self._path.encode()), (b":authority", f"{self._address.host}:{self._address.port}".encode()),
+            (b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"conch-perf"),
+        ]  # fmt: skip
+        first: bytes = self._encoder.encode(fields)
+        second: bytes = self._encoder.encode(fields)
+        self._head = second
+        return first
+
+    def _pump(self) -> None:
+        """Send what windows allow of the messages that wait."""
+        for sending in list(self._sending.values()):
+            while sending.left and (room := min(self._window, sending.window, self._frame_size)) > 0:
+                part, sending.left = sending.left[:room], sending.left[room:]
+                flags = 0 if sending.left else frames.END_STREAM
+                self._out.append(frames.FRAME.pack(len(part) << 8 | frames.DATA, flags, sending.stream))
+                self._out.append(part)
+                self._window -= len(part)
+                sending.window -= len(part)
+            if not sending.left:
+                sending.call.written = monotonic_ns()
+                del self._sending[sending.stream]
+
+    def _flush(self) -> None:
+        out = self._out
+        if out and self.transport is not None:
+            self._out = []
+            self.transport.write(b"".join(out))
+
+    # Reading
+
+    def _read(self, data: bytes) -> None:
+        now = monotonic_ns()
+        at, end = 0, len(data)
+        while end - at >= 9:
+            word, flags, stream = frames.FRAME.unpack_from(data, at)
+            size = word >> 8
+            stop = at + 9 + size
+            if stop > end:
+                break
+            kind = word & 0xFF
+            if kind == frames.DATA:
+                self._on_data(stream, flags, size, now)
+            elif kind == frames.HEADERS:
+                block = data[at + 9 : stop]
+                if flags & (frames.PADDED | frames.HAS_PRIORITY):
+                    block = frames.without_padding(flags, block)
+                if flags & frames.END_HEADERS:
+                    self._on_block(stream, flags, block, now)
+                else:
+                    self._block = (stream, flags, block)
+            else:
+                self._on_control(kind, flags, stream, data[at + 9 : stop], now)
+            if self.transport is None:
+                return
+            at = stop
+        self._rest = data[at:]
+
+    def _on_data(self, stream: int, flags: int, size: int, now: int) -> None:
+        self._received += size
+        if self._received >= _WINDOW // 2:
+            self._out.append(frames.window_update(0, self._received))
+            self._received = 0
+        call = self._calls.get(stream)
+        if call is None:
+            return
+        if not call.first:
+            call.first = now
+        call.received += size
+        if flags & frames.END_STREAM:
+            self._end(stream, Outcome.UNREADABLE, 0, "the stream ended without a status")
+
+    def _on_block(self, stream: int, flags: int, block: bytes, now: int) -> None:
+        end = self._decoder.head(block)
+        call = self._calls.get(stream)
+        if call is None:
+            return
+        if not call.first:
+            call.first = now
+        if not flags & frames.END_STREAM:
+            return
+        if end.grpc == 0:
+            call.responses += 1
+            self._end(stream, Outcome.OK, 0, "")
+        elif end.grpc is not None:
+            self._end(stream, Outcome.REFUSED, end.grpc, end.message)
+        else:
+            self._end(stream, Outcome.REFUSED, end.http or 0, f"HTTP status {end.http} and no status of gRPC")
+
+    def _on_control(self, kind: int, flags: int, stream: int, payload: bytes, now: int) -> None:
+        if kind == frames.WINDOW_UPDATE:
+            increment = frames.WORD.unpack(payload)[0]
+            if not stream:
+                self._window += increment
+            elif stream in self._sending:
+                self._sending[stream].window += increment
+            if self._sending:
+                self._pump()
+        elif kind == frames.SETTINGS and not flags & frames.ACK:
+            self._on_settings(payload)
+        elif kind == frames.PING and not flags & frames.ACK:
+            self._out.append(frames.frame(frames.PING, frames.ACK, 0, payload))
+        elif kind == frames.RST_STREAM:
+            self._end(stream, Outcome.REFUSED, frames.WORD.unpack(payload)[0], "the server reset the stream")
+        elif kind == frames.GOAWAY:
+            self._on_goaway(payload)
+        elif kind == frames.CONTINUATION and self._block is not None:
+            first, head_flags, block = self._block
+            self._block = (first, head_flags, block + payload)
+            if flags & frames.END_HEADERS:
+                self._block = None
+                self._on_block(first, head_flags, block + payload, now)
+
+    def _on_settings(self, payload: bytes) -> None:
+        values = frames.read_settings(payload)
+        self._frame_size = values.get(frames.MAX_FRAME_SIZE, self._frame_size)
+        if frames.INITIAL_WINDOW_SIZE in values:
+            grown = values[frames.INITIAL_WINDOW_SIZE] - self._stream_window
+            self._stream_window += grown
+            for sending in self._sending.values():
+                sending.window += grown
+        self._out.append(_SETTINGS_ACK)
+        if self._sending:
+            self._pump()
+
+    def _on_goaway(self, payload: bytes) -> None:
+        """Let the calls that the server has accepted end; the others, and new ones, get a new connection."""
+        last, code = frames.GOAWAY_HEAD.unpack_from(payload)
+        why = payload[frames.GOAWAY_HEAD.size :].decode("utf-8", "replace")
+        self._going_away = True
+        for stream in [one for one in self._calls if one > last]:
+            self._end(stream, Outcome.CONNECTION_LOST, code, f"the server ended the connection: {why or code}")
+        self._reconnect_when_idle()
+
+    def _reconnect_when_idle(self) -> None:
+        if self._going_away and not self._calls:
+            self.close()
+            self._going_away = False
+            if self._unsent:
+                self.connect()
+
+    def _end(self, stream: int, outcome: Outcome, code: int, error: str) -> None:
+        call = self._calls.pop(stream, None)
+        self._sending.pop(stream, None)
+        if call is not None:
+            _finish(call, outcome, code, error)
+            if self._going_away:
+                self._reconnect_when_idle()
+
+    def _fail(self, error: str) -> None:
+        calls = list(self._calls.values())
+        self._calls.clear()
+        for call in calls:
+            _finish(call, Outcome.UNREADABLE, 0, error)
+
+
+def _finish(call: Call, outcome: Outcome, code: int, error: str) -> None:
+    call.end = monotonic_ns()
+    call.outcome = outcome
+    call.code = code
+    call.error = error
+    call.on_end(call)
+
+
+def _end_of(fields: Sequence[Field]) -> _End:
+    """The status that a block of headers or trailers tells."""
+    found = dict(fields)
+    http, grpc = found.get(b":status"), found.get(b"grpc-status")
+    message = unquote(found.get(b"grpc-message", b"").decode("latin-1"))
+    return _End(int(http) if http is not None else None, int(grpc) if grpc is not None else None, message)

@@ -1,0 +1,100 @@
+"""From records to figures: throughput, latencies, and how sure they are.
+
+Pure; times are nanoseconds on the way in and seconds on the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conch.perf.records import Outcome, Records
+
+PERCENTILES: Final = (50, 90, 95, 99)
+#: Two-sided 95 % quantiles of Student's t by degrees of freedom; the last one is for more.
+_T: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.09, 2.04, 2.00, 1.96)
+_T_DEGREES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 10_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long something took (s); ``percentiles`` by number (50 is the median)."""
+
+    average: float
+    deviation: float
+    percentiles: Mapping[float, float]
+    longest: float
+
+    @classmethod
+    def of(cls, durations: NDArray[Any], percentiles: Sequence[float] = PERCENTILES) -> Latency | None:
+        """The latency over durations (ns); None without any."""
+        if not len(durations):
+            return None
+        seconds = durations / 1e9
+        values = np.percentile(seconds, percentiles, method="inverted_cdf")
+        found = {one: float(value) for one, value in zip(percentiles, values, strict=True)}
+        return cls(float(seconds.mean()), float(seconds.std()), found, float(seconds.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFigures:
+    """What one window measured: requests that ended well in it, and those that did not, by outcome.
+
+    ``throughput`` counts inferences a second.  ``latency`` is from when a request was due to the last byte of its
+    answer, ``send`` to its own last byte, ``wait`` from there to the first byte of the answer, ``receive`` to the last;
+    ``late`` is how much later than due requests were sent.
+    """
+
+    seconds: float
+    requests: int
+    throughput: float
+    failures: Mapping[Outcome, int]
+    latency: Latency | None
+    send: Latency | None
+    wait: Latency | None
+    receive: Latency | None
+    late: Latency | None
+
+
+def figures_of(
+    records: Records, start: int, end: int, inferences: NDArray[Any], percentiles: Sequence[float] = PERCENTILES
+) -> WindowFigures:
+    """The figures of the window from ``start`` to ``end`` (ns, monotonic); ``inferences`` counts those of payloads."""
+    inside = records[(records["end"] > start) & (records["end"] <= end)]
+    well = inside[inside["outcome"] == Outcome.OK]
+    badly = inside[inside["outcome"] != Outcome.OK]
+    outcomes, counts = np.unique(badly["outcome"], return_counts=True)
+    seconds = (end - start) / 1e9
+    written = np.where(well["written"] > 0, well["written"], well["sent"])
+    return WindowFigures(
+        seconds,
+        len(well),
+        float(inferences[well["payload"]].sum()) / seconds if len(well) else 0.0,
+        {Outcome(int(outcome)): int(count) for outcome, count in zip(outcomes, counts, strict=True)},
+        Latency.of(well["end"] - well["due"], percentiles),
+        Latency.of(written - well["sent"], percentiles),
+        Latency.of(np.maximum(0, well["first"] - written), percentiles),
+        Latency.of(well["end"] - well["first"], percentiles),
+        Latency.of(well["sent"] - well["due"], percentiles),
+    )
+
+
+def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval (Student's t) of the mean of independent runs; None for fewer than two."""
+    count = len(values)
+    if count < 2:
+        return None
+    mean = float(np.mean(values))
+    half = student_t(count - 1) * float(np.std(values, ddof=1)) / sqrt(count)
+    return mean - half, mean + half
+
+
+def student_t(degrees: int) -> float:
+    """The two-sided 95 % quantile; between the table's degrees of freedom, that of the fewer."""
+    place = max(index for index, known in enumerate(_T_DEGREES) if known <= degrees)
+    return _T[place]

@@ -1,0 +1,243 @@
+"""The processes that send requests, each with an event loop, connections and a share of the load of its own.
+
+A measurement has :class:`Generators`, which starts the processes, gives each its share and collects what they have
+noted; ``_main`` runs in each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from time import monotonic_ns, process_time
+from typing import Any, Final
+
+from conch.errors import ConchError, internal
+from conch.perf.calls import Channel, Payloads
+from conch.perf.channels.connecting import Address
+from conch.perf.channels.grpc import GrpcChannel
+from conch.perf.channels.http import HttpChannel
+from conch.perf.load import ClosedLoad, OpenLoad
+from conch.perf.records import RecordBuffer, Records, read_events, read_records
+from conch.perf.schedule import Schedule, share_of
+
+#: How long a process may take to answer (s): it answers between requests.
+_PATIENCE: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What is sent where: ``grpc_path`` is the method of gRPC calls, empty for HTTP.
+
+    ``timeout`` is how long a request may take (s).
+    """
+
+    address: Address
+    payloads: Payloads
+    grpc_path: str = ""
+    timeout: float = 600.0
+
+    def connect(self, loop: asyncio.AbstractEventLoop) -> Channel:
+        """A channel to the server."""
+        if self.grpc_path:
+            return GrpcChannel(loop, self.address, self.grpc_path)
+        return HttpChannel(loop, self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What the processes have noted since they were asked before.
+
+    ``records`` are those of requests that have ended, ``events`` ``[messages, 2]`` the row and the moment (ns) of each
+    message of those with several; ``unfinished`` are slot and due time (ns) of requests that run or wait.  ``errors``
+    counts messages; ``busy`` is the largest share of its time for which a process computed.
+    """
+
+    records: Records
+    events: Any
+    unfinished: Sequence[tuple[int, int]]
+    errors: dict[str, int]
+    busy: float
+
+
+class Generators:
+    """``count`` processes; their slots are numbered through."""
+
+    def __init__(self, traffic: Traffic, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_main, args=(theirs, traffic, number, count), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._ask_all(("ready",))
+
+    def __enter__(self) -> Generators:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def run_closed(self, concurrency: int) -> None:
+        """Have ``concurrency`` callers from now on, as evenly distributed as can be."""
+        for number, pipe in enumerate(self._pipes):
+            share = concurrency // len(self._pipes) + (number < concurrency % len(self._pipes))
+            pipe.send(("closed", share))
+
+    def run_open(self, schedule: Schedule, start: int, most: int) -> None:
+        """Start requests at the moments of ``schedule`` from ``start`` on (ns, monotonic), ``most`` at a time."""
+        share = max(1, most // len(self._pipes))
+        for pipe in self._pipes:
+            pipe.send(("open", schedule, start, share))
+
+    def pause(self) -> None:
+        """Start no more requests."""
+        for pipe in self._pipes:
+            pipe.send(("pause",))
+
+    def collect(self) -> Collected:
+        """What has been noted since the call before.  Raises INTERNAL for a process that has died."""
+        answers = self._ask_all(("collect",))
+        records = [read_records(answer["rows"]) for answer in answers]
+        events, first = [], 0
+        for answer, rows in zip(answers, records, strict=True):
+            moments = read_events(answer["events"]).copy()
+            moments[:, 0] += first
+            first += len(rows)
+            events.append(moments)
+        import numpy as np
+
+        errors: dict[str, int] = {}
+        for answer in answers:
+            for message, count in answer["errors"].items():
+                errors[message] = errors.get(message, 0) + count
+        return Collected(
+            np.concatenate(records), np.concatenate(events),
+            [one for answer in answers for one in answer["unfinished"]], errors,
+            max(answer["busy"] for answer in answers),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the processes, and the requests that run."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5.0)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+
+    def _ask_all(self, question: tuple[Any, ...]) -> list[Any]:
+        try:
+            for pipe in self._pipes:
+                pipe.send(question)
+            return [self._answer(pipe) for pipe in self._pipes]
+        except (EOFError, OSError):
+            raise internal("a process that sends requests has died") from None
+
+    def _answer(self, pipe: Connection) -> Any:
+        if not pipe.poll(_PATIENCE):
+            raise internal(f"a process that sends requests has not answered for {_PATIENCE:g} s")
+        answer = pipe.recv()
+        if isinstance(answer, ConchError):
+            raise answer
+        return answer
+
+
+def _main(pipe: Connection, traffic: Traffic, number: int, count: int) -> None:
+    """Run a share of the load, as the pipe says, until that is closed."""
+    import uvloop
+
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    # Pauses of the garbage collector would be measured as the server's.
+    gc.freeze()
+    gc.disable()
+    sender = _Sender(loop, traffic, number, count)
+
+    def obey() -> None:
+        try:
+            while pipe.poll():
+                answer = sender.obey(*pipe.recv())
+                if answer is not None:
+                    pipe.send(answer)
+        except (EOFError, OSError):
+            loop.stop()
+
+    loop.add_reader(pipe.fileno(), obey)
+    os.set_blocking(pipe.fileno(), True)  # the loop has changed it, and an answer is larger than what a pipe takes
+    try:
+        loop.run_forever()
+    finally:
+        os._exit(0)
+
+
+class _Sender:
+    """One process's loads and records."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, traffic: Traffic, number: int, count: int) -> None:
+        self._loop = loop
+        self._traffic = traffic
+        self._number, self._count = number, count
+        self._records = RecordBuffer()
+        self._connect = partial(traffic.connect, loop)
+        self._closed: ClosedLoad | None = None
+        self._open: OpenLoad | None = None
+        self._asked = (monotonic_ns(), process_time())
+
+    def obey(self, what: str, *given: Any) -> Any:
+        """Do what the measurement says; returns the answer, None where there is none."""
+        match what:
+            case "ready":
+                return True
+            case "closed":
+                self._closed_load().run(*given)
+            case "open":
+                schedule, start, most = given
+                self._open_load(most).run(share_of(schedule, start, self._number, self._count))
+            case "pause":
+                if self._closed is not None:
+                    self._closed.run(0)
+                if self._open is not None:
+                    self._open.run(iter(()))
+            case "collect":
+                return self._collect()
+        return None
+
+    def _closed_load(self) -> ClosedLoad:
+        if self._closed is None:
+            traffic, first = self._traffic, self._number * 100_000
+            self._closed = ClosedLoad(
+                self._loop, self._connect, traffic.payloads, self._records, traffic.timeout, first
+            )
+        return self._closed
+
+    def _open_load(self, most: int) -> OpenLoad:
+        if self._open is None:
+            traffic = self._traffic
+            self._open = OpenLoad(self._loop, self._connect, traffic.payloads, self._records, traffic.timeout, most)
+        return self._open
+
+    def _collect(self) -> dict[str, Any]:
+        rows, events = self._records.take()
+        loads = [load for load in (self._closed, self._open) if load is not None]
+        errors: dict[str, int] = {}
+        for load in loads:
+            errors |= load.errors
+            load.errors = {}
+        before, self._asked = self._asked, (monotonic_ns(), process_time())
+        wall = (self._asked[0] - before[0]) / 1e9
+        return {
+            "rows": rows, "events": events, "errors": errors,
+            "unfinished": [one for load in loads for one in load.unfinished()],
+            "busy": (self._asked[1] - before[1]) / wall if wall > 0 else 0.0,
+        }  # fmt: skip

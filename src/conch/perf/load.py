@@ -1,0 +1,221 @@
+"""When requests start: so many at a time, or at given moments.
+
+``ClosedLoad`` has callers that each wait for their answer before they ask again.  ``OpenLoad`` starts requests when
+they are due, whatever became of those before; one that has to wait because everything is busy counts from when it was
+due, so that a server that stands still is seen by all whom it would have kept waiting.  Both run on the event loop of a
+process that sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import monotonic_ns
+from typing import Final
+
+from conch.perf.calls import Call, Channel, Payloads
+from conch.perf.records import Outcome, RecordBuffer
+from conch.perf.timer import PreciseTimer
+
+#: How long a caller whose connection was lost waits before it tries again (s): at first, and at most.
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 1.0
+#: How often calls are looked at for their time-out (s).
+_LOOK_SECONDS: Final = 0.1
+
+
+class Load:
+    """What both have in common: channels, payloads in turn, and records of calls that have ended.
+
+    ``errors`` counts what went wrong, by message.  ``timeout`` (s) ends calls that take longer.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connect: Callable[[], Channel],
+        payloads: Payloads,
+        records: RecordBuffer,
+        timeout: float,
+    ) -> None:
+        self.errors: dict[str, int] = {}
+        self._loop = loop
+        self._connect = connect
+        self._payloads = payloads
+        self._records = records
+        self._timeout = int(timeout * 1e9)
+        self._channels: list[Channel] = []
+        self._next = 0
+        self._running: set[Call] = set()
+        self._look = loop.call_later(_LOOK_SECONDS, self._look_at_running)
+
+    def close(self) -> None:
+        """Give up all calls, and close all connections."""
+        self._look.cancel()
+        for call in self._running:
+            assert call.channel is not None
+            call.channel.cancel(call)
+        self._running.clear()
+        for channel in self._channels:
+            channel.close()
+
+    def unfinished(self) -> list[tuple[int, int]]:
+        """The slot, and when it was due (ns), of each request that runs."""
+        return [(call.slot, call.due) for call in self._running]
+
+    def _begin(self, call: Call, due: int, channel: Channel) -> None:
+        call.begin(due)
+        call.number = number = self._next
+        self._next = number + 1 if number + 1 < len(self._payloads) else 0
+        call.payload = self._payloads[number]
+        self._running.add(call)
+        channel.send(call)
+
+    def _note(self, call: Call) -> None:
+        """Keep the record of a call that has ended."""
+        self._running.discard(call)
+        records = self._records
+        if call.events:
+            for moment in call.events:
+                records.events.append(records.count)
+                records.events.append(moment)
+        records.count += 1
+        records.rows.extend((
+            call.due, call.sent, call.written, call.first, call.end, call.outcome, call.code, call.number,
+            call.responses, call.received, call.slot,
+        ))  # fmt: skip
+        if call.error:
+            self.errors[call.error] = self.errors.get(call.error, 0) + 1
+
+    def _channel_with_room(self) -> Channel:
+        for channel in self._channels:
+            if channel.room > 0:
+                return channel
+        channel = self._connect()
+        self._channels.append(channel)
+        return channel
+
+    def _look_at_running(self) -> None:
+        self._look = self._loop.call_later(_LOOK_SECONDS, self._look_at_running)
+        now = monotonic_ns()
+        for call in [one for one in self._running if now - one.due > self._timeout]:
+            assert call.channel is not None
+            call.channel.cancel(call)
+            call.end = now
+            call.outcome = Outcome.TIMED_OUT
+            call.error = f"no answer within {self._timeout / 1e9:g} s"
+            call.on_end(call)
+
+
+class ClosedLoad(Load):
+    """``concurrency`` callers, numbered by their slots from ``first_slot`` on."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connect: Callable[[], Channel],
+        payloads: Payloads,
+        records: RecordBuffer,
+        timeout: float,
+        first_slot: int = 0,
+    ) -> None:
+        super().__init__(loop, connect, payloads, records, timeout)
+        self._first_slot = first_slot
+        self._calls: list[Call] = []
+        self._idle: set[Call] = set()
+        self._concurrency = 0
+        self._pauses: dict[Call, float] = {}
+
+    def run(self, concurrency: int) -> None:
+        """Have so many callers from now on; those that are too many stop when they are answered."""
+        self._concurrency = concurrency
+        for call in [one for one in self._idle if one.slot - self._first_slot < concurrency]:
+            self._idle.discard(call)
+            self._ask(call)
+        while len(self._calls) < concurrency:
+            call = Call(self._first_slot + len(self._calls), self._ended)
+            self._calls.append(call)
+            self._ask(call)
+
+    def _ask(self, call: Call) -> None:
+        if call.slot - self._first_slot >= self._concurrency:
+            self._idle.add(call)
+            return
+        self._begin(call, monotonic_ns(), call.channel or self._channel_with_room())
+
+    def _ended(self, call: Call) -> None:
+        self._note(call)
+        if call.outcome is Outcome.CONNECTION_LOST:
+            pause = min(2 * self._pauses.get(call, _FIRST_PAUSE / 2), _LONGEST_PAUSE)
+            self._pauses[call] = pause
+            self._loop.call_later(pause, self._ask, call)
+            return
+        if self._pauses:
+            self._pauses.pop(call, None)
+        if call.slot - self._first_slot < self._concurrency and call.channel is not None:
+            self._begin(call, monotonic_ns(), call.channel)
+        else:
+            self._idle.add(call)
+
+
+class OpenLoad(Load):
+    """Requests at the moments of a schedule, on ``most`` connections' worth of calls at a time.
+
+    ``waiting`` are those that are due and for which no call is free.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connect: Callable[[], Channel],
+        payloads: Payloads,
+        records: RecordBuffer,
+        timeout: float,
+        most: int,
+    ) -> None:
+        super().__init__(loop, connect, payloads, records, timeout)
+        self.waiting: deque[int] = deque()
+        self._free = [Call(slot, self._ended) for slot in reversed(range(most))]
+        self._schedule: Iterator[int] = iter(())
+        self._due = 0
+        self._timer = PreciseTimer(loop, self._tick)
+
+    def run(self, schedule: Iterator[int]) -> None:
+        """Start requests at the moments (ns, monotonic) of ``schedule``, instead of those that were left."""
+        self._schedule = schedule
+        self._due = next(schedule, 0)
+        if self._due:
+            self._timer.at(self._due)
+
+    def close(self) -> None:
+        self._timer.close()
+        self.waiting.clear()
+        super().close()
+
+    def unfinished(self) -> list[tuple[int, int]]:
+        return [*super().unfinished(), *((-1, due) for due in self.waiting)]
+
+    def _tick(self) -> None:
+        now = monotonic_ns()
+        while self._due and self._due <= now:
+            if self._free:
+                self._start(self._free.pop(), self._due)
+            else:
+                self.waiting.append(self._due)
+            self._due = next(self._schedule, 0)
+        if self._due:
+            self._timer.at(self._due)
+
+    def _start(self, call: Call, due: int) -> None:
+        channel = call.channel
+        if channel is None or channel.room <= 0:
+            channel = self._channel_with_room()
+        self._begin(call, due, channel)
+
+    def _ended(self, call: Call) -> None:
+        self._note(call)
+        if self.waiting:
+            self._start(call, self.waiting.popleft())
+        else:
+            self._free.append(call)

@@ -1,0 +1,67 @@
+"""What is noted of every request: a row of integers, from which all figures follow.
+
+Written by the processes that send (:mod:`conch.perf.load`), read where figures are made; pure.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Outcome(IntEnum):
+    """How a request ended; ``NONE`` is one that had not ended when its load was stopped."""
+
+    OK = 0
+    REFUSED = 1
+    CONNECTION_LOST = 2
+    TIMED_OUT = 3
+    UNREADABLE = 4
+    NONE = 5
+
+
+#: The columns.  ``due``, ``sent``, ``written``, ``first`` and ``end`` are moments (ns, monotonic, 0 for never): when
+#: the request should have started, when its first and its last byte were given to the kernel, when the first byte of
+#: the answer was read, and the last.  ``code`` is the status of HTTP or gRPC, ``payload`` the number of what was sent,
+#: ``responses`` and ``received`` count what came (messages, bytes), ``slot`` is the caller, which has one request at a
+#: time.
+COLUMNS: Final = (
+    "due", "sent", "written", "first", "end", "outcome", "code", "payload", "responses", "received", "slot",
+)  # fmt: skip
+RECORD: Final = np.dtype([(name, np.int64) for name in COLUMNS])
+Records = NDArray[Any]
+
+
+class RecordBuffer:
+    """Rows as they are added, in the process that sends; ``events`` are moments within requests.
+
+    A row of events is the number of the request's row (of this buffer) and the moment of one of its messages (ns); they
+    are kept for requests that get more than one.
+    """
+
+    def __init__(self) -> None:
+        self.rows = array("q")
+        self.events = array("q")
+        self.count = 0
+
+    def take(self) -> tuple[bytes, bytes]:
+        """The rows and events so far, which are forgotten."""
+        taken = self.rows.tobytes(), self.events.tobytes()
+        self.rows = array("q")
+        self.events = array("q")
+        self.count = 0
+        return taken
+
+
+def read_records(rows: bytes) -> Records:
+    """The rows of a buffer as a structured array ``[requests]``, whose fields are ``COLUMNS``."""
+    return np.frombuffer(rows, RECORD)
+
+
+def read_events(events: bytes) -> NDArray[np.int64]:
+    """The events of a buffer ``[messages, 2]``: the number of the row, and the moment (ns)."""
+    return np.frombuffer(events, np.int64).reshape(-1, 2)

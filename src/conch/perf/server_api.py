@@ -1,0 +1,132 @@
+"""What a server says of itself and its models, over the protocol that is measured.
+
+Asked before and after windows, never while requests are timed by the same process.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from conch.errors import ConchError, internal, not_found, unavailable
+from conch.perf.channels.connecting import Address
+
+_SECONDS: Final = 10.0
+
+
+class ServerApi(Protocol):
+    """Metadata, configuration and statistics, as the HTTP protocol writes them in JSON."""
+
+    def server(self) -> Mapping[str, Any]:
+        """``name``, ``version`` and ``extensions`` of the server.  Raises UNAVAILABLE for one that is not there."""
+
+    def metadata(self, model: str, version: str) -> Mapping[str, Any]:
+        """The inputs and outputs of a model.  Raises NOT_FOUND for one that the server does not serve."""
+
+    def config(self, model: str, version: str) -> Mapping[str, Any]:
+        """The configuration of a model, empty where the server has none to show."""
+
+    def statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
+        """``model_stats``: of the model's versions, or of all models; empty where the server counts nothing."""
+
+
+class HttpApi:
+    """Over HTTP."""
+
+    def __init__(self, address: Address, prefix: str = "") -> None:
+        scheme = "https" if address.encrypted else "http"
+        self._base = f"{scheme}://{address.host}:{address.port}{prefix}"
+        self._tls: ssl.SSLContext | None = address.tls()
+
+    def server(self) -> Mapping[str, Any]:
+        return self._get("/v2")
+
+    def metadata(self, model: str, version: str) -> Mapping[str, Any]:
+        return self._get(_path(model, version))
+
+    def config(self, model: str, version: str) -> Mapping[str, Any]:
+        return self._optional(f"{_path(model, version)}/config")
+
+    def statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
+        path = f"{_path(model, version)}/stats" if model else "/v2/models/stats"
+        found: list[Mapping[str, Any]] = self._optional(path).get("model_stats", [])
+        return found
+
+    def _optional(self, path: str) -> Mapping[str, Any]:
+        try:
+            return self._get(path)
+        except ConchError as error:
+            if error.code is not_found("").code:
+                return {}
+            raise
+
+    def _get(self, path: str) -> Mapping[str, Any]:
+        request = Request(self._base + path, headers={"Accept": "application/json"})
+        try:
+            with urlopen(request, timeout=_SECONDS, context=self._tls) as answer:
+                document: Mapping[str, Any] = json.load(answer)
+                return document
+        except HTTPError as error:
+            message = _message(error.read()) or f"{error.code} {error.reason}"
+            # Triton answers 400 for a model that it does not have.
+            if error.code in (400, 404):
+                raise not_found(message) from None
+            raise internal(f"{self._base}{path}: {message}") from None
+        except (OSError, ValueError) as error:
+            why = error.reason if isinstance(error, URLError) else error
+            raise unavailable(f"no server answers at {self._base}: {why}") from None
+
+
+class GrpcApi:
+    """Over gRPC, with NVIDIA's client."""
+
+    def __init__(self, address: Address) -> None:
+        from tritonclient.grpc import InferenceServerClient
+
+        self._where = f"{address.host}:{address.port}"
+        self._client = InferenceServerClient(self._where, ssl=address.encrypted)
+
+    def server(self) -> Mapping[str, Any]:
+        return self._ask(self._client.get_server_metadata)
+
+    def metadata(self, model: str, version: str) -> Mapping[str, Any]:
+        return self._ask(self._client.get_model_metadata, model, version)
+
+    def config(self, model: str, version: str) -> Mapping[str, Any]:
+        config: Mapping[str, Any] = self._ask(self._client.get_model_config, model, version).get("config", {})
+        return config
+
+    def statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = self._ask(self._client.get_inference_statistics, model, version)["model_stats"]
+        return found
+
+    def _ask(self, call: Any, *arguments: str) -> Mapping[str, Any]:
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            answer: Mapping[str, Any] = call(*arguments, as_json=True, client_timeout=_SECONDS)
+        except InferenceServerException as error:
+            status = str(error.status())
+            if status.endswith(("UNAVAILABLE", "DEADLINE_EXCEEDED")):
+                raise unavailable(f"no server answers at {self._where}: {error.message()}") from None
+            if status.endswith(("NOT_FOUND", "INVALID_ARGUMENT")):
+                raise not_found(str(error.message())) from None
+            raise internal(f"{self._where}: {error.message()}") from None
+        return answer
+
+
+def _path(model: str, version: str) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""

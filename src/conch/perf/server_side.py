@@ -1,0 +1,78 @@
+"""What the server counted meanwhile: the difference of its statistics before and after a window.
+
+Pure; statistics are ``model_stats`` of the statistics extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+#: The stages of a request, by their names in the statistics.
+STAGES: Final = (
+    "success",
+    "queue",
+    "compute_input",
+    "compute_infer",
+    "compute_output",
+    "cache_hit",
+    "cache_miss",
+    "fail",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How often a stage was passed, and how long it took on average (s)."""
+
+    count: int
+    average: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """One model in one window: ``inferences`` and ``executions`` that it ran, and its stages by name."""
+
+    model: str
+    version: str
+    inferences: int
+    executions: int
+    stages: Mapping[str, Stage]
+
+    @property
+    def batch_size(self) -> float:
+        """How many inferences an execution had on average, 0 without executions."""
+        return self.inferences / self.executions if self.executions else 0.0
+
+
+def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[ServerFigures]:
+    """What each model version did between two readings; those that did nothing are left out.
+
+    A version that counts less than before was loaded anew, and counts from zero.
+    """
+    known = {(one["name"], one.get("version", "")): one for one in before}
+    found = []
+    for now in after:
+        key = (now["name"], now.get("version", ""))
+        then = known.get(key, {})
+        if _number(now, "inference_count") < _number(then, "inference_count"):
+            then = {}
+        inferences = _number(now, "inference_count") - _number(then, "inference_count")
+        executions = _number(now, "execution_count") - _number(then, "execution_count")
+        stages = {name: stage for name in STAGES if (stage := _stage(name, then, now)).count}
+        if inferences or stages:
+            found.append(ServerFigures(*key, inferences, executions, stages))
+    return found
+
+
+def _stage(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Stage:
+    then, now = (one.get("inference_stats", {}).get(name, {}) for one in (before, after))
+    count = _number(now, "count") - _number(then, "count")
+    nanoseconds = _number(now, "ns") - _number(then, "ns")
+    return Stage(count, nanoseconds / count / 1e9 if count else 0.0)
+
+
+def _number(of: Mapping[str, Any], name: str) -> int:
+    """A counter; in the JSON of protocol buffers numbers of 64 bits are texts, and 0 is left out."""
+    return int(of.get(name, 0))
