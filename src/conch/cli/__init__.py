@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "check": ("conch.cli.check", "check_command", "Say what is wrong with a model repository, with file and line."),
     "init": ("conch.cli.init", "init_command", "Write a new model that runs, with its test."),
     "convert": ("conch.cli.convert", "convert_command", "Make a model faster and prove that it answers the same."),
+    "perf": ("conch.cli.perf", "perf_command", "Measure how many requests a model answers, and how long they take."),
     "request": (
         "conch.cli.request",
         "request_command",

@@ -1,0 +1,92 @@
+"""The inputs of a model as a server declares them, with the shapes that requests will have.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conch.errors import invalid, not_found
+from conch.tensors import CONFIG_NAME, format_shape
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input: ``dims`` is its shape without the batch dimension, with -1 where requests choose."""
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What requests need to know of a model; ``max_batch_size`` is 0 for one without a batch dimension."""
+
+    name: str
+    version: str
+    inputs: Mapping[str, InputSpec]
+    max_batch_size: int
+    decoupled: bool
+
+    def shape_of(self, given: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+        """The dims of an input for which no data is given: its own, with those ``given`` on the command line.
+
+        Raises INVALID_ARG for one that has variable dims and none given, or others than its own.
+        """
+        spec = self.inputs[name]
+        dims = given.get(name)
+        if dims is None:
+            if -1 in spec.dims:
+                example = ",".join(str(16 if dim == -1 else dim) for dim in spec.dims)
+                raise invalid(
+                    f"input '{name}' of model '{self.name}' has the variable shape {format_shape(spec.dims)}:"
+                    f" say what requests send, as in --shape {name}:{example}, or give data with --input-data"
+                )
+            return spec.dims
+        fits = len(dims) == len(spec.dims) and all(
+            want in (-1, have) for want, have in zip(spec.dims, dims, strict=True)
+        )
+        if not fits:
+            raise invalid(
+                f"--shape {name}:{','.join(map(str, dims))} does not fit input '{name}', whose shape is"
+                f" {format_shape(spec.dims)}{' (without the batch dimension)' if self.max_batch_size else ''}"
+            )
+        return dims
+
+
+def read_model(metadata: Mapping[str, Any], config: Mapping[str, Any], version: str) -> ModelSpec:
+    """The model that a server's metadata and configuration describe; the configuration may be empty."""
+    max_batch_size = int(config.get("max_batch_size", 0))
+    optional = {one["name"] for one in config.get("input", ()) if one.get("optional")}
+    inputs = {}
+    for one in metadata.get("inputs", ()):
+        if one["datatype"] not in CONFIG_NAME:
+            raise invalid(f"input '{one['name']}' has the datatype '{one['datatype']}', for which there is no data")
+        shape = tuple(int(dim) for dim in one.get("shape", ()))
+        dims = shape[1:] if max_batch_size > 0 else shape
+        inputs[one["name"]] = InputSpec(one["name"], one["datatype"], dims, one["name"] in optional)
+    decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+    return ModelSpec(str(metadata["name"]), version, inputs, max_batch_size, decoupled)
+
+
+def check_shapes(model: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise NOT_FOUND for a ``--shape`` of an input that the model does not have."""
+    for name in shapes:
+        if name not in model.inputs:
+            raise not_found(f"--shape names '{name}', and model '{model.name}' has the inputs {_listed(model.inputs)}")
+
+
+def check_batch_size(model: ModelSpec, batch_size: int) -> None:
+    """Raise INVALID_ARG for a batch that the model does not take."""
+    if batch_size > 1 and batch_size > model.max_batch_size:
+        limit = f"at most {model.max_batch_size}" if model.max_batch_size else "no batches (max_batch_size is 0)"
+        raise invalid(f"-b {batch_size}: model '{model.name}' takes {limit}")
+
+
+def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"

@@ -1,0 +1,96 @@
+"""What is measured, and how long: the meaning of the command line.
+
+Pure.  The flags are perf_analyzer's, with their meanings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from conch.errors import invalid
+from conch.perf.channels.connecting import Address
+from conch.perf.inputs.data import DataOptions
+
+Protocol = Literal["http", "grpc"]
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The levels of load to measure, from ``first`` to ``last`` in steps of ``step``."""
+
+    first: float
+    last: float
+    step: float
+
+    def __iter__(self) -> Iterator[float]:
+        """All levels, ``last`` as well if steps lead there."""
+        count = int((self.last - self.first) / self.step + 1e-9) + 1
+        return iter([self.first + number * self.step for number in range(count)])
+
+    @classmethod
+    def parse(cls, flag: str, text: str) -> Levels:
+        """``start``, ``start:end`` or ``start:end:step``; raises INVALID_ARG, naming ``flag``, for anything else."""
+        parts = text.split(":")
+        try:
+            numbers = [float(part) for part in parts]
+        except ValueError:
+            numbers = []
+        if not 1 <= len(numbers) <= 3 or any(not 0 < number < 1e9 for number in numbers):
+            raise invalid(f"{flag} {text}: expected start, start:end or start:end:step, all above 0")
+        first = numbers[0]
+        last = numbers[1] if len(numbers) > 1 else first
+        if last < first:
+            raise invalid(f"{flag} {text}: the end is below the start")
+        return cls(first, last, numbers[2] if len(numbers) > 2 else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PerfPlan:
+    """``rates`` (requests a second) is given for an open load, otherwise ``concurrency`` counts.
+
+    ``interval`` is the length of a window (s), ``share`` how far windows that agree may be from their mean,
+    ``percentile`` the latency that has to agree (0 for the average), ``trials`` how many windows there are at most.
+    ``timeout`` ends requests (s); ``processes`` send (0: as many as are worth it).
+    """
+
+    model: str
+    address: Address
+    protocol: Protocol = "http"
+    version: str = ""
+    batch_size: int = 1
+    concurrency: Levels = Levels(1, 1, 1)
+    rates: Levels | None = None
+    distribution: Literal["constant", "poisson"] = "constant"
+    max_calls: int = 256
+    interval: float = 5.0
+    share: float = 0.1
+    percentile: float = 0.0
+    trials: int = 10
+    warm_up: float = 1.0
+    requests: int = 0
+    binary: bool = True
+    timeout: float = 600.0
+    processes: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    data: DataOptions = field(default_factory=DataOptions)
+
+
+def read_address(url: str, protocol: Protocol) -> tuple[Address, str]:
+    """The server and the path before all paths in ``host``, ``host:port`` or ``http://host:port/path``.
+
+    The port is Triton's where none is given.  Raises INVALID_ARG for anything else.
+    """
+    scheme, separator, rest = url.rpartition("://")
+    if separator and scheme not in ("http", "https", "grpc", "grpcs"):
+        raise invalid(f"-u {url}: unknown scheme '{scheme}'")
+    place, slash, path = rest.partition("/")
+    host, colon, port = place.rpartition(":")
+    if not colon or place.endswith("]"):
+        host, port = place, ""
+    if not host or (port and not (port.isdigit() and 0 < int(port) < 65536)):
+        raise invalid(f"-u {url}: expected host:port")
+    encrypted = scheme in ("https", "grpcs")
+    number = int(port) if port else (8001 if protocol == "grpc" else 443 if encrypted else 8000)
+    return Address(host.strip("[]"), number, encrypted), (slash + path).rstrip("/")

@@ -1,0 +1,1 @@
+"""Writers of reports: the terminal, CSV and JSON."""

@@ -1,0 +1,127 @@
+"""What ``conch perf`` shows: a line while it measures, the figures of each level, and a table of all.
+
+Times are microseconds, as perf_analyzer shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from conch.perf.figures import Latency, WindowFigures
+from conch.perf.plan import PerfPlan
+from conch.perf.run import Measured, Measurement
+from conch.perf.server_side import ServerFigures
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def opening(measurement: Measurement) -> str:
+    """Who is asked for what."""
+    plan, server = measurement.plan, measurement.server
+    where = f"{plan.address.host}:{plan.address.port}"
+    batch = f", {plan.batch_size} inferences in a request" if plan.batch_size > 1 else ""
+    return (
+        f"{server.get('name', 'server')} {server.get('version', '')} at {where} over {plan.protocol.upper()}:"
+        f" model '{plan.model}'{batch}"
+    )
+
+
+def level_of(plan: PerfPlan, level: float) -> str:
+    """The level in words."""
+    if plan.rates is not None:
+        return f"{level:g} requests a second ({plan.distribution})"
+    return f"concurrency {level:g}"
+
+
+class LiveLine:
+    """A line on the terminal that tells how the measurement of a level goes."""
+
+    def __init__(self, console: Console, plan: PerfPlan, level: float) -> None:
+        self._level = level_of(plan, level)
+        self._trials = plan.trials
+        self._windows = 0
+        self._status = console.status(f"{self._level}: warming up")
+
+    def __enter__(self) -> LiveLine:
+        self._status.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status.__exit__(kind, error, trace)
+
+    def on_window(self, window: WindowFigures) -> None:
+        """Show the figures of a window that has just ended."""
+        self._windows += 1
+        latency = f", {_us(window.latency.average)} on average" if window.latency else ", no answers"
+        self._status.update(
+            f"{self._level}: window {self._windows} of {self._trials} at most: {window.throughput:.0f} infer/s{latency}"
+        )
+
+
+def details(plan: PerfPlan, measured: Measured) -> str:
+    """The figures of one level, in lines."""
+    figures = measured.figures
+    lines = [f"\n{level_of(plan, measured.level)}: {figures.throughput:.1f} infer/s, {figures.requests} requests"]
+    if figures.latency is not None:
+        lines.append(f"  latency    {_spread(figures.latency)}")
+    parts = (("send", figures.send), ("wait", figures.wait), ("receive", figures.receive))
+    client = ", ".join(f"{name} {_us(latency.average)}" for name, latency in parts if latency is not None)
+    if client:
+        lines.append(f"  client     {client}")
+    if plan.rates is not None and figures.late is not None:
+        lines.append(f"  sent late  {_spread(figures.late)}")
+    lines += [f"  server     {_server(one)}" for one in measured.server]
+    lines += [f"  [yellow]warning[/yellow]    {warning}" for warning in measured.warnings]
+    lines += [f"             {count} x {message}" for message, count in _most(measured.errors)]
+    return "\n".join(lines)
+
+
+def summary(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
+    """All levels in a table."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("rate" if plan.rates is not None else "concurrency", justify="right")
+    for heading in ("infer/s", "average", "p50", "p90", "p95", "p99", "queue", "compute infer", "failed"):
+        table.add_column(heading, justify="right")
+    for one in measured:
+        figures, server = one.figures, one.server[0] if one.server else None
+        stages = server.stages if server is not None else {}
+        latency = figures.latency
+        table.add_row(
+            f"{one.level:g}",
+            f"{figures.throughput:.1f}",
+            _us(latency.average) if latency else "–",
+            *(_us(latency.percentiles[number]) if latency else "–" for number in (50, 90, 95, 99)),
+            *(_us(stages[name].average) if name in stages else "–" for name in ("queue", "compute_infer")),
+            str(sum(figures.failures.values())),
+        )
+    return table
+
+
+def _spread(latency: Latency) -> str:
+    percentiles = ", ".join(f"p{number:g} {_us(value)}" for number, value in latency.percentiles.items())
+    average = f"{_us(latency.average)} on average (sd {_us(latency.deviation)})"
+    return f"{average}, {percentiles}, longest {_us(latency.longest)}"
+
+
+def _server(figures: ServerFigures) -> str:
+    stages = ", ".join(
+        f"{name.replace('_', ' ')} {_us(stage.average)}" for name, stage in figures.stages.items() if name != "success"
+    )
+    batch = f", batch size {figures.batch_size:.1f}" if figures.executions else ""
+    return f"{figures.model} {figures.version}: {figures.inferences} inferences{batch}; {stages}"
+
+
+def _most(errors: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(errors.items(), key=lambda one: -one[1])[:5]
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us"
