@@ -1,0 +1,118 @@
+"""Measurements of servers whose behaviour is known: queueing arithmetic holds, however slow the machine is."""
+
+from __future__ import annotations
+
+import json
+import struct
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from conch.errors import Code, ConchError
+from conch.perf.channels.connecting import Address
+from conch.perf.figures import figures_of
+from conch.perf.inputs.data import DataOptions
+from conch.perf.plan import Levels, PerfPlan
+from conch.perf.records import RECORD, Outcome
+from conch.perf.report import files
+from conch.perf.run import Measured, Measurement
+from tests.unit.perf.known_server import KnownServer, running
+
+
+def _plan(server: KnownServer, **given: object) -> PerfPlan:
+    fields = {"interval": 0.5, "warm_up": 0.2, "share": 9.0, "trials": 3} | given
+    return PerfPlan("known", Address("127.0.0.1", server.port), **fields)  # type: ignore[arg-type]
+
+
+def _measure(server: KnownServer, level: float, **given: object) -> Measured:
+    with Measurement(_plan(server, **given)) as measurement:
+        return measurement.measure(level)
+
+
+def test_callers_are_those_that_wait_and_those_that_are_served() -> None:
+    """Little's law: the number of callers is the throughput times the latency."""
+    with running(KnownServer(service=0.02, slots=2)) as server:
+        measured = _measure(server, 8)
+    figures = measured.figures
+    assert figures.latency is not None
+    assert figures.throughput * figures.latency.average == pytest.approx(8, rel=0.15)
+    assert figures.latency.average >= 4 * 0.02
+    assert figures.throughput <= 2 / 0.02 * 1.05
+    assert not figures.failures and measured.unfinished == 8
+
+
+def test_requests_of_an_open_load_count_from_when_they_were_due() -> None:
+    """While the server stands still for a second, 200 requests are due, and wait from then on, not from their turn."""
+    with running(KnownServer(slots=1)) as server:
+        server.frozen_from = monotonic() + 1.2
+        server.frozen_until = server.frozen_from + 1.0
+        plan = _plan(server, rates=Levels(200, 200, 1), interval=4.0, trials=1, max_calls=4)
+        with Measurement(plan) as measurement:
+            figures = measurement.measure(200).figures
+    assert figures.latency is not None and figures.late is not None
+    assert figures.latency.longest >= 0.95
+    # A quarter of the time nothing was answered: of 800 requests some 200 waited, half a second on average.
+    assert figures.latency.percentiles[90] >= 0.4
+    assert figures.late.longest >= 0.9
+
+
+def test_failed_requests_are_counted_and_not_among_the_latencies() -> None:
+    with running(KnownServer(service=0.005, fails=3)) as server:
+        measured = _measure(server, 2)
+    failed = measured.figures.failures[Outcome.REFUSED]
+    assert failed / (failed + measured.figures.requests) == pytest.approx(1 / 3, abs=0.1)
+    assert any("it is the turn of an error" in message for message in measured.errors)
+    assert any("failed and are not among" in warning for warning in measured.warnings)
+
+
+def test_a_server_that_hangs_up_is_asked_again() -> None:
+    with running(KnownServer(service=0.005)) as server, Measurement(_plan(server)) as measurement:
+        measurement.measure(4)
+        server.hang_up()
+        after = measurement.measure(4)
+    assert after.figures.requests
+
+
+def test_requests_hold_what_was_asked_for() -> None:
+    with running(KnownServer(service=0.01)) as server:
+        given = {"batch_size": 2, "data": DataOptions("zero", {"IN": (4,)})}
+        figures = _measure(server, 1, **given).figures
+        body = server.bodies[0]
+    end = body.index(b"}}") + 2 if b"}}" in body else 0
+    head = json.loads(body[: body.rindex(b"}") + 1])
+    assert end and head["inputs"][0]["shape"] == [2, 4]
+    assert body.endswith(struct.pack("<8f", *[0] * 8))
+    assert figures.throughput == pytest.approx(2 * figures.requests / figures.seconds)
+
+
+def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
+    with running(KnownServer()) as server:
+        with pytest.raises(ConchError, match="takes at most 8"):
+            _measure(server, 1, batch_size=9)
+        with pytest.raises(ConchError, match="does not fit input 'IN'"):
+            _measure(server, 1, data=DataOptions(shapes={"IN": (3,)}))
+        with pytest.raises(ConchError) as unknown:
+            Measurement(PerfPlan("other", Address("127.0.0.1", server.port)))
+        assert unknown.value.code is Code.NOT_FOUND
+    with pytest.raises(ConchError, match="no server answers") as down:
+        Measurement(PerfPlan("known", Address("127.0.0.1", server.port)))
+    assert down.value.code is Code.UNAVAILABLE
+
+
+def test_files_have_a_row_for_each_level() -> None:
+    with running(KnownServer(service=0.005)) as server:
+        plan = _plan(server, trials=1)
+        with Measurement(plan) as measurement:
+            measured = [measurement.measure(level) for level in (1, 2)]
+    rows = files.csv(plan, measured).splitlines()
+    assert rows[0].startswith("Concurrency,Inferences/Second,Client Send,") and len(rows) == 3
+    document = json.loads(files.json(plan, measured))
+    assert [level["concurrency"] for level in document["levels"]] == [1, 2]
+    assert document["levels"][0]["requests"] == measured[0].figures.requests
+
+
+def test_a_window_without_answers_has_no_latency() -> None:
+    records = np.zeros(0, RECORD)
+    figures = figures_of(records, 0, 10**9, np.array([1]))
+    assert (figures.requests, figures.throughput, figures.latency) == (0, 0.0, None)

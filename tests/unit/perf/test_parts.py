@@ -1,0 +1,154 @@
+"""Schedules, stability, data and statistics."""
+
+from __future__ import annotations
+
+import base64
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from conch.errors import ConchError
+from conch.perf.inputs.data import DataOptions, in_batches, samples
+from conch.perf.inputs.specs import ModelSpec, read_model
+from conch.perf.plan import Levels, read_address
+from conch.perf.requests import grpc_message, http_request
+from conch.perf.schedule import Constant, Intervals, Poisson, share_of
+from conch.perf.server_side import differences
+from conch.perf.stability import Stability
+
+METADATA = {
+    "name": "m",
+    "inputs": [
+        {"name": "ids", "datatype": "INT64", "shape": ["-1", "-1"]},
+        {"name": "text", "datatype": "BYTES", "shape": ["-1", "1"]},
+    ],
+}
+CONFIG = {"max_batch_size": 4, "input": [{"name": "text", "optional": True}]}
+
+
+@pytest.fixture
+def model() -> ModelSpec:
+    return read_model(METADATA, CONFIG, "")
+
+
+def test_constant_rates_do_not_drift() -> None:
+    moments = list(islice(Constant(3).moments(0), 3001))
+    assert moments[-1] == 1000 * 10**9
+
+
+def test_poisson_rates_have_their_mean_and_are_repeatable() -> None:
+    moments = list(islice(Poisson(100).moments(0), 20_000))
+    assert moments[-1] / 1e9 == pytest.approx(200, rel=0.05)
+    assert moments == list(islice(Poisson(100).moments(0), 20_000)) != list(islice(Poisson(100, 1).moments(0), 20_000))
+
+
+def test_shares_of_a_schedule_are_the_schedule() -> None:
+    shares = [list(islice(share_of(Intervals([1, 2]), 10, number, 3), 4)) for number in range(3)]
+    assert sorted(moment for share in shares for moment in share) == list(islice(Intervals([1, 2]).moments(10), 12))
+
+
+def test_stability_needs_three_windows_that_agree() -> None:
+    stability = Stability(0.1, 5)
+    for throughput in (50, 100, 104):
+        stability.add(throughput, 1.0)
+        assert not stability.over
+    stability.add(98, 1.0)
+    assert stability.stable and stability.over
+    never = Stability(0.1, 3)
+    for throughput in (1, 100, 1):
+        never.add(throughput, 1.0)
+    assert never.over and not never.stable
+    silent = Stability(0.1, 3)
+    for _ in range(3):
+        silent.add(0, 0)
+    assert not silent.stable
+
+
+def test_variable_shapes_have_to_be_given(model: ModelSpec) -> None:
+    with pytest.raises(ConchError, match=r"input 'ids' .* --shape ids:16"):
+        samples(model, DataOptions())
+    found = samples(model, DataOptions(shapes={"ids": (3,)}))
+    assert len(found) > 1 and set(found[0]) == {"ids"} and len(found[0]["ids"].data) == 24
+
+
+def test_data_of_files_is_read_in_all_forms(model: ModelSpec, tmp_path: Path) -> None:
+    file = tmp_path / "data.json"
+    encoded = base64.b64encode((7).to_bytes(8, "little")).decode()
+    entries = [
+        {"ids": [1, 2, 3], "text": ["a"]},
+        {"ids": {"content": [1, 2], "shape": [2]}},
+        [{"ids": {"b64": encoded, "shape": [1]}}],
+    ]
+    file.write_text(json.dumps({"data": entries}))
+    found = samples(model, DataOptions(str(file)))
+    assert [one["ids"].dims for one in found] == [(3,), (2,), (1,)]
+    assert found[2]["ids"].data == (7).to_bytes(8, "little")
+    assert found[0]["text"].data == b"\x01\0\0\0a"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("{}", 'expected {"data"'),
+        ('{"data": [{"nobody": [1]}]}', "entry 0: model 'm' has no input 'nobody'"),
+        ('{"data": [{"text": ["a"]}]}', "entry 0: no data for the inputs ids"),
+        ('{"data": [{"ids": {"b64": "?", "shape": [1]}}]}', "'b64' is not base64"),
+        ('{"data": [{"ids": {"content": [1, 2], "shape": [3]}}]}', "input 'ids'"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(model: ModelSpec, tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(text)
+    with pytest.raises(ConchError) as refused:
+        samples(model, DataOptions(str(file)))
+    assert message in refused.value.message
+
+
+def test_folders_have_a_file_for_each_input(model: ModelSpec, tmp_path: Path) -> None:
+    (tmp_path / "ids").write_bytes(bytes(16))
+    [found] = samples(model, DataOptions(str(tmp_path), {"ids": (2,)}))
+    assert found["ids"].data == bytes(16)
+    with pytest.raises(ConchError, match="16 bytes, and INT64"):
+        samples(model, DataOptions(str(tmp_path), {"ids": (3,)}))
+
+
+def test_both_protocols_send_the_same(model: ModelSpec) -> None:
+    from tritonclient.grpc import service_pb2
+
+    found = samples(model, DataOptions("zero", {"ids": (2,)}))
+    [batch] = in_batches(found, 1)
+    message = service_pb2.ModelInferRequest.FromString(grpc_message(model, batch).data[5:])
+    assert message.raw_input_contents == [bytes(16)] and list(message.inputs[0].shape) == [1, 2]
+    request = http_request(model, batch, "h:1", {}, binary=False).data
+    assert json.loads(request.partition(b"\r\n\r\n")[2])["inputs"][0]["data"] == [0, 0]
+    assert len(in_batches(found * 5, 2)) == 3
+
+
+def test_levels_and_addresses() -> None:
+    assert list(Levels.parse("--c", "1:9:4")) == [1, 5, 9] and list(Levels.parse("--c", "2:3")) == [2, 3]
+    for text in ("", "0", "3:1", "1:2:3:4", "a"):
+        with pytest.raises(ConchError, match="--c"):
+            Levels.parse("--c", text)
+    address, prefix = read_address("https://host:8443/path/", "http")
+    assert (address.host, address.port, address.encrypted, prefix) == ("host", 8443, True, "/path")
+    assert read_address("[::1]:9", "grpc")[0].host == "::1" and read_address("localhost", "grpc")[0].port == 8001
+    for text in ("ftp://host", "host:x", ":1"):
+        with pytest.raises(ConchError, match="-u"):
+            read_address(text, "http")
+
+
+def test_statistics_are_subtracted() -> None:
+    def stats(count: int, ns: int) -> list[dict[str, object]]:
+        stages = {"queue": {"count": str(count), "ns": str(ns)}}
+        return [{"name": "m", "version": "1", "inference_count": str(count), "execution_count": count // 2,
+                 "inference_stats": stages}]  # fmt: skip
+
+    [found] = differences(stats(10, 10**9), stats(30, 5 * 10**9))
+    assert (found.inferences, found.batch_size) == (20, 2.0)
+    assert found.stages["queue"].average == pytest.approx(0.2)
+    [reloaded] = differences(stats(10, 10**9), stats(4, 10**9))
+    assert reloaded.inferences == 4
+    assert differences(stats(4, 1), stats(4, 1)) == []
