@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 if TYPE_CHECKING:
-    from conch.perf.plan import PerfPlan
+    from conch.perf.plan import PerfPlan, Protocol
 
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
@@ -21,8 +21,8 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "-u", "--url", default="", metavar="URL", help="host:port of the server (default: localhost and Triton's port)."
 )
-@click.option("-i", "--protocol", type=click.Choice(["http", "grpc"], case_sensitive=False), default="http",
-              metavar="NAME", help="http (default) or grpc.")  # fmt: skip
+@click.option("-i", "--protocol", type=click.Choice(["http", "grpc", "openai"], case_sensitive=False),
+              default="http", metavar="NAME", help="http (default), grpc or openai.")  # fmt: skip
 @click.option(
     "-b", "--batch-size", type=click.IntRange(1), default=1, metavar="N", help="Inferences in a request (default: 1)."
 )
@@ -75,6 +75,22 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--input-tensor-format", "tensor_format", type=click.Choice(["binary", "json"]), default="binary",
               metavar="NAME", help="binary (default) or json, over HTTP.")  # fmt: skip
+@click.option(
+    "--endpoint",
+    default="",
+    metavar="PATH",
+    help="infer (default), generate or generate_stream; of openai v1/chat/completions (default) or another.",
+)
+@click.option("--streaming", is_flag=True, help="Ask openai for a stream.")
+@click.option(
+    "--request-parameter",
+    "parameters",
+    multiple=True,
+    metavar="NAME:VALUE",
+    help="A member of requests for text, as max_tokens:64; the value is JSON or a text.",
+)
+@click.option("--slo", default="", metavar="ttft:MS,itl:MS",
+              help="Count the requests whose first token and distances keep this.")  # fmt: skip
 @click.option("-H", "headers", multiple=True, metavar="NAME:VALUE", help="A header of HTTP requests.")
 @click.option(
     "-f",
@@ -125,22 +141,24 @@ def perf_command(csv: Path | None, json_file: Path | None, **given: Any) -> int:
 
 def _plan(
     *,
-    url: str, protocol: str, concurrency_range: str | None, request_rate_range: str | None, request_distribution: str,
+    url: str, protocol: Protocol, concurrency_range: str | None, request_rate_range: str | None,
+    request_distribution: str,
     measurement_interval: int, stability_percentage: float, max_trials: int, percentile: int | None, input_data: str,
     shapes: tuple[str, ...], string_data: str | None, string_length: int, tensor_format: str, headers: tuple[str, ...],
-    **given: Any,
+    endpoint: str, parameters: tuple[str, ...], slo: str, **given: Any,
 ) -> tuple[PerfPlan, str]:  # fmt: skip
     """The plan that the flags mean, and the path before all paths."""
     from conch.errors import invalid
+    from conch.perf.generation import Objective
     from conch.perf.inputs.data import DataOptions
     from conch.perf.plan import Levels, PerfPlan, read_address
 
     if concurrency_range and request_rate_range:
         raise invalid("--concurrency-range and --request-rate-range exclude each other")
-    address, prefix = read_address(url or "localhost", "grpc" if protocol == "grpc" else "http")
+    address, prefix = read_address(url or "localhost", protocol)
     plan = PerfPlan(
         address=address,
-        protocol="grpc" if protocol == "grpc" else "http",
+        protocol=protocol,
         concurrency=Levels.parse("--concurrency-range", concurrency_range or "1"),
         rates=Levels.parse("--request-rate-range", request_rate_range) if request_rate_range else None,
         distribution="poisson" if request_distribution == "poisson" else "constant",
@@ -149,6 +167,11 @@ def _plan(
         percentile=percentile or 0.0,
         trials=max_trials,
         binary=tensor_format == "binary",
+        endpoint=endpoint or ("v1/chat/completions" if protocol == "openai" else "infer"),
+        parameters={
+            name: _json_or_text(value) for name, value in (_pair("--request-parameter", one) for one in parameters)
+        },
+        objective=Objective.parse(slo) if slo else None,
         headers=dict(_pair("-H", one) for one in headers),
         data=DataOptions(input_data, dict(_shape(one) for one in shapes), string_data, string_length),
         **given,
@@ -163,6 +186,15 @@ def _pair(flag: str, text: str) -> tuple[str, str]:
     if not colon or not name.strip():
         raise invalid(f"{flag} {text}: expected name:value")
     return name.strip(), value.strip()
+
+
+def _json_or_text(value: str) -> Any:
+    import json
+
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

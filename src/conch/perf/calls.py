@@ -29,7 +29,7 @@ class Call:
 
     __slots__ = (
         "channel", "code", "due", "end", "error", "events", "first", "number", "on_end", "outcome", "payload",
-        "received", "responses", "sent", "slot", "written",
+        "received", "responses", "sent", "slot", "tokens", "written",
     )  # fmt: skip
 
     def __init__(self, slot: int, on_end: CallOwner) -> None:
@@ -47,7 +47,7 @@ class Call:
         self.due = due
         self.sent = self.written = self.first = self.end = 0
         self.outcome: Outcome = Outcome.NONE
-        self.code = self.responses = self.received = 0
+        self.code = self.responses = self.tokens = self.received = 0
         self.error = ""
         if self.events:
             self.events = []

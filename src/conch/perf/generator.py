@@ -20,6 +20,7 @@ from typing import Any, Final
 from conch.errors import ConchError, internal
 from conch.perf.calls import Channel, Payloads
 from conch.perf.channels.connecting import Address
+from conch.perf.channels.events import EventChannel, ReadEvent
 from conch.perf.channels.grpc import GrpcChannel
 from conch.perf.channels.http import HttpChannel
 from conch.perf.load import ClosedLoad, OpenLoad
@@ -34,18 +35,22 @@ _PATIENCE: Final = 30.0
 class Traffic:
     """What is sent where: ``grpc_path`` is the method of gRPC calls, empty for HTTP.
 
+    ``read`` understands answers that are text, or streams of it; None for others, which are not looked at.
     ``timeout`` is how long a request may take (s).
     """
 
     address: Address
     payloads: Payloads
     grpc_path: str = ""
+    read: ReadEvent | None = None
     timeout: float = 600.0
 
     def connect(self, loop: asyncio.AbstractEventLoop) -> Channel:
         """A channel to the server."""
         if self.grpc_path:
             return GrpcChannel(loop, self.address, self.grpc_path)
+        if self.read is not None:
+            return EventChannel(loop, self.address, self.read)
         return HttpChannel(loop, self.address)
 
 

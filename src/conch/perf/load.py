@@ -83,7 +83,7 @@ class Load:
         records.count += 1
         records.rows.extend((
             call.due, call.sent, call.written, call.first, call.end, call.outcome, call.code, call.number,
-            call.responses, call.received, call.slot,
+            call.responses, call.tokens, call.received, call.slot,
         ))  # fmt: skip
         if call.error:
             self.errors[call.error] = self.errors.get(call.error, 0) + 1

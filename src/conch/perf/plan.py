@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from conch.errors import invalid
 from conch.perf.channels.connecting import Address
+from conch.perf.generation import Objective
 from conch.perf.inputs.data import DataOptions
 
-Protocol = Literal["http", "grpc"]
+Protocol = Literal["http", "grpc", "openai"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class PerfPlan:
     ``interval`` is the length of a window (s), ``share`` how far windows that agree may be from their mean,
     ``percentile`` the latency that has to agree (0 for the average), ``trials`` how many windows there are at most.
     ``timeout`` ends requests (s); ``processes`` send (0: as many as are worth it).
+
+    ``endpoint`` is ``infer``, ``generate`` or ``generate_stream`` of the model, or a path of OpenAI's API;
+    ``parameters`` are members of such requests.  ``streaming`` asks OpenAI's API for a stream.
     """
 
     model: str
@@ -73,6 +77,10 @@ class PerfPlan:
     binary: bool = True
     timeout: float = 600.0
     processes: int = 0
+    endpoint: str = "infer"
+    streaming: bool = False
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    objective: Objective | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     data: DataOptions = field(default_factory=DataOptions)
 

@@ -27,10 +27,10 @@ class Outcome(IntEnum):
 #: The columns.  ``due``, ``sent``, ``written``, ``first`` and ``end`` are moments (ns, monotonic, 0 for never): when
 #: the request should have started, when its first and its last byte were given to the kernel, when the first byte of
 #: the answer was read, and the last.  ``code`` is the status of HTTP or gRPC, ``payload`` the number of what was sent,
-#: ``responses`` and ``received`` count what came (messages, bytes), ``slot`` is the caller, which has one request at a
-#: time.
+#: ``responses`` and ``received`` count what came (messages, bytes), ``tokens`` those of the answer where the server
+#: says so (0: it does not), ``slot`` is the caller, which has one request at a time.
 COLUMNS: Final = (
-    "due", "sent", "written", "first", "end", "outcome", "code", "payload", "responses", "received", "slot",
+    "due", "sent", "written", "first", "end", "outcome", "code", "payload", "responses", "tokens", "received", "slot",
 )  # fmt: skip
 RECORD: Final = np.dtype([(name, np.int64) for name in COLUMNS])
 Records = NDArray[Any]

@@ -64,6 +64,49 @@ def http_request(
     return Payload(http_post(path, lines, body), len(batch))
 
 
+def generate_request(
+    model: ModelSpec, sample: Sample, host: str, headers: Mapping[str, str], parameters: Mapping[str, Any],
+    endpoint: str, prefix: str = "",
+) -> Payload:  # fmt: skip
+    """A ``POST …/generate`` or ``…/generate_stream``: each input a value, or a list where it has several.
+
+    ``parameters`` are members beside the inputs, as ``max_tokens``.
+    """
+    document: dict[str, Any] = {}
+    for tensor in tensors_of(model, [sample]):
+        values = to_json(tensor)
+        document[tensor.name] = values[0] if len(values) == 1 else values
+    path = f"{prefix}/v2/models/{quote(model.name, safe='')}"
+    path += f"/versions/{model.version}/{endpoint}" if model.version else f"/{endpoint}"
+    return Payload(http_post(path, _json_headers(host, headers), _json(document | dict(parameters))))
+
+
+def openai_request(
+    model: str, given: Mapping[str, Any] | str, host: str, headers: Mapping[str, str], parameters: Mapping[str, Any],
+    endpoint: str, *, streaming: bool, prefix: str = "",
+) -> Payload:  # fmt: skip
+    """A request of OpenAI's API: ``given`` is a body, or the text of its prompt; a stream is asked for its usage."""
+    document: dict[str, Any] = {"model": model}
+    if not isinstance(given, str):
+        document |= given
+    elif endpoint.endswith("chat/completions"):
+        document["messages"] = [{"role": "user", "content": given}]
+    else:
+        document["input" if endpoint.endswith("embeddings") else "prompt"] = given
+    document |= parameters
+    if streaming:
+        document |= {"stream": True, "stream_options": {"include_usage": True}}
+    return Payload(http_post(f"{prefix}/{endpoint.strip('/')}", _json_headers(host, headers), _json(document)))
+
+
+def _json_headers(host: str, headers: Mapping[str, str]) -> dict[str, str]:
+    return {"Host": host, "Content-Type": "application/json", **headers}
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
 def http_post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
     """The bytes of a POST."""
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]

@@ -6,27 +6,27 @@ Called by the command; the processes that send do nothing else.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic_ns, sleep
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from conch.errors import ConchError, invalid, unsupported
-from conch.perf.calls import Payload
+from conch.errors import ConchError
 from conch.perf.figures import PERCENTILES, WindowFigures, figures_of
-from conch.perf.generator import Collected, Generators, Traffic
-from conch.perf.inputs.data import in_batches, samples
-from conch.perf.inputs.specs import ModelSpec, check_batch_size, check_shapes, read_model
+from conch.perf.generation import GenerationFigures, generation_of
+from conch.perf.generator import Collected, Generators
+from conch.perf.inputs.specs import ModelSpec, read_model
 from conch.perf.plan import PerfPlan
 from conch.perf.records import Records
-from conch.perf.requests import MODEL_INFER, grpc_message, http_request
 from conch.perf.schedule import Constant, Poisson, Schedule
 from conch.perf.server_api import GrpcApi, HttpApi, ServerApi
 from conch.perf.server_side import ServerFigures, differences
 from conch.perf.stability import WINDOWS, Stability
+from conch.perf.traffic import traffic_of
 
 #: A process that computes for more than this share of its time is what limits a measurement.
 BUSY: Final = 0.85
@@ -38,6 +38,8 @@ _CALLERS_PER_PROCESS: Final = 128
 class Measured:
     """One level: ``figures`` over the windows that agree (the last ones, if none do), and what the server counted.
 
+    ``generation`` is there where answers are text.
+
     ``stable`` says whether they agree; ``busy`` is how much of its time the busiest sender computed; ``errors`` counts
     what went wrong, by message; ``unfinished`` are requests that had not ended when the last window did, for at least
     ``oldest`` seconds.
@@ -45,6 +47,7 @@ class Measured:
 
     level: float
     figures: WindowFigures
+    generation: GenerationFigures | None
     windows: tuple[WindowFigures, ...]
     stable: bool
     server: tuple[ServerFigures, ...]
@@ -79,16 +82,19 @@ class Measurement:
     def __init__(self, plan: PerfPlan, prefix: str = "") -> None:
         self.plan = plan
         self._api: ServerApi = GrpcApi(plan.address) if plan.protocol == "grpc" else HttpApi(plan.address, prefix)
-        self.server = self._api.server()
-        self.model = read_model(
-            self._api.metadata(plan.model, plan.version), self._api.config(plan.model, plan.version), plan.version
-        )
-        if self.model.decoupled and plan.protocol == "http":
-            raise unsupported(f"model '{plan.model}' is decoupled, which infer over HTTP does not allow: use -i grpc")
-        payloads = _payloads(plan, self.model, prefix)
-        self._inferences = np.array([payload.inferences for payload in payloads])
-        path = MODEL_INFER if plan.protocol == "grpc" else ""
-        self._generators = Generators(Traffic(plan.address, payloads, path, plan.timeout), self._processes())
+        self.server: Mapping[str, Any] = {}
+        self.model = ModelSpec(plan.model, plan.version, {}, 0, decoupled=True)
+        if plan.protocol == "openai":
+            with suppress(ConchError):  # another server may have nothing but OpenAI's API
+                self.server = self._api.server()
+        else:
+            self.server = self._api.server()
+            metadata = self._api.metadata(plan.model, plan.version)
+            self.model = read_model(metadata, self._api.config(plan.model, plan.version), plan.version)
+        traffic = traffic_of(plan, self.model, prefix)
+        self._inferences = np.array([payload.inferences for payload in traffic.payloads])
+        self._writes_text = traffic.read is not None
+        self._generators = Generators(traffic, self._processes())
 
     def __enter__(self) -> Measurement:
         return self
@@ -107,7 +113,7 @@ class Measurement:
         sleep(plan.warm_up)
         self._generators.collect()
         stability = Stability(plan.share, plan.trials)
-        kept: list[tuple[WindowFigures, Records, int, int]] = []
+        kept: list[tuple[WindowFigures, Records, int, int, NDArray[np.int64]]] = []
         errors: dict[str, int] = {}
         busy = 0.0
         collected: Collected | None = None
@@ -120,7 +126,7 @@ class Measurement:
             end = monotonic_ns()
             readings.append(self._statistics())
             window = figures_of(collected.records, start, end, self._inferences, self._percentiles())
-            kept.append((window, collected.records, start, end))
+            kept.append((window, collected.records, start, end, collected.events))
             errors |= {message: errors.get(message, 0) + count for message, count in collected.errors.items()}
             busy = max(busy, collected.busy)
             stability.add(window.throughput, self._judged(window))
@@ -129,9 +135,12 @@ class Measurement:
         records = np.concatenate([one[1] for one in last])
         now = last[-1][3]
         figures = figures_of(records, last[0][2], now, self._inferences, self._percentiles())
+        generation = None
+        if self._writes_text:
+            generation = generation_of(records, _joined(last), last[0][2], now, plan.objective)
         unfinished = collected.unfinished if collected is not None else []
         return Measured(
-            level, figures, tuple(one[0] for one in kept), stability.stable,
+            level, figures, generation, tuple(one[0] for one in kept), stability.stable,
             tuple(differences(readings[-len(last) - 1], readings[-1])), errors, busy, len(unfinished),
             max((now - due for _, due in unfinished), default=0) / 1e9,
         )  # fmt: skip
@@ -155,7 +164,7 @@ class Measurement:
 
     def _statistics(self) -> list[Any]:
         with suppress(ConchError):
-            return list(self._api.statistics("", "") if self.model else [])
+            return list(self._api.statistics("", "")) if self.server else []
         return []
 
     def _processes(self) -> int:
@@ -166,17 +175,10 @@ class Measurement:
         return int(max(1, min(os.cpu_count() or 1, callers // _CALLERS_PER_PROCESS)))
 
 
-def _payloads(plan: PerfPlan, model: ModelSpec, prefix: str) -> list[Payload]:
-    check_shapes(model, dict(plan.data.shapes))
-    check_batch_size(model, plan.batch_size)
-    batches = in_batches(samples(model, plan.data), plan.batch_size)
-    host = f"{plan.address.host}:{plan.address.port}"
-    if plan.protocol == "grpc":
-        payloads = [grpc_message(model, batch) for batch in batches]
-    else:
-        payloads = [
-            http_request(model, batch, host, plan.headers, binary=plan.binary, prefix=prefix) for batch in batches
-        ]
-    if not payloads:
-        raise invalid("there is nothing to send")
-    return [replace(payload, inferences=max(1, plan.batch_size)) for payload in payloads]
+def _joined(windows: Sequence[tuple[Any, Records, int, int, NDArray[np.int64]]]) -> NDArray[np.int64]:
+    """The events of several windows, by the rows of their records one behind the other."""
+    joined, first = [], 0
+    for _, records, _, _, events in windows:
+        joined.append(events + np.array([first, 0]))
+        first += len(records)
+    return np.concatenate(joined)

@@ -60,6 +60,7 @@ def _level(plan: PerfPlan, measured: Measured) -> dict[str, Any]:
     return {
         "request_rate" if plan.rates is not None else "concurrency": measured.level,
         **figures,
+        **({"generation": asdict(measured.generation)} if measured.generation is not None else {}),
         "stable": measured.stable,
         "windows": [window.throughput for window in measured.windows],
         "server": [asdict(one) for one in measured.server],

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from conch.perf.figures import Latency, WindowFigures
+from conch.perf.generation import GenerationFigures
 from conch.perf.plan import PerfPlan
 from conch.perf.run import Measured, Measurement
 from conch.perf.server_side import ServerFigures
@@ -74,6 +75,8 @@ def details(plan: PerfPlan, measured: Measured) -> str:
     client = ", ".join(f"{name} {_us(latency.average)}" for name, latency in parts if latency is not None)
     if client:
         lines.append(f"  client     {client}")
+    if measured.generation is not None:
+        lines += _generation(measured.generation)
     if plan.rates is not None and figures.late is not None:
         lines.append(f"  sent late  {_spread(figures.late)}")
     lines += [f"  server     {_server(one)}" for one in measured.server]
@@ -109,6 +112,17 @@ def _spread(latency: Latency) -> str:
     percentiles = ", ".join(f"p{number:g} {_us(value)}" for number, value in latency.percentiles.items())
     average = f"{_us(latency.average)} on average (sd {_us(latency.deviation)})"
     return f"{average}, {percentiles}, longest {_us(latency.longest)}"
+
+
+def _generation(figures: GenerationFigures) -> list[str]:
+    """Tokens, and when they came."""
+    goodput = "" if figures.goodput is None else f", {figures.goodput:.2f} requests a second keep the objective"
+    lines = [f"  tokens     {figures.tokens:.1f} a second, {figures.tokens_per_user:.1f} for each request{goodput}"]
+    if figures.ttft is not None:
+        lines.append(f"  first      {_spread(figures.ttft)}")
+    if figures.itl is not None:
+        lines.append(f"  between    {_spread(figures.itl)}")
+    return lines
 
 
 def _server(figures: ServerFigures) -> str:

@@ -1,0 +1,115 @@
+"""A connection of HTTP/1.1 whose answers are streams of events, as those of ``generate_stream`` and of OpenAI's API.
+
+Each event that carries text is noted with its moment.  Source of the format: HTML Living Standard, "Server-sent
+events"; that of the events: Triton's generate extension, OpenAI's API reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from conch.perf.calls import Call
+from conch.perf.channels.connecting import Address
+from conch.perf.channels.http import HttpChannel
+from conch.perf.records import Outcome
+
+_SHOWN: Final = 400
+
+
+class Event(NamedTuple):
+    """What an event says: whether it carries text, how many tokens the answer has in all (0: unknown), the error."""
+
+    text: bool
+    tokens: int = 0
+    error: str = ""
+
+
+ReadEvent = Callable[[bytes], Event]
+
+
+class EventChannel(HttpChannel):
+    """``read`` tells what the data of an event, or a whole answer without events, says."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, read: ReadEvent) -> None:
+        super().__init__(loop, address)
+        self._read = read
+        self._body = b""
+        self._streams = False
+        self._error = ""
+
+    # Called by the parser
+
+    def on_message_begin(self) -> None:
+        self._body = b""
+        self._streams = False
+        self._error = ""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._streams = value.lower().startswith(b"text/event-stream")
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+        if self._streams and self._call is not None:
+            *events, self._body = self._body.replace(b"\r\n", b"\n").split(b"\n\n")
+            for event in events:
+                self._note(self._call, event)
+
+    def on_message_complete(self) -> None:
+        call = self._call
+        if call is not None and self._body:
+            if self._streams:
+                self._note(call, self._body)
+            elif self._parser.get_status_code() < 300:
+                self._understand(call, self._body)
+        if call is not None and self._error and self._parser.get_status_code() < 300:
+            if not self._parser.should_keep_alive():
+                self.close()
+            self._end(call, Outcome.REFUSED, self._error)
+            return
+        super().on_message_complete()
+
+    def _note(self, call: Call, event: bytes) -> None:
+        data = b"\n".join([line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")])
+        if data and data != b"[DONE]":
+            self._understand(call, data)
+
+    def _understand(self, call: Call, data: bytes) -> None:
+        try:
+            said = self._read(data)
+        except (orjson.JSONDecodeError, KeyError, TypeError, IndexError, AttributeError):
+            said = Event(text=False, error=f"not understood: {data[:_SHOWN].decode('utf-8', 'replace')}")
+        if said.error:
+            self._error = said.error
+        if said.text:
+            call.responses += 1
+            call.events.append(monotonic_ns())
+        if said.tokens:
+            call.tokens = said.tokens
+
+
+def read_generate(data: bytes) -> Event:
+    """An event of ``generate_stream``, or the answer of ``generate``: outputs by name, of which one is a text."""
+    document: dict[str, Any] = orjson.loads(data)
+    if "error" in document:
+        return Event(text=False, error=str(document["error"]))
+    return Event(text=any(isinstance(value, str) and value for name, value in document.items() if name != "model_name"))
+
+
+def read_openai(data: bytes) -> Event:
+    """A chunk of a chat or of a completion, or a whole one."""
+    document: dict[str, Any] = orjson.loads(data)
+    if (error := document.get("error")) is not None:
+        return Event(text=False, error=str(error.get("message", error)))
+    usage = document.get("usage") or {}
+    tokens = int(usage.get("completion_tokens") or 0)
+    for choice in document.get("choices", ()):
+        part = choice.get("delta") or choice.get("message") or choice
+        if part.get("content") or part.get("text") or part.get("tool_calls") or part.get("reasoning_content"):
+            return Event(text=True, tokens=tokens)
+    return Event(text=False, tokens=tokens)

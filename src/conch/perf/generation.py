@@ -1,0 +1,101 @@
+"""Figures of generation: how long the first token takes, the distances of the others, and who got both in time.
+
+Pure.  A message of a stream counts as a token where the server does not say how many there were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conch.errors import invalid
+from conch.perf.figures import Latency
+from conch.perf.records import Outcome, Records
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a request must keep to count as good (s, None: anything): to the first token, between tokens, in all."""
+
+    ttft: float | None = None
+    itl: float | None = None
+    latency: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Objective:
+        """``ttft:200,itl:50`` in milliseconds; raises INVALID_ARG for anything else."""
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            name, colon, value = part.partition(":")
+            try:
+                found[name] = float(value) / 1000
+            except ValueError:
+                colon = ""
+            if not colon or name not in ("ttft", "itl", "latency") or not found[name] > 0:
+                raise invalid(f"--slo {text}: expected ttft:MS,itl:MS,latency:MS, or some of them")
+        return cls(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFigures:
+    """One window of a model that writes text.
+
+    ``ttft`` is from when a request was due to its first token, ``itl`` the distance of tokens within requests, averaged
+    for each request, so that long answers do not outvote short ones.  ``tokens`` are a second, ``tokens_per_user``
+    those that one request gets (the average over requests).  ``goodput`` counts requests a second that kept the
+    objective.
+    """
+
+    requests: int
+    tokens: float
+    tokens_per_user: float
+    ttft: Latency | None
+    itl: Latency | None
+    goodput: float | None
+
+
+def generation_of(
+    records: Records, events: NDArray[np.int64], start: int, end: int, objective: Objective | None = None
+) -> GenerationFigures:
+    """The figures of requests that ended well from ``start`` to ``end`` (ns); ``events`` are by row of ``records``."""
+    seconds = (end - start) / 1e9
+    inside = np.flatnonzero(
+        (records["end"] > start) & (records["end"] <= end) & (records["outcome"] == Outcome.OK)
+        & (records["responses"] > 0)
+    )  # fmt: skip
+    first, last = _of_requests(events, len(records))
+    found = records[inside]
+    tokens = np.where(found["tokens"] > 0, found["tokens"], found["responses"])
+    ttft = first[inside] - found["due"]
+    # Several tokens may share a message: what counts is how fast they came after the first one.
+    several = tokens > 1
+    itl = (last[inside] - first[inside])[several] / (tokens[several] - 1)
+    took = (found["end"] - found["due"]) / 1e9
+    per_user = tokens / np.maximum(took, 1e-9)
+    goodput = None
+    if objective is not None:
+        distances = np.zeros(len(inside))
+        distances[several] = itl
+        good = _keeps(ttft, objective.ttft) & _keeps(distances, objective.itl)
+        good &= _keeps(found["end"] - found["due"], objective.latency)
+        goodput = float(good.sum()) / seconds
+    return GenerationFigures(
+        len(inside), float(tokens.sum()) / seconds, float(per_user.mean()) if len(inside) else 0.0,
+        Latency.of(ttft), Latency.of(itl), goodput,
+    )  # fmt: skip
+
+
+def _of_requests(events: NDArray[np.int64], count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The first and the last moment (ns) of each row's events."""
+    first = np.full(count, np.iinfo(np.int64).max)
+    last = np.zeros(count, np.int64)
+    np.minimum.at(first, events[:, 0], events[:, 1])
+    np.maximum.at(last, events[:, 0], events[:, 1])
+    return first, last
+
+
+def _keeps(values: NDArray[Any], limit: float | None) -> NDArray[np.bool_]:
+    return np.ones(len(values), bool) if limit is None else values / 1e9 <= limit
