@@ -1,6 +1,6 @@
 """A request while it runs, and what carries it.
 
-A load (:mod:`conch.perf.load`) has one ``Call`` for each request at a time and uses it again; a channel
+A load (:mod:`conch.perf.load`) has one ``TimedCall`` for each request at a time and uses it again; a channel
 (:mod:`conch.perf.channels`) sends it and fills in the moments.  On the event loop of a process that sends.
 """
 
@@ -24,7 +24,7 @@ class Payload:
     inferences: int = 1
 
 
-class Call:
+class TimedCall:
     """One request, with the columns of its record; ``on_end`` is told when it has ended."""
 
     __slots__ = (
@@ -32,10 +32,10 @@ class Call:
         "received", "responses", "sent", "slot", "tokens", "written",
     )  # fmt: skip
 
-    def __init__(self, slot: int, on_end: CallOwner) -> None:
+    def __init__(self, slot: int, on_end: TimedCallOwner) -> None:
         self.slot = slot
         self.on_end = on_end
-        self.channel: Channel | None = None
+        self.channel: CallChannel | None = None
         self.payload = Payload(b"")
         self.number = 0
         #: Moments of messages (ns), where there is more than one.
@@ -53,24 +53,24 @@ class Call:
             self.events = []
 
 
-class CallOwner(Protocol):
+class TimedCallOwner(Protocol):
     """Whoever started a call."""
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, call: TimedCall) -> None:
         """The call has ended; its channel takes another one."""
 
 
-class Channel(Protocol):
+class CallChannel(Protocol):
     """A connection that is made when it is first used, and again after it was lost."""
 
     @property
     def room(self) -> int:
         """How many more calls it can carry at the same time."""
 
-    def send(self, call: Call) -> None:
+    def send(self, call: TimedCall) -> None:
         """Send ``call.payload``; ``call.on_end`` is called exactly once, never from within this call."""
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: TimedCall) -> None:
         """Give a call up; its owner is not told."""
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ _T_DEGREES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class LatencyFigures:
     """How long something took (s); ``percentiles`` by number (50 is the median)."""
 
     average: float
@@ -31,7 +31,7 @@ class Latency:
     longest: float
 
     @classmethod
-    def of(cls, durations: NDArray[Any], percentiles: Sequence[float] = PERCENTILES) -> Latency | None:
+    def of(cls, durations: NDArray[Any], percentiles: Sequence[float] = PERCENTILES) -> LatencyFigures | None:
         """The latency over durations (ns); None without any."""
         if not len(durations):
             return None
@@ -54,11 +54,11 @@ class WindowFigures:
     requests: int
     throughput: float
     failures: Mapping[Outcome, int]
-    latency: Latency | None
-    send: Latency | None
-    wait: Latency | None
-    receive: Latency | None
-    late: Latency | None
+    latency: LatencyFigures | None
+    send: LatencyFigures | None
+    wait: LatencyFigures | None
+    receive: LatencyFigures | None
+    late: LatencyFigures | None
 
 
 def figures_of(
@@ -76,11 +76,11 @@ def figures_of(
         len(well),
         float(inferences[well["payload"]].sum()) / seconds if len(well) else 0.0,
         {Outcome(int(outcome)): int(count) for outcome, count in zip(outcomes, counts, strict=True)},
-        Latency.of(well["end"] - well["due"], percentiles),
-        Latency.of(written - well["sent"], percentiles),
-        Latency.of(np.maximum(0, well["first"] - written), percentiles),
-        Latency.of(well["end"] - well["first"], percentiles),
-        Latency.of(well["sent"] - well["due"], percentiles),
+        LatencyFigures.of(well["end"] - well["due"], percentiles),
+        LatencyFigures.of(written - well["sent"], percentiles),
+        LatencyFigures.of(np.maximum(0, well["first"] - written), percentiles),
+        LatencyFigures.of(well["end"] - well["first"], percentiles),
+        LatencyFigures.of(well["sent"] - well["due"], percentiles),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conch.errors import invalid
-from conch.perf.figures import Latency
+from conch.perf.figures import LatencyFigures
 from conch.perf.records import Outcome, Records
 
 
@@ -52,8 +52,8 @@ class GenerationFigures:
     requests: int
     tokens: float
     tokens_per_user: float
-    ttft: Latency | None
-    itl: Latency | None
+    ttft: LatencyFigures | None
+    itl: LatencyFigures | None
     goodput: float | None
 
 
@@ -84,7 +84,7 @@ def generation_of(
         goodput = float(good.sum()) / seconds
     return GenerationFigures(
         len(inside), float(tokens.sum()) / seconds, float(per_user.mean()) if len(inside) else 0.0,
-        Latency.of(ttft), Latency.of(itl), goodput,
+        LatencyFigures.of(ttft), LatencyFigures.of(itl), goodput,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from time import monotonic_ns, process_time
 from typing import Any, Final
 
 from conch.errors import ConchError, internal
-from conch.perf.calls import Channel, Payloads
+from conch.perf.calls import CallChannel, Payloads
 from conch.perf.channels.connecting import Address
 from conch.perf.channels.events import EventChannel, ReadEvent
 from conch.perf.channels.grpc import GrpcChannel
@@ -45,7 +45,7 @@ class Traffic:
     read: ReadEvent | None = None
     timeout: float = 600.0
 
-    def connect(self, loop: asyncio.AbstractEventLoop) -> Channel:
+    def connect(self, loop: asyncio.AbstractEventLoop) -> CallChannel:
         """A channel to the server."""
         if self.grpc_path:
             return GrpcChannel(loop, self.address, self.grpc_path)

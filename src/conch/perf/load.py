@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic_ns
 from typing import Final
 
-from conch.perf.calls import Call, Channel, Payloads
+from conch.perf.calls import CallChannel, Payloads, TimedCall
 from conch.perf.records import Outcome, RecordBuffer
 from conch.perf.timer import PreciseTimer
 
@@ -25,7 +25,7 @@ _LONGEST_PAUSE: Final = 1.0
 _LOOK_SECONDS: Final = 0.1
 
 
-class Load:
+class OfferedLoad:
     """What both have in common: channels, payloads in turn, and records of calls that have ended.
 
     ``errors`` counts what went wrong, by message.  ``timeout`` (s) ends calls that take longer.
@@ -34,7 +34,7 @@ class Load:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        connect: Callable[[], Channel],
+        connect: Callable[[], CallChannel],
         payloads: Payloads,
         records: RecordBuffer,
         timeout: float,
@@ -45,9 +45,9 @@ class Load:
         self._payloads = payloads
         self._records = records
         self._timeout = int(timeout * 1e9)
-        self._channels: list[Channel] = []
+        self._channels: list[CallChannel] = []
         self._next = 0
-        self._running: set[Call] = set()
+        self._running: set[TimedCall] = set()
         self._look = loop.call_later(_LOOK_SECONDS, self._look_at_running)
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Load:
         """The slot, and when it was due (ns), of each request that runs."""
         return [(call.slot, call.due) for call in self._running]
 
-    def _begin(self, call: Call, due: int, channel: Channel) -> None:
+    def _begin(self, call: TimedCall, due: int, channel: CallChannel) -> None:
         call.begin(due)
         call.number = number = self._next
         self._next = number + 1 if number + 1 < len(self._payloads) else 0
@@ -72,7 +72,7 @@ class Load:
         self._running.add(call)
         channel.send(call)
 
-    def _note(self, call: Call) -> None:
+    def _note(self, call: TimedCall) -> None:
         """Keep the record of a call that has ended."""
         self._running.discard(call)
         records = self._records
@@ -88,7 +88,7 @@ class Load:
         if call.error:
             self.errors[call.error] = self.errors.get(call.error, 0) + 1
 
-    def _channel_with_room(self) -> Channel:
+    def _channel_with_room(self) -> CallChannel:
         for channel in self._channels:
             if channel.room > 0:
                 return channel
@@ -108,13 +108,13 @@ class Load:
             call.on_end(call)
 
 
-class ClosedLoad(Load):
+class ClosedLoad(OfferedLoad):
     """``concurrency`` callers, numbered by their slots from ``first_slot`` on."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        connect: Callable[[], Channel],
+        connect: Callable[[], CallChannel],
         payloads: Payloads,
         records: RecordBuffer,
         timeout: float,
@@ -122,10 +122,10 @@ class ClosedLoad(Load):
     ) -> None:
         super().__init__(loop, connect, payloads, records, timeout)
         self._first_slot = first_slot
-        self._calls: list[Call] = []
-        self._idle: set[Call] = set()
+        self._calls: list[TimedCall] = []
+        self._idle: set[TimedCall] = set()
         self._concurrency = 0
-        self._pauses: dict[Call, float] = {}
+        self._pauses: dict[TimedCall, float] = {}
 
     def run(self, concurrency: int) -> None:
         """Have so many callers from now on; those that are too many stop when they are answered."""
@@ -134,17 +134,17 @@ class ClosedLoad(Load):
             self._idle.discard(call)
             self._ask(call)
         while len(self._calls) < concurrency:
-            call = Call(self._first_slot + len(self._calls), self._ended)
+            call = TimedCall(self._first_slot + len(self._calls), self._ended)
             self._calls.append(call)
             self._ask(call)
 
-    def _ask(self, call: Call) -> None:
+    def _ask(self, call: TimedCall) -> None:
         if call.slot - self._first_slot >= self._concurrency:
             self._idle.add(call)
             return
         self._begin(call, monotonic_ns(), call.channel or self._channel_with_room())
 
-    def _ended(self, call: Call) -> None:
+    def _ended(self, call: TimedCall) -> None:
         self._note(call)
         if call.outcome is Outcome.CONNECTION_LOST:
             pause = min(2 * self._pauses.get(call, _FIRST_PAUSE / 2), _LONGEST_PAUSE)
@@ -159,7 +159,7 @@ class ClosedLoad(Load):
             self._idle.add(call)
 
 
-class OpenLoad(Load):
+class OpenLoad(OfferedLoad):
     """Requests at the moments of a schedule, on ``most`` connections' worth of calls at a time.
 
     ``waiting`` are those that are due and for which no call is free.
@@ -168,7 +168,7 @@ class OpenLoad(Load):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        connect: Callable[[], Channel],
+        connect: Callable[[], CallChannel],
         payloads: Payloads,
         records: RecordBuffer,
         timeout: float,
@@ -176,7 +176,7 @@ class OpenLoad(Load):
     ) -> None:
         super().__init__(loop, connect, payloads, records, timeout)
         self.waiting: deque[int] = deque()
-        self._free = [Call(slot, self._ended) for slot in reversed(range(most))]
+        self._free = [TimedCall(slot, self._ended) for slot in reversed(range(most))]
         self._schedule: Iterator[int] = iter(())
         self._due = 0
         self._timer = PreciseTimer(loop, self._tick)
@@ -207,13 +207,13 @@ class OpenLoad(Load):
         if self._due:
             self._timer.at(self._due)
 
-    def _start(self, call: Call, due: int) -> None:
+    def _start(self, call: TimedCall, due: int) -> None:
         channel = call.channel
         if channel is None or channel.room <= 0:
             channel = self._channel_with_room()
         self._begin(call, due, channel)
 
-    def _ended(self, call: Call) -> None:
+    def _ended(self, call: TimedCall) -> None:
         self._note(call)
         if self.waiting:
             self._start(call, self.waiting.popleft())

@@ -98,6 +98,7 @@ def running(server: KnownServer) -> Iterator[KnownServer]:
 
     listener = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
     server.port = listener.sockets[0].getsockname()[1]
+
     async def stop() -> None:
         listener.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from conch.perf.calls import Call
+from conch.perf.calls import TimedCall
 from conch.perf.channels.connecting import Address
 from conch.perf.channels.http import HttpChannel
 from conch.perf.records import Outcome
@@ -74,12 +74,12 @@ class EventChannel(HttpChannel):
             return
         super().on_message_complete()
 
-    def _note(self, call: Call, event: bytes) -> None:
+    def _note(self, call: TimedCall, event: bytes) -> None:
         data = b"\n".join([line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")])
         if data and data != b"[DONE]":
             self._understand(call, data)
 
-    def _understand(self, call: Call, data: bytes) -> None:
+    def _understand(self, call: TimedCall, data: bytes) -> None:
         try:
             said = self._read(data)
         except (orjson.JSONDecodeError, KeyError, TypeError, IndexError, AttributeError):

@@ -17,7 +17,7 @@ import hpack
 
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.headers import Field, HeaderDecoder
-from conch.perf.calls import Call
+from conch.perf.calls import TimedCall
 from conch.perf.channels.connecting import Address, Connecting
 from conch.perf.records import Outcome
 
@@ -44,7 +44,7 @@ class _End(NamedTuple):
 class _Sending:
     """A message of which a part waits for room in a window."""
 
-    def __init__(self, call: Call, stream: int, window: int) -> None:
+    def __init__(self, call: TimedCall, stream: int, window: int) -> None:
         self.call = call
         self.stream = stream
         self.window = window
@@ -60,9 +60,9 @@ class GrpcChannel(Connecting):
         super().__init__(loop, address)
         self._path = path
         self._most = most
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, TimedCall] = {}
         #: Calls that wait for a connection.
-        self._unsent: deque[Call] = deque()
+        self._unsent: deque[TimedCall] = deque()
         self._reset()
 
     def _reset(self) -> None:
@@ -85,7 +85,7 @@ class GrpcChannel(Connecting):
     def room(self) -> int:
         return self._most - len(self._calls) - len(self._unsent)
 
-    def send(self, call: Call) -> None:
+    def send(self, call: TimedCall) -> None:
         call.channel = self
         if self.transport is None or self._going_away:
             call.sent = monotonic_ns()
@@ -97,7 +97,7 @@ class GrpcChannel(Connecting):
             if not self._corked:
                 self._flush()
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: TimedCall) -> None:
         if call in self._unsent:
             self._unsent.remove(call)
             return
@@ -140,7 +140,7 @@ class GrpcChannel(Connecting):
 
     # Sending
 
-    def _open(self, call: Call) -> None:
+    def _open(self, call: TimedCall) -> None:
         stream = self._next_stream
         self._next_stream = stream + 2
         call.sent = monotonic_ns()
@@ -318,7 +318,7 @@ class GrpcChannel(Connecting):
             _finish(call, Outcome.UNREADABLE, 0, error)
 
 
-def _finish(call: Call, outcome: Outcome, code: int, error: str) -> None:
+def _finish(call: TimedCall, outcome: Outcome, code: int, error: str) -> None:
     call.end = monotonic_ns()
     call.outcome = outcome
     call.code = code

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import httptools
 
-from conch.perf.calls import Call
+from conch.perf.calls import TimedCall
 from conch.perf.channels.connecting import Address, Connecting
 from conch.perf.records import Outcome
 
@@ -26,7 +26,7 @@ class HttpChannel(Connecting):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address) -> None:
         super().__init__(loop, address)
-        self._call: Call | None = None
+        self._call: TimedCall | None = None
         self._parser: Any = None
         self._data = b""
 
@@ -34,7 +34,7 @@ class HttpChannel(Connecting):
     def room(self) -> int:
         return 1 if self._call is None else 0
 
-    def send(self, call: Call) -> None:
+    def send(self, call: TimedCall) -> None:
         self._call = call
         call.channel = self
         if self.transport is None:
@@ -43,7 +43,7 @@ class HttpChannel(Connecting):
         else:
             self._write(call)
 
-    def cancel(self, call: Call) -> None:
+    def cancel(self, call: TimedCall) -> None:
         if call is self._call:
             self._call = None
             self.close()
@@ -97,7 +97,7 @@ class HttpChannel(Connecting):
             shown = self._data.rpartition(b"\r\n\r\n")[2][:_SHOWN]
             self._end(call, Outcome.REFUSED, shown.decode("utf-8", "replace"))
 
-    def _write(self, call: Call) -> None:
+    def _write(self, call: TimedCall) -> None:
         assert self.transport is not None
         call.sent = monotonic_ns()
         data = call.payload.data
@@ -105,7 +105,7 @@ class HttpChannel(Connecting):
         if len(data) < _LARGE or not self.transport.get_write_buffer_size():
             call.written = monotonic_ns()
 
-    def _end(self, call: Call, outcome: Outcome, error: str) -> None:
+    def _end(self, call: TimedCall, outcome: Outcome, error: str) -> None:
         call.end = monotonic_ns()
         call.outcome = outcome
         call.error = error

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from conch.perf.figures import Latency
+from conch.perf.figures import LatencyFigures
 from conch.perf.plan import PerfPlan
 from conch.perf.run import Measured
 
@@ -71,7 +71,7 @@ def _level(plan: PerfPlan, measured: Measured) -> dict[str, Any]:
     }
 
 
-def _average(latency: Latency | None) -> int:
+def _average(latency: LatencyFigures | None) -> int:
     return _us(latency.average) if latency is not None else 0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from conch.perf.figures import Latency, WindowFigures
+from conch.perf.figures import LatencyFigures, WindowFigures
 from conch.perf.generation import GenerationFigures
 from conch.perf.plan import PerfPlan
 from conch.perf.run import Measured, Measurement
@@ -108,7 +108,7 @@ def summary(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
     return table
 
 
-def _spread(latency: Latency) -> str:
+def _spread(latency: LatencyFigures) -> str:
     percentiles = ", ".join(f"p{number:g} {_us(value)}" for number, value in latency.percentiles.items())
     average = f"{_us(latency.average)} on average (sd {_us(latency.deviation)})"
     return f"{average}, {percentiles}, longest {_us(latency.longest)}"
