@@ -33,22 +33,22 @@ def _measure(server: KnownServer, level: float, **given: object) -> Measured:
 def test_callers_are_those_that_wait_and_those_that_are_served() -> None:
     """Little's law: the number of callers is the throughput times the latency."""
     with running(KnownServer(service=0.02, slots=2)) as server:
-        measured = _measure(server, 8)
+        measured = _measure(server, 8, interval=1.0)
     figures = measured.figures
     assert figures.latency is not None
-    assert figures.throughput * figures.latency.average == pytest.approx(8, rel=0.15)
-    assert figures.latency.average >= 4 * 0.02
-    assert figures.throughput <= 2 / 0.02 * 1.05
+    assert figures.throughput * figures.latency.average == pytest.approx(8, rel=0.2)
+    assert figures.latency.average >= 3.9 * 0.02
+    assert figures.throughput <= 2 / 0.02 * 1.1
     assert not figures.failures and measured.unfinished == 8
 
 
 def test_requests_of_an_open_load_count_from_when_they_were_due() -> None:
     """While the server stands still for a second, 200 requests are due, and wait from then on, not from their turn."""
     with running(KnownServer(slots=1)) as server:
-        server.frozen_from = monotonic() + 1.2
-        server.frozen_until = server.frozen_from + 1.0
         plan = _plan(server, rates=Levels(200, 200, 1), interval=4.0, trials=1, max_calls=4)
         with Measurement(plan) as measurement:
+            server.frozen_from = monotonic() + 1.0
+            server.frozen_until = server.frozen_from + 1.0
             figures = measurement.measure(200).figures
     assert figures.latency is not None and figures.late is not None
     assert figures.latency.longest >= 0.95
