@@ -50,7 +50,7 @@ def misbehave(request: InferRequest) -> None:
     elif mode == b"crash":
         raise RuntimeError("a bug")
     else:
-        request.fail(invalid(mode.decode()))
+        request.fail(invalid(mode.decode(errors="replace")))
 
 
 def models() -> list[FakeModel]:
