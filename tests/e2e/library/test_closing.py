@@ -112,6 +112,8 @@ def test_call_that_is_interrupted_raises_the_interruption(folder: Path, tmp_path
         "import os, pathlib, signal, sys, threading, conch\n"
         "from tests.events import Events\n"
         "events = Events(pathlib.Path(sys.argv[2]))\n"
+        # A shell's background jobs are started with SIGINT ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def interrupt():\n"
         "    events.wait('asked.started')\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
