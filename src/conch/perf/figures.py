@@ -1,4 +1,4 @@
-"""From records to figures: throughput, latencies, and how sure they are.
+"""From records to figures: throughput and latencies.
 
 Pure; times are nanoseconds on the way in and seconds on the way out.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -16,9 +15,6 @@ from numpy.typing import NDArray
 from conch.perf.records import Outcome, Records
 
 PERCENTILES: Final = (50, 90, 95, 99)
-#: Two-sided 95 % quantiles of Student's t by degrees of freedom; the last one is for more.
-_T: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.09, 2.04, 2.00, 1.96)
-_T_DEGREES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +78,3 @@ def figures_of(
         LatencyFigures.of(well["end"] - well["first"], percentiles),
         LatencyFigures.of(well["sent"] - well["due"], percentiles),
     )
-
-
-def interval_of_mean(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % interval (Student's t) of the mean of independent runs; None for fewer than two."""
-    count = len(values)
-    if count < 2:
-        return None
-    mean = float(np.mean(values))
-    half = student_t(count - 1) * float(np.std(values, ddof=1)) / sqrt(count)
-    return mean - half, mean + half
-
-
-def student_t(degrees: int) -> float:
-    """The two-sided 95 % quantile; between the table's degrees of freedom, that of the fewer."""
-    place = max(index for index, known in enumerate(_T_DEGREES) if known <= degrees)
-    return _T[place]

@@ -10,12 +10,15 @@ import asyncio
 import gc
 import multiprocessing
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from time import monotonic_ns, process_time
 from typing import Any, Final
+
+import numpy as np
 
 from conch.errors import ConchError, internal
 from conch.perf.calls import CallChannel, Payloads
@@ -24,7 +27,7 @@ from conch.perf.channels.events import EventChannel, ReadEvent
 from conch.perf.channels.grpc import GrpcChannel
 from conch.perf.channels.http import HttpChannel
 from conch.perf.load import ClosedLoad, OpenLoad
-from conch.perf.records import RecordBuffer, Records, read_events, read_records
+from conch.perf.records import RecordBuffer, Records, join_events, read_events, read_records
 from conch.perf.schedule import Schedule, share_of
 
 #: How long a process may take to answer (s): it answers between requests.
@@ -113,20 +116,12 @@ class Generators:
         """What has been noted since the call before.  Raises INTERNAL for a process that has died."""
         answers = self._ask_all(("collect",))
         records = [read_records(answer["rows"]) for answer in answers]
-        events, first = [], 0
-        for answer, rows in zip(answers, records, strict=True):
-            moments = read_events(answer["events"]).copy()
-            moments[:, 0] += first
-            first += len(rows)
-            events.append(moments)
-        import numpy as np
-
-        errors: dict[str, int] = {}
+        events = join_events(zip(records, (read_events(answer["events"]) for answer in answers), strict=True))
+        errors: Counter[str] = Counter()
         for answer in answers:
-            for message, count in answer["errors"].items():
-                errors[message] = errors.get(message, 0) + count
+            errors.update(answer["errors"])
         return Collected(
-            np.concatenate(records), np.concatenate(events),
+            np.concatenate(records), events,
             [one for answer in answers for one in answer["unfinished"]], errors,
             max(answer["busy"] for answer in answers),
         )  # fmt: skip
@@ -235,9 +230,9 @@ class _Sender:
     def _collect(self) -> dict[str, Any]:
         rows, events = self._records.take()
         loads = [load for load in (self._closed, self._open) if load is not None]
-        errors: dict[str, int] = {}
+        errors: Counter[str] = Counter()
         for load in loads:
-            errors |= load.errors
+            errors.update(load.errors)
             load.errors = {}
         before, self._asked = self._asked, (monotonic_ns(), process_time())
         wall = (self._asked[0] - before[0]) / 1e9

@@ -6,6 +6,7 @@ Written by the processes that send (:mod:`conch.perf.load`), read where figures 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, Final
 
@@ -65,3 +66,12 @@ def read_records(rows: bytes) -> Records:
 def read_events(events: bytes) -> NDArray[np.int64]:
     """The events of a buffer ``[messages, 2]``: the number of the row, and the moment (ns)."""
     return np.frombuffer(events, np.int64).reshape(-1, 2)
+
+
+def join_events(parts: Iterable[tuple[Records, NDArray[np.int64]]]) -> NDArray[np.int64]:
+    """The events of several buffers, by the rows of their records one behind the other."""
+    joined, first = [], 0
+    for records, events in parts:
+        joined.append(events + np.array([first, 0]))
+        first += len(records)
+    return np.concatenate(joined)

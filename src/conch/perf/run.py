@@ -6,7 +6,8 @@ Called by the command; the processes that send do nothing else.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic_ns, sleep
@@ -21,7 +22,7 @@ from conch.perf.generation import GenerationFigures, generation_of
 from conch.perf.generator import Collected, Generators
 from conch.perf.inputs.specs import ModelSpec, read_model
 from conch.perf.plan import PerfPlan
-from conch.perf.records import Records
+from conch.perf.records import Records, join_events
 from conch.perf.schedule import Constant, Poisson, Schedule
 from conch.perf.server_api import GrpcApi, HttpApi, ServerApi
 from conch.perf.server_side import ServerFigures, differences
@@ -114,11 +115,10 @@ class Measurement:
         self._generators.collect()
         stability = Stability(plan.share, plan.trials)
         kept: list[tuple[WindowFigures, Records, int, int, NDArray[np.int64]]] = []
-        errors: dict[str, int] = {}
+        errors: Counter[str] = Counter()
         busy = 0.0
         collected: Collected | None = None
-        before = self._statistics()
-        readings = [before]
+        readings = [self._statistics()]
         while not stability.over:
             start = kept[-1][3] if kept else monotonic_ns()
             sleep(plan.interval)
@@ -127,7 +127,7 @@ class Measurement:
             readings.append(self._statistics())
             window = figures_of(collected.records, start, end, self._inferences, self._percentiles())
             kept.append((window, collected.records, start, end, collected.events))
-            errors |= {message: errors.get(message, 0) + count for message, count in collected.errors.items()}
+            errors.update(collected.errors)
             busy = max(busy, collected.busy)
             stability.add(window.throughput, self._judged(window))
             on_window(window)
@@ -137,7 +137,9 @@ class Measurement:
         figures = figures_of(records, last[0][2], now, self._inferences, self._percentiles())
         generation = None
         if self._writes_text:
-            generation = generation_of(records, _joined(last), last[0][2], now, plan.objective)
+            generation = generation_of(
+                records, join_events((one[1], one[4]) for one in last), last[0][2], now, plan.objective
+            )
         unfinished = collected.unfinished if collected is not None else []
         return Measured(
             level, figures, generation, tuple(one[0] for one in kept), stability.stable,
@@ -173,12 +175,3 @@ class Measurement:
             return plan.processes
         callers = plan.max_calls if plan.rates is not None else plan.concurrency.last
         return int(max(1, min(os.cpu_count() or 1, callers // _CALLERS_PER_PROCESS)))
-
-
-def _joined(windows: Sequence[tuple[Any, Records, int, int, NDArray[np.int64]]]) -> NDArray[np.int64]:
-    """The events of several windows, by the rows of their records one behind the other."""
-    joined, first = [], 0
-    for _, records, _, _, events in windows:
-        joined.append(events + np.array([first, 0]))
-        first += len(records)
-    return np.concatenate(joined)

@@ -13,7 +13,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from conch.errors import ConchError, internal, not_found, unavailable
+from conch.errors import Code, ConchError, internal, not_found, unavailable
 from conch.perf.channels.connecting import Address
 
 _SECONDS: Final = 10.0
@@ -61,7 +61,7 @@ class HttpApi:
         try:
             return self._get(path)
         except ConchError as error:
-            if error.code is not_found("").code:
+            if error.code is Code.NOT_FOUND:
                 return {}
             raise
 
