@@ -26,7 +26,7 @@ from conch.perf.channels.connecting import Address
 from conch.perf.channels.events import EventChannel, ReadEvent
 from conch.perf.channels.grpc import GrpcChannel
 from conch.perf.channels.http import HttpChannel
-from conch.perf.load import ClosedLoad, OpenLoad
+from conch.perf.load import ClosedLoad, OpenLoad, Sending
 from conch.perf.records import RecordBuffer, Records, join_events, read_events, read_records
 from conch.perf.schedule import Schedule, share_of
 
@@ -185,11 +185,10 @@ class _Sender:
     """One process's loads and records."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, traffic: Traffic, number: int, count: int) -> None:
-        self._loop = loop
-        self._traffic = traffic
         self._number, self._count = number, count
         self._records = RecordBuffer()
-        self._connect = partial(traffic.connect, loop)
+        connect = partial(traffic.connect, loop)
+        self._sending = Sending(loop, connect, traffic.payloads, self._records, traffic.timeout)
         self._closed: ClosedLoad | None = None
         self._open: OpenLoad | None = None
         self._asked = (monotonic_ns(), process_time())
@@ -215,16 +214,12 @@ class _Sender:
 
     def _closed_load(self) -> ClosedLoad:
         if self._closed is None:
-            traffic, first = self._traffic, self._number * 100_000
-            self._closed = ClosedLoad(
-                self._loop, self._connect, traffic.payloads, self._records, traffic.timeout, first
-            )
+            self._closed = ClosedLoad(self._sending, self._number * 100_000)
         return self._closed
 
     def _open_load(self, most: int) -> OpenLoad:
         if self._open is None:
-            traffic = self._traffic
-            self._open = OpenLoad(self._loop, self._connect, traffic.payloads, self._records, traffic.timeout, most)
+            self._open = OpenLoad(self._sending, most)
         return self._open
 
     def _collect(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final
 
@@ -25,30 +26,37 @@ _LONGEST_PAUSE: Final = 1.0
 _LOOK_SECONDS: Final = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What the loads of a process share: where they run, how they reach the server, what they send.
+
+    ``timeout`` (s) ends calls that take longer.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    connect: Callable[[], CallChannel]
+    payloads: Payloads
+    records: RecordBuffer
+    timeout: float
+
+
 class OfferedLoad:
     """What both have in common: channels, payloads in turn, and records of calls that have ended.
 
-    ``errors`` counts what went wrong, by message.  ``timeout`` (s) ends calls that take longer.
+    ``errors`` counts what went wrong, by message.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        connect: Callable[[], CallChannel],
-        payloads: Payloads,
-        records: RecordBuffer,
-        timeout: float,
-    ) -> None:
+    def __init__(self, sending: Sending) -> None:
         self.errors: dict[str, int] = {}
-        self._loop = loop
-        self._connect = connect
-        self._payloads = payloads
-        self._records = records
-        self._timeout = int(timeout * 1e9)
+        self._loop = sending.loop
+        self._connect = sending.connect
+        self._payloads = sending.payloads
+        self._records = sending.records
+        self._timeout = int(sending.timeout * 1e9)
         self._channels: list[CallChannel] = []
         self._next = 0
         self._running: set[TimedCall] = set()
-        self._look = loop.call_later(_LOOK_SECONDS, self._look_at_running)
+        self._look = self._loop.call_later(_LOOK_SECONDS, self._look_at_running)
 
     def close(self) -> None:
         """Give up all calls, and close all connections."""
@@ -111,16 +119,8 @@ class OfferedLoad:
 class ClosedLoad(OfferedLoad):
     """``concurrency`` callers, numbered by their slots from ``first_slot`` on."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        connect: Callable[[], CallChannel],
-        payloads: Payloads,
-        records: RecordBuffer,
-        timeout: float,
-        first_slot: int = 0,
-    ) -> None:
-        super().__init__(loop, connect, payloads, records, timeout)
+    def __init__(self, sending: Sending, first_slot: int = 0) -> None:
+        super().__init__(sending)
         self._first_slot = first_slot
         self._calls: list[TimedCall] = []
         self._idle: set[TimedCall] = set()
@@ -165,21 +165,13 @@ class OpenLoad(OfferedLoad):
     ``waiting`` are those that are due and for which no call is free.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        connect: Callable[[], CallChannel],
-        payloads: Payloads,
-        records: RecordBuffer,
-        timeout: float,
-        most: int,
-    ) -> None:
-        super().__init__(loop, connect, payloads, records, timeout)
+    def __init__(self, sending: Sending, most: int) -> None:
+        super().__init__(sending)
         self.waiting: deque[int] = deque()
         self._free = [TimedCall(slot, self._ended) for slot in reversed(range(most))]
         self._schedule: Iterator[int] = iter(())
         self._due = 0
-        self._timer = PreciseTimer(loop, self._tick)
+        self._timer = PreciseTimer(sending.loop, self._tick)
 
     def run(self, schedule: Iterator[int]) -> None:
         """Start requests at the moments (ns, monotonic) of ``schedule``, instead of those that were left."""

@@ -29,7 +29,7 @@ def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str) -> Traffic:
     where, timeout = plan.address, plan.timeout
     if plan.protocol == "openai":
         return Traffic(where, _openai(plan, prefix), read=read_openai, timeout=timeout)
-    check_shapes(model, dict(plan.data.shapes))
+    check_shapes(model, plan.data.shapes)
     check_batch_size(model, plan.batch_size)
     found = samples(model, plan.data)
     host = f"{where.host}:{where.port}"

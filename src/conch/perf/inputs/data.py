@@ -10,7 +10,7 @@ import base64
 import json
 from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +48,7 @@ class DataOptions:
     """
 
     source: str = "random"
-    shapes: Mapping[str, tuple[int, ...]] = ()  # type: ignore[assignment]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     string_data: str | None = None
     string_length: int = 128
     seed: int = 0
@@ -59,7 +59,7 @@ def samples(model: ModelSpec, options: DataOptions) -> list[Sample]:
 
     Raises INVALID_ARG, naming the input and how to give it, where data is missing or does not fit.
     """
-    shapes = dict(options.shapes)
+    shapes = options.shapes
     if options.source in ("random", "zero"):
         return _made_up(model, options, shapes)
     path = Path(options.source)
