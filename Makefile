@@ -75,7 +75,7 @@ $(STAMPS)/venv:
 
 $(STAMPS)/engines: $(STAMPS)/models
 	@echo "Installing ONNX Runtime, OpenVINO, what converts to them, and what text generation can use ..."
-	@$(PIP) -e ".[audio,convert,image,lora,structured]"
+	@$(PIP) -e ".[analyze,audio,convert,image,lora,structured]"
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)

@@ -55,13 +55,20 @@ PACKAGES: Dict[str, Package] = {
     "nncf": Package("nncf", ("convert",), "2.15"),
     "onnx": Package("onnx", ("convert",)),
     "onnxscript": Package("onnxscript", ("convert",)),
+    "altair": Package("altair", ("report",), "5.5"),
+    "vl_convert": Package("vl-convert-python", ("report",), "1.7"),
+    "fpdf": Package("fpdf2", ("report",), "2.8"),
+    "optuna": Package("optuna", ("analyze",), "4"),
     "tritonclient.http": Package("tritonclient[http]"),
-    "pynvml": Package("nvidia-ml-py"),
-    "yaml": Package("pyyaml"),
+    "pynvml": Package("nvidia-ml-py", ("analyze",)),
+    "yaml": Package("pyyaml", ("analyze",)),
     "sklearn": Package("scikit-learn"),
 }
 #: Extras that others bring along.
-INCLUDED: Dict[str, Tuple[str, ...]] = {"convert": ("huggingface", "onnxruntime", "openvino")}
+INCLUDED: Dict[str, Tuple[str, ...]] = {
+    "analyze": ("report",),
+    "convert": ("huggingface", "onnxruntime", "openvino"),
+}
 
 
 def load(purpose: str, module: str, *, extra: str = "") -> Any:

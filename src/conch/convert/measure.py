@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.checkpoints.manifest import Latency
-from conch.convert.machine import QUIET
+from conch.machine import QUIET
 
 #: The length of a network's turn, and the most runs in it.  The first run of a turn is not counted: threads of the
 #: network before may still be spinning, and caches hold its weights.

@@ -18,7 +18,6 @@ from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder.conversion import EncoderConversion
 from conch.convert.footprint import on_disk, resident
 from conch.convert.libraries import describe_error
-from conch.convert.machine import Bystanders, description, load_average
 from conch.convert.manifest import manifest_of
 from conch.convert.measure import measure
 from conch.convert.plan import Plan
@@ -28,6 +27,7 @@ from conch.convert.requirements import require_packages
 from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
 from conch.errors import invalid
+from conch.machine import Bystanders, description, load_average
 from conch.sampling import TEXT_GENERATION
 
 #: How many times the seconds that there are measuring may take without a warning.

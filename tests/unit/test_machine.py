@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.convert.machine import Bystanders, CpuClocks, processor
+from conch.machine import Bystanders, CpuClocks, processor
 
 
 def bystanders(*clocks: CpuClocks, cores: int = 2, spare: int = 0) -> Bystanders:
