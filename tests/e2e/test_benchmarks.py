@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 VARIANT = "onnxruntime-int8"
 #: Programs that the tests below start, and those that these start in turn.
 STARTED = {
-    "__main__", "serving", "layers", "huggingface", "direct", "offline", "generation.__main__", "exporters.__main__",
-    "day_zero.__main__", "soak.__main__", "load_cycles",
+    "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "generation.__main__",
+    "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles",
 }  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
@@ -86,6 +86,12 @@ def test_serving_measures_both_servers() -> None:
     assert len(table) == 1 + 8
     for _, _, conch, triton, ratio, _ in table[1:]:
         assert number(conch) > 0 and number(triton) > 0 and number(ratio) > 0
+
+
+def test_agreement_asks_both_tools() -> None:
+    (table,) = tables(run("benchmarks.agreement", "--rounds", 1, "--seconds", 0.5, "--levels", 2))
+    assert [row[:2] for row in table[1:]] == [["http", "2"], ["grpc", "2"]]
+    assert all(number(cell) > 0 for row in table[1:] for cell in row[2:] if "–" not in cell)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
