@@ -6,22 +6,8 @@ import pytest
 
 from conch.frontends.grpc.http2 import frames, limits
 from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
-from tests.unit.frontends.grpc.fake_core import FakeModel, echo, hold
-from tests.unit.frontends.grpc.harness import Frontend
 from tests.unit.frontends.grpc.http2_calls import LIVE_ANSWER, infer_request, infer_size, is_live
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, headers, message
-
-
-@pytest.fixture(scope="module")
-def frontend():
-    with Frontend(FakeModel("echo", echo), FakeModel("hold", hold)) as frontend:
-        yield frontend
-
-
-@pytest.fixture
-def client(frontend):
-    with frontend.client() as client:
-        yield client
 
 
 def test_window_of_one_byte_is_respected_and_still_delivers(frontend):

@@ -1,6 +1,6 @@
 """The rules of RFC 9113 that h2spec checks, and what gRPC asks besides: one test for each rule that can be broken.
 
-Those of frames that end the connection are in ``test_grpc_http2.py`` (BROKEN_RULES), most of malformed heads as well.
+Those of frames that end the connection are in ``test_http2_frames.py`` (BROKEN_RULES), most of malformed heads as well.
 """
 
 from __future__ import annotations
@@ -10,21 +10,7 @@ import pytest
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.frames import Http2ErrorCode, frame
 from tests.unit.frontends.grpc.conftest import text_request
-from tests.unit.frontends.grpc.fake_core import FakeModel, echo, hold
-from tests.unit.frontends.grpc.harness import Frontend
 from tests.unit.frontends.grpc.raw_client import INFER, LIVE, RawClient, headers, message
-
-
-@pytest.fixture(scope="module")
-def frontend():
-    with Frontend(FakeModel("echo", echo), FakeModel("hold", hold)) as frontend:
-        yield frontend
-
-
-@pytest.fixture
-def client(frontend):
-    with frontend.client() as client:
-        yield client
 
 
 def is_live(client: RawClient) -> bool:
