@@ -65,6 +65,17 @@ class Connecting(asyncio.Protocol):
         if self._connecting is None:
             self._connecting = self.loop.create_task(self._connect())
 
+    def write(self, data: bytes) -> bool:
+        """Give ``data`` to the kernel now, as far as it has room; returns whether it has all of it.
+
+        ``resume_writing`` is called when it has the rest.
+        """
+        transport = self.transport
+        if transport is None:
+            return False
+        transport.write(data)
+        return not transport.get_write_buffer_size()
+
     def close(self) -> None:
         """End the connection; nobody is told."""
         transport, self.transport = self.transport, None
@@ -79,6 +90,7 @@ class Connecting(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         assert self.transport is not None
+        # Then it gives what it gets to the kernel at once, and not at the end of the loop's turn.
         self.transport.set_write_buffer_limits(0)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -61,6 +61,8 @@ class GrpcChannel(Connecting):
         self._path = path
         self._most = most
         self._calls: dict[int, TimedCall] = {}
+        #: Calls whose last bytes the transport has.
+        self._writing: list[TimedCall] = []
         #: Calls that wait for a connection.
         self._unsent: deque[TimedCall] = deque()
         self._reset()
@@ -71,7 +73,8 @@ class GrpcChannel(Connecting):
         self._head = b""
         self._rest = b""
         self._out: list[bytes | memoryview] = []
-        self._corked = False
+        #: Calls whose last bytes are in ``_out``.
+        self._ending: list[TimedCall] = []
         self._next_stream = 1
         self._going_away = False
         self._frame_size = frames.DEFAULT_FRAME_SIZE
@@ -94,8 +97,8 @@ class GrpcChannel(Connecting):
                 self.connect()
         else:
             self._open(call)
-            if not self._corked:
-                self._flush()
+            # By itself, though others may start as answers are read: callers know nothing of one another.
+            self._flush()
 
     def cancel(self, call: TimedCall) -> None:
         if call in self._unsent:
@@ -114,19 +117,26 @@ class GrpcChannel(Connecting):
     def on_connected(self) -> None:
         self._reset()
         self._out.append(_GREETING)
+        self._flush()
         while self._unsent:
             self._open(self._unsent.popleft())
-        self._flush()
+            self._flush()
 
     def on_lost(self, error: str) -> None:
         calls = [*self._calls.values(), *self._unsent]
         self._calls.clear()
         self._unsent.clear()
+        self._writing.clear()
         for call in calls:
             _finish(call, Outcome.CONNECTION_LOST, 0, error)
 
+    def resume_writing(self) -> None:
+        now = monotonic_ns()
+        for call in self._writing:
+            call.written = now
+        self._writing.clear()
+
     def data_received(self, data: bytes) -> None:
-        self._corked = True
         try:
             self._read(self._rest + data if self._rest else data)
         except frames.ConnectionFault as fault:
@@ -135,7 +145,6 @@ class GrpcChannel(Connecting):
         except (IndexError, ValueError) as error:
             self.close()
             self._fail(f"the answer cannot be read: {error}")
-        self._corked = False
         self._flush()
 
     # Sending
@@ -154,7 +163,7 @@ class GrpcChannel(Connecting):
             self._window -= size
             self._out.append(frames.FRAME.pack(size << 8 | frames.DATA, frames.END_STREAM, stream))
             self._out.append(data)
-            call.written = call.sent
+            self._ending.append(call)
         else:
             self._sending[stream] = _Sending(call, stream, self._stream_window)
             self._pump()
@@ -182,14 +191,20 @@ class GrpcChannel(Connecting):
                 self._window -= len(part)
                 sending.window -= len(part)
             if not sending.left:
-                sending.call.written = monotonic_ns()
+                self._ending.append(sending.call)
                 del self._sending[sending.stream]
 
     def _flush(self) -> None:
-        out = self._out
-        if out and self.transport is not None:
-            self._out = []
-            self.transport.write(b"".join(out))
+        out, ending = self._out, self._ending
+        if not out or self.transport is None:
+            return
+        self._out, self._ending = [], []
+        if self.write(b"".join(out)):
+            now = monotonic_ns()
+            for call in ending:
+                call.written = now
+        else:
+            self._writing += ending
 
     # Reading
 

@@ -15,8 +15,6 @@ from conch.perf.calls import TimedCall
 from conch.perf.channels.connecting import Address, Connecting
 from conch.perf.records import Outcome
 
-#: A request of more bytes (bytes) may not go into the kernel's buffer at once.
-_LARGE: Final = 64 << 10
 #: How much of the body of an error is kept (bytes).
 _SHOWN: Final = 400
 
@@ -98,11 +96,8 @@ class HttpChannel(Connecting):
             self._end(call, Outcome.REFUSED, shown.decode("utf-8", "replace"))
 
     def _write(self, call: TimedCall) -> None:
-        assert self.transport is not None
         call.sent = monotonic_ns()
-        data = call.payload.data
-        self.transport.write(data)
-        if len(data) < _LARGE or not self.transport.get_write_buffer_size():
+        if self.write(call.payload.data):
             call.written = monotonic_ns()
 
     def _end(self, call: TimedCall, outcome: Outcome, error: str) -> None:
