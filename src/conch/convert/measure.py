@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from conch.checkpoints.manifest import Latency
-from conch.machine import QUIET
+from conch.machine.bystanders import Interference
 
 #: The length of a network's turn, and the most runs in it.  The first run of a turn is not counted: threads of the
 #: network before may still be spinning, and caches hold its weights.
@@ -92,12 +92,12 @@ class _Rounds:
             network.warm_up(clock)
         self.seconds = sum(max(network.run_seconds, TURN_SECONDS) for network in self._order)
 
-    def take(self, clock: Callable[[], float], others: Callable[[], float]) -> None:
-        """One round; ``others`` gives the share of the cores that others used since it was called before."""
+    def take(self, clock: Callable[[], float], others: Callable[[], Interference]) -> None:
+        """One round; ``others`` tells what others took since it was called before."""
         before = clock()
         others()
         figures = [network.take_turn() for network in self._order]
-        disturbed = others() > QUIET
+        disturbed = others().disturbs
         for network, seconds in zip(self._order, figures, strict=True):
             (network.disturbed if disturbed else network.quiet).extend(seconds)
         self.disturbed, self.quiet = self.disturbed + disturbed, self.quiet + (not disturbed)
@@ -118,15 +118,15 @@ def measure(
     runs: Mapping[Shape, Mapping[str, Run]],
     seconds: float,
     *,
-    others: Callable[[], float],
+    others: Callable[[], Interference],
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str], None] = lambda step: None,
 ) -> dict[str, list[Latency]]:
     """The latencies of each network at each shape, in about ``seconds`` for all of them.
 
-    ``others`` gives the share of the cores that other processes used since it was called before.  Rounds that were
-    disturbed are repeated while there is time, and their figures used, marked as busy, where too few others are left.
-    Every network runs at every shape twice at least, however little time there is.  What a network raises is raised.
+    ``others`` tells what others took of the machine since it was called before.  Rounds that were disturbed are
+    repeated while there is time, and their figures used, marked as busy, where too few others are left.  Every network
+    runs at every shape twice at least, however little time there is.  What a network raises is raised.
     """
     start = clock()
     shapes = [_Rounds(shape, of_shape) for shape, of_shape in runs.items() if of_shape]
@@ -150,7 +150,7 @@ def measure(
 
 
 def _fill(
-    rounds: _Rounds, until: float, clock: Callable[[], float], others: Callable[[], float], *, least: int
+    rounds: _Rounds, until: float, clock: Callable[[], float], others: Callable[[], Interference], *, least: int
 ) -> None:
     """Take ``least`` rounds, and more while another one ends before ``until``."""
     taken = 0

@@ -27,7 +27,8 @@ from conch.convert.requirements import require_packages
 from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
 from conch.errors import invalid
-from conch.machine import Bystanders, description, load_average
+from conch.machine.bystanders import Bystanders
+from conch.machine.facts import description, load_average
 from conch.sampling import TEXT_GENERATION
 
 #: How many times the seconds that there are measuring may take without a warning.
@@ -160,7 +161,7 @@ def _measure(
         others=bystanders.since_last,
         progress=conversion.progress if together else lambda step: None,
     )
-    conversion.others.append(bystanders.since_first())
+    conversion.others.append(bystanders.since_first().others)
     taken = time.perf_counter() - start
     if networks and seconds > 0 and taken > LATE * seconds:
         conversion.warn(

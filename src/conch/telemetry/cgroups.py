@@ -1,4 +1,4 @@
-"""Limits that control groups set for this process, in version 1 and 2.  Needs the standard library only."""
+"""Limits that control groups set for a process, in version 1 and 2.  Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path, PurePosixPath
 Read = Callable[[Path], float | None]
 
 
-def limits(controller: str, v2: Read, v1: Read, root: Path = Path("/")) -> Iterator[float]:
+def limits(controller: str, v2: Read, v1: Read, root: Path = Path("/"), process: int | str = "self") -> Iterator[float]:
     """The limits of ``controller`` that hold for the process: of its group and of those above it.
 
     ``root`` is where ``proc`` and ``sys`` are mounted; nothing comes where there are no control groups.
     """
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc" / str(process) / "cgroup").read_text().splitlines()
     except OSError:
         return
     mounted = root / "sys/fs/cgroup"

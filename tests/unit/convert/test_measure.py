@@ -10,6 +10,7 @@ import pytest
 
 from conch.checkpoints.manifest import Latency
 from conch.convert.measure import Run, Shape, measure, speed_up, summary, timed
+from conch.machine.bystanders import Interference
 
 SHAPE = Shape(2, 8)
 
@@ -31,11 +32,13 @@ class Clock:
         self.log.append(name)
 
 
-def quiet() -> float:
-    return 0.0
+def quiet() -> Interference:
+    return Interference()
 
 
-def measured(clock: Clock, seconds: float, others: Callable[[], float] = quiet, **runs: float) -> dict[str, Latency]:
+def measured(
+    clock: Clock, seconds: float, others: Callable[[], Interference] = quiet, **runs: float
+) -> dict[str, Latency]:
     """Measure networks at one shape."""
     found = measure({SHAPE: clock.runs(**runs)}, seconds, others=others, clock=clock)
     return {name: latency for name, (latency,) in found.items()}
@@ -89,9 +92,9 @@ def test_disturbed_rounds_are_repeated_and_their_figures_left_out() -> None:
     clock = Clock()
     slow = 3.0
 
-    def others() -> float:
+    def others() -> Interference:
         """Others work during the first seconds, when everything takes longer."""
-        return 0.5 if clock.now < 10 + slow else 0.0
+        return Interference(0.5 if clock.now < 10 + slow else 0.0)
 
     def run() -> None:
         clock.pass_time("a", slow if clock.now < 10 else 1.0)
@@ -105,8 +108,8 @@ def test_shapes_that_were_disturbed_are_measured_again_before_the_others() -> No
     clock = Clock()
     said: list[str] = []
 
-    def others() -> float:
-        return 0.5 if 5 < clock.now < 30 else 0.0
+    def others() -> Interference:
+        return Interference(0.5 if 5 < clock.now < 30 else 0.0)
 
     runs = {Shape(1, 16): clock.runs(a=1.0), Shape(1, 17): clock.runs(b=1.0)}
     found = measure(runs, 100, others=others, clock=clock, progress=said.append)
@@ -114,7 +117,11 @@ def test_shapes_that_were_disturbed_are_measured_again_before_the_others() -> No
     assert not found["a"][0].busy and not found["b"][0].busy
 
     clock.now = 0
-    found = measure(runs, 40, others=lambda: 0.5 if clock.log[-1] == "b" else 0.0, clock=clock, progress=said.append)
+
+    def beside_b() -> Interference:
+        return Interference(stolen=0.5 if clock.log[-1] == "b" else 0.0)
+
+    found = measure(runs, 40, others=beside_b, clock=clock, progress=said.append)
 
     assert said[-1] == "the machine was busy, measuring again: 1x17"
     assert (found["a"][0].busy, found["b"][0].busy) == (False, True)

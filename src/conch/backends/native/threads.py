@@ -18,8 +18,14 @@ def usable_cores(root: Path = Path("/")) -> int:
         cores = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on this system
         cores = os.cpu_count() or 1
+    quota = cpu_quota(root)
     # A part of a core is left alone: one thread more than the quota pays for has all of them stopped.
-    return max(1, min([cores, *map(int, limits("cpu", _v2, _v1, root))]))
+    return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """How many cores' time the process's control groups allow; None for any."""
+    return min(limits("cpu", _v2, _v1, root), default=None)
 
 
 def divided(threads: int, instances: int) -> int:

@@ -1,0 +1,108 @@
+"""Processes: which belong together, how much of the processors they used, and which others are the busiest."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+
+#: Others that used less than this many cores on average are not worth naming.
+_WORTH_NAMING: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTime:
+    """A process, and for how long its threads have computed (s) since it was ``started`` (s, of the system's clock)."""
+
+    pid: int
+    parent: int
+    name: str
+    started: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Processes of others by their name, and how many cores they used on average."""
+
+    name: str
+    cores: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.cores:.2f}"
+
+
+def process_times() -> list[ProcessTime]:
+    """All processes that this one can see; a few milliseconds for a hundred of them."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error), process.oneshot():
+            times = process.cpu_times()
+            found.append(
+                ProcessTime(
+                    process.pid, process.ppid(), process.name(), process.create_time(), times.user + times.system
+                )
+            )
+    return found
+
+
+def family(processes: Iterable[ProcessTime], roots: Iterable[int]) -> set[int]:
+    """``roots`` and all that they have started, which still run."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for one in processes:
+        children[one.parent].append(one.pid)
+    found: set[int] = set()
+    left = list(roots)
+    while left:
+        pid = left.pop()
+        if pid not in found:
+            found.add(pid)
+            left += children[pid]
+    return found
+
+
+class ProcessTimes:
+    """Processor time of groups of processes, by their roots, and of all others.
+
+    A process that has ended keeps what it had used when it was seen last, so that no group's time goes back.
+    """
+
+    def __init__(
+        self, groups: Sequence[Iterable[int]], read: Callable[[], Sequence[ProcessTime]] = process_times
+    ) -> None:
+        self._groups = [tuple(roots) for roots in groups]
+        self._read = read
+        self._used: dict[tuple[int, float], float] = {}
+        self._group_of: dict[tuple[int, float], int] = {}
+        self._names: dict[tuple[int, float], str] = {}
+        self._at_first: dict[tuple[int, float], float] = {}
+        self.read()
+        self._at_first = dict(self._used)
+
+    def read(self) -> list[float]:
+        """What each group has used since this was made (s)."""
+        processes = self._read()
+        families = [family(processes, roots) for roots in self._groups]
+        for one in processes:
+            key = (one.pid, one.started)
+            self._used[key] = one.seconds
+            self._names[key] = one.name
+            for number, members in enumerate(families):
+                if one.pid in members:
+                    self._group_of.setdefault(key, number)
+        used = [0.0] * len(self._groups)
+        for key, number in self._group_of.items():
+            used[number] += self._used[key] - self._at_first.get(key, 0.0)
+        return used
+
+    def rivals(self, seconds: float, most: int = 3) -> tuple[Rival, ...]:
+        """The busiest processes of no group, over the ``seconds`` since this was made; those of one name together."""
+        cores: Counter[str] = Counter()
+        for key, used in self._used.items():
+            if key not in self._group_of and seconds > 0:
+                cores[self._names[key]] += (used - self._at_first.get(key, 0.0)) / seconds  # type: ignore[assignment]
+        return tuple(Rival(name, used) for name, used in cores.most_common(most) if used >= _WORTH_NAMING)
