@@ -12,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.perf.records import Outcome, Records
+from conch.machine.bystanders import Interference
+from conch.perf.records import Outcome, Records, Span, ended_in, seconds_of
 
 PERCENTILES: Final = (50, 90, 95, 99)
 
@@ -43,7 +44,8 @@ class WindowFigures:
 
     ``throughput`` counts inferences a second.  ``latency`` is from when a request was due to the last byte of its
     answer, ``send`` to its own last byte, ``wait`` from there to the first byte of the answer, ``receive`` to the last;
-    ``late`` is how much later than due requests were sent.
+    ``late`` is how much later than due requests were sent.  ``interference`` is what others took of the machine
+    meanwhile (None: nobody looked).
     """
 
     seconds: float
@@ -55,17 +57,22 @@ class WindowFigures:
     wait: LatencyFigures | None
     receive: LatencyFigures | None
     late: LatencyFigures | None
+    interference: Interference | None = None
 
 
 def figures_of(
-    records: Records, start: int, end: int, inferences: NDArray[Any], percentiles: Sequence[float] = PERCENTILES
+    records: Records,
+    spans: Sequence[Span],
+    inferences: NDArray[Any],
+    percentiles: Sequence[float] = PERCENTILES,
+    interference: Interference | None = None,
 ) -> WindowFigures:
-    """The figures of the window from ``start`` to ``end`` (ns, monotonic); ``inferences`` counts those of payloads."""
-    inside = records[(records["end"] > start) & (records["end"] <= end)]
+    """The figures of the windows ``spans`` together; ``inferences`` counts those of payloads."""
+    inside = records[ended_in(records, spans)]
     well = inside[inside["outcome"] == Outcome.OK]
     badly = inside[inside["outcome"] != Outcome.OK]
     outcomes, counts = np.unique(badly["outcome"], return_counts=True)
-    seconds = (end - start) / 1e9
+    seconds = seconds_of(spans)
     written = np.where(well["written"] > 0, well["written"], well["sent"])
     return WindowFigures(
         seconds,
@@ -77,4 +84,5 @@ def figures_of(
         LatencyFigures.of(np.maximum(0, well["first"] - written), percentiles),
         LatencyFigures.of(well["end"] - well["first"], percentiles),
         LatencyFigures.of(well["sent"] - well["due"], percentiles),
+        interference,
     )

@@ -5,6 +5,7 @@ Pure.  A message of a stream counts as a token where the server does not say how
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from conch.errors import invalid
 from conch.perf.figures import LatencyFigures
-from conch.perf.records import Outcome, Records
+from conch.perf.records import Outcome, Records, Span, ended_in, seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +59,11 @@ class GenerationFigures:
 
 
 def generation_of(
-    records: Records, events: NDArray[np.int64], start: int, end: int, objective: Objective | None = None
+    records: Records, events: NDArray[np.int64], spans: Sequence[Span], objective: Objective | None = None
 ) -> GenerationFigures:
-    """The figures of requests that ended well from ``start`` to ``end`` (ns); ``events`` are by row of ``records``."""
-    seconds = (end - start) / 1e9
-    inside = np.flatnonzero(
-        (records["end"] > start) & (records["end"] <= end) & (records["outcome"] == Outcome.OK)
-        & (records["responses"] > 0)
-    )  # fmt: skip
+    """The figures of requests that ended well in the windows ``spans``; ``events`` are by row of ``records``."""
+    seconds = seconds_of(spans)
+    inside = np.flatnonzero(ended_in(records, spans) & (records["outcome"] == Outcome.OK) & (records["responses"] > 0))
     first, last = _of_requests(events, len(records))
     found = records[inside]
     tokens = np.where(found["tokens"] > 0, found["tokens"], found["responses"])

@@ -10,8 +10,8 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import signal
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -27,7 +27,8 @@ from conch.perf.channels.events import EventChannel, ReadEvent
 from conch.perf.channels.grpc import GrpcChannel
 from conch.perf.channels.http import HttpChannel
 from conch.perf.load import ClosedLoad, OpenLoad, Sending
-from conch.perf.records import RecordBuffer, Records, join_events, read_events, read_records
+from conch.perf.recording import Collected
+from conch.perf.records import RecordBuffer, join_events, read_events, read_records
 from conch.perf.schedule import Schedule, share_of
 
 #: How long a process may take to answer (s): it answers between requests.
@@ -55,22 +56,6 @@ class Traffic:
         if self.read is not None:
             return EventChannel(loop, self.address, self.read)
         return HttpChannel(loop, self.address)
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """What the processes have noted since they were asked before.
-
-    ``records`` are those of requests that have ended, ``events`` ``[messages, 2]`` the row and the moment (ns) of each
-    message of those with several; ``unfinished`` are slot and due time (ns) of requests that run or wait.  ``errors``
-    counts messages; ``busy`` is the largest share of its time for which a process computed.
-    """
-
-    records: Records
-    events: Any
-    unfinished: Sequence[tuple[int, int]]
-    errors: dict[str, int]
-    busy: float
 
 
 class Generators:
@@ -157,6 +142,8 @@ def _main(pipe: Connection, traffic: Traffic, number: int, count: int) -> None:
     """Run a share of the load, as the pipe says, until that is closed."""
     import uvloop
 
+    # Ctrl+C is for the process that measures, which shows what there is and then ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     # Pauses of the garbage collector would be measured as the server's.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from conch.errors import invalid
 from conch.perf.channels.connecting import Address
+from conch.perf.figures import PERCENTILES
 from conch.perf.generation import Objective
 from conch.perf.inputs.data import DataOptions
 
@@ -53,7 +54,12 @@ class PerfPlan:
 
     ``interval`` is the length of a window (s), ``share`` how far windows that agree may be from their mean,
     ``percentile`` the latency that has to agree (0 for the average), ``trials`` how many windows there are at most.
-    ``timeout`` ends requests (s); ``processes`` send (0: as many as are worth it).
+    ``timeout`` ends requests (s); ``processes`` send (0: as many as are worth it).  With ``requests`` a window lasts
+    until so many have ended.
+
+    Each level is measured ``runs`` times.  ``sender_limit`` measures what the senders can do; ``keep_records`` keeps
+    every request in the result.  ``metrics_url`` is where the server's metrics are read every ``metrics_interval``
+    seconds, if they are.
 
     ``endpoint`` is ``infer``, ``generate`` or ``generate_stream`` of the model, or a path of OpenAI's API;
     ``parameters`` are members of such requests.  ``streaming`` asks OpenAI's API for a stream.
@@ -83,6 +89,16 @@ class PerfPlan:
     objective: Objective | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     data: DataOptions = field(default_factory=DataOptions)
+    runs: int = 1
+    sender_limit: bool = False
+    keep_records: bool = False
+    metrics_url: str = ""
+    metrics_interval: float = 1.0
+
+    @property
+    def percentiles(self) -> tuple[float, ...]:
+        """The percentiles to show: the usual ones, and the one that has to agree."""
+        return tuple(sorted({*PERCENTILES, *([self.percentile] if self.percentile else [])}))
 
 
 def read_address(url: str, protocol: Protocol) -> tuple[Address, str]:

@@ -6,7 +6,7 @@ Written by the processes that send (:mod:`conch.perf.load`), read where figures 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -35,6 +35,8 @@ COLUMNS: Final = (
 )  # fmt: skip
 RECORD: Final = np.dtype([(name, np.int64) for name in COLUMNS])
 Records = NDArray[Any]
+#: The beginning and the end of a window (ns, monotonic); what ends at its end belongs to it.
+Span = tuple[int, int]
 
 
 class RecordBuffer:
@@ -75,3 +77,16 @@ def join_events(parts: Iterable[tuple[Records, NDArray[np.int64]]]) -> NDArray[n
         joined.append(events + np.array([first, 0]))
         first += len(records)
     return np.concatenate(joined)
+
+
+def ended_in(records: Records, spans: Sequence[Span]) -> NDArray[np.bool_]:
+    """Which requests ended in one of the windows."""
+    inside = np.zeros(len(records), bool)
+    for start, end in spans:
+        inside |= (records["end"] > start) & (records["end"] <= end)
+    return inside
+
+
+def seconds_of(spans: Sequence[Span]) -> float:
+    """How long windows are together (s)."""
+    return sum(end - start for start, end in spans) / 1e9

@@ -31,3 +31,11 @@ class ResourceFigures:
     def gpu_memory(self) -> int:
         """Memory in use on all GPUs together (bytes)."""
         return sum(one.memory for one in self.gpus.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFigures:
+    """A metric of the server: its average and its largest value."""
+
+    average: float
+    largest: float

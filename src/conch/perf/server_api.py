@@ -6,6 +6,7 @@ Asked before and after windows, never while requests are timed by the same proce
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
@@ -17,6 +18,15 @@ from conch.errors import Code, ConchError, internal, not_found, unavailable
 from conch.perf.channels.connecting import Address
 
 _SECONDS: Final = 10.0
+_CONNECT_SECONDS: Final = 3.0
+
+
+def check_listens(address: Address) -> None:
+    """Raise UNAVAILABLE unless somebody accepts connections there, whatever they would answer."""
+    try:
+        socket.create_connection((address.host, address.port), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise unavailable(f"no server answers at {address.host}:{address.port}: {error}") from None
 
 
 class ServerApi(Protocol):

@@ -66,6 +66,27 @@ def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str
     return found
 
 
+def added(windows: Sequence[Sequence[ServerFigures]]) -> list[ServerFigures]:
+    """What each model version did in several windows together."""
+    versions: dict[tuple[str, str], list[ServerFigures]] = {}
+    for window in windows:
+        for one in window:
+            versions.setdefault((one.model, one.version), []).append(one)
+    return [
+        ServerFigures(
+            *key, sum(one.inferences for one in parts), sum(one.executions for one in parts),
+            {name: stage for name in STAGES if (stage := _added([one.stages.get(name) for one in parts])).count},
+        )
+        for key, parts in versions.items()
+    ]  # fmt: skip
+
+
+def _added(stages: Sequence[Stage | None]) -> Stage:
+    found = [stage for stage in stages if stage is not None]
+    count = sum(stage.count for stage in found)
+    return Stage(count, sum(stage.count * stage.average for stage in found) / count if count else 0.0)
+
+
 def _stage(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Stage:
     then, now = (one.get("inference_stats", {}).get(name, {}) for one in (before, after))
     count = _number(now, "count") - _number(then, "count")

@@ -1,16 +1,27 @@
-"""When a measurement has settled: the last windows agree.
+"""When a measurement has settled: the last undisturbed windows agree.
 
-Pure.  As in perf_analyzer, three windows in a row whose throughput and latency are within a share of their mean.
+Pure.  As in perf_analyzer, three windows in a row whose throughput and latency are within a share of their mean; a
+window in which others used the machine is repeated instead of counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 #: How many windows have to agree.
 WINDOWS: Final = 3
+#: A machine that is disturbed for so many windows will not be quiet soon: those that agree will do, with a warning.
+_PATIENCE: Final = 2 * WINDOWS
+
+
+class JudgedWindow(NamedTuple):
+    """What a window is judged by; a latency of 0 is one without answers."""
+
+    throughput: float
+    latency: float
+    disturbed: bool = False
 
 
 @dataclass(slots=True)
@@ -19,24 +30,48 @@ class Stability:
 
     share: float = 0.1
     trials: int = 10
-    _throughputs: list[float] = field(default_factory=list)
-    _latencies: list[float] = field(default_factory=list)
+    _windows: list[JudgedWindow] = field(default_factory=list)
 
-    def add(self, throughput: float, latency: float) -> None:
+    def add(self, throughput: float, latency: float, *, disturbed: bool = False) -> None:
         """Note a window; a latency of 0 is one without answers."""
-        self._throughputs.append(throughput)
-        self._latencies.append(latency)
+        self._windows.append(JudgedWindow(throughput, latency, disturbed))
+
+    @property
+    def counted(self) -> list[int]:
+        """The numbers of the windows that count: the last undisturbed ones, or the last ones if those are too few.
+
+        Windows without answers count only where there are no others.
+        """
+        numbers = range(len(self._windows))
+        answered = [number for number in numbers if self._windows[number].latency] or list(numbers)
+        quiet = [number for number in answered if not self._windows[number].disturbed]
+        enough = min(WINDOWS, self.trials)
+        return (quiet if len(quiet) >= enough else answered)[-WINDOWS:]
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether windows that count were disturbed."""
+        return any(self._windows[number].disturbed for number in self.counted)
 
     @property
     def stable(self) -> bool:
-        """Whether the last windows agree; windows without answers never do."""
-        last = self._throughputs[-WINDOWS:], self._latencies[-WINDOWS:]
-        return len(self._throughputs) >= WINDOWS and all(self._agree(values) for values in last)
+        """Whether the windows that count agree; windows without answers never do."""
+        counted = [self._windows[number] for number in self.counted]
+        return len(counted) >= WINDOWS and all(
+            self._agree(values) for values in ([one.throughput for one in counted], [one.latency for one in counted])
+        )
+
+    @property
+    def silent(self) -> int:
+        """How many windows there were since one with an answer."""
+        answered = [number for number, window in enumerate(self._windows) if window.latency]
+        return len(self._windows) - (answered[-1] + 1 if answered else 0)
 
     @property
     def over(self) -> bool:
         """Whether to measure no more."""
-        return self.stable or len(self._throughputs) >= self.trials
+        count = len(self._windows)
+        return count >= self.trials or (self.stable and not self.silent and (not self.disturbed or count >= _PATIENCE))
 
     def _agree(self, values: Sequence[float]) -> bool:
         mean = sum(values) / len(values)

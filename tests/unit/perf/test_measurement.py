@@ -13,10 +13,11 @@ from conch.errors import Code, ConchError
 from conch.perf.channels.connecting import Address
 from conch.perf.figures import figures_of
 from conch.perf.inputs.data import DataOptions
+from conch.perf.measured import Measured
 from conch.perf.plan import Levels, PerfPlan
 from conch.perf.records import RECORD, Outcome
 from conch.perf.report import files
-from conch.perf.run import Measured, Measurement
+from conch.perf.run import Measurement
 from tests.unit.perf.known_server import KnownServer, running
 
 
@@ -114,5 +115,5 @@ def test_files_have_a_row_for_each_level() -> None:
 
 def test_a_window_without_answers_has_no_latency() -> None:
     records = np.zeros(0, RECORD)
-    figures = figures_of(records, 0, 10**9, np.array([1]))
+    figures = figures_of(records, [(0, 10**9)], np.array([1]))
     assert (figures.requests, figures.throughput, figures.latency) == (0, 0.0, None)

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from conch.perf.figures import LatencyFigures
+from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
-from conch.perf.run import Measured
 
 
 def csv(plan: PerfPlan, measured: Sequence[Measured]) -> str:

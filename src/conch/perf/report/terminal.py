@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from conch.perf.figures import LatencyFigures, WindowFigures
 from conch.perf.generation import GenerationFigures
+from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
-from conch.perf.run import Measured, Measurement
+from conch.perf.run import Measurement
 from conch.perf.server_side import ServerFigures
 
 if TYPE_CHECKING:

@@ -1,0 +1,160 @@
+"""The loop of one level: windows until they agree, or until more of them would say no more.
+
+Runs in the process that measures, while others send.  Clock and sleep are passed in, so that tests need no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic_ns, sleep
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conch.perf.figures import WindowFigures, figures_of
+from conch.perf.plan import PerfPlan
+from conch.perf.recording import Collected, Recording
+from conch.perf.records import Span
+from conch.perf.stability import WINDOWS, Stability
+from conch.perf.watching import Sight
+
+#: Silence of fewer seconds may be one slow answer, however many windows it lasts.
+_SILENCE_SECONDS: Final = 5.0
+#: How often it is looked whether a window has the requests that it needs (s).
+_LOOK_SECONDS: Final = 0.05
+
+#: Told of every window; ends the level by answering True.
+OnWindow = Callable[[WindowFigures], object]
+
+
+class Senders(Protocol):
+    """The processes that send."""
+
+    def collect(self) -> Collected:
+        """What they have noted since they were asked before."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWindow:
+    """One window: when it was, what it measured, what was seen of the machine, the server's statistics before it and
+    after it."""
+
+    span: Span
+    figures: WindowFigures
+    sight: Sight
+    statistics: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a level asks besides the senders: ``statistics`` of the server, the ``sight`` of the machine since it was
+    asked before, and ``gone``: why the server does not answer at all, empty while it does."""
+
+    statistics: Callable[[], Sequence[Mapping[str, Any]]]
+    sight: Callable[[], Sight]
+    gone: Callable[[], str]
+    clock: Callable[[], int] = monotonic_ns
+    sleep: Callable[[float], None] = sleep
+
+
+class LevelRun:
+    """One run of a level, which :meth:`take` carries out."""
+
+    def __init__(
+        self, plan: PerfPlan, senders: Senders, surroundings: Surroundings, inferences: NDArray[np.int64]
+    ) -> None:
+        self.windows: list[MeasuredWindow] = []
+        self.stability = Stability(plan.share, plan.trials)
+        self.recording = Recording(surroundings.clock())
+        #: Why the server does not answer any more, empty while it does.
+        self.gone = ""
+        #: Whether it was ended before its time, and whether by the user.
+        self.stopped = self.interrupted = False
+        self._plan = plan
+        self._senders = senders
+        self._around = surroundings
+        self._inferences = inferences
+
+    def take(self, on_window: OnWindow) -> None:
+        """Warm up, and take windows.  Raises KeyboardInterrupt only before the first one has ended."""
+        try:
+            self._around.sleep(self._plan.warm_up)
+            self._begin()
+            while not self._over():
+                window = self._window()
+                self.windows.append(window)
+                disturbed = window.sight.interference.disturbs
+                self.stability.add(window.figures.throughput, self._judged(window.figures), disturbed=disturbed)
+                if on_window(window.figures) is True:
+                    self.stopped = True
+                    return
+        except KeyboardInterrupt:
+            if not self.windows:
+                raise
+            self.stopped = self.interrupted = True
+
+    @property
+    def counted(self) -> list[MeasuredWindow]:
+        """The windows that count."""
+        return [self.windows[number] for number in self.stability.counted]
+
+    def figures(self) -> WindowFigures:
+        """The figures of the windows that count."""
+        return self._figures([window.span for window in self.counted])
+
+    def _begin(self) -> None:
+        self._senders.collect()  # what the warm-up has noted
+        self._start = self._around.clock()
+        self.recording = Recording(self._start)
+        self._statistics = self._around.statistics()
+        self._around.sight()
+
+    def _window(self) -> MeasuredWindow:
+        self._wait()
+        span = (self._start, self._around.clock())
+        self._start = span[1]
+        self._collect()
+        before, self._statistics = self._statistics, self._around.statistics()
+        sight = self._around.sight()
+        return MeasuredWindow(span, self._figures([span], sight), sight, (before, self._statistics))
+
+    def _wait(self) -> None:
+        """Until the window is long enough; or has as many requests as the plan wants, or none for a while."""
+        plan, around = self._plan, self._around
+        if not plan.requests:
+            around.sleep(plan.interval)
+            return
+        ended, answered = 0, self._start
+        patience = max(plan.interval, _SILENCE_SECONDS) * 1e9
+        while ended < plan.requests and around.clock() - answered < patience:
+            around.sleep(_LOOK_SECONDS)
+            if found := self._collect():
+                ended, answered = ended + found, around.clock()
+
+    def _collect(self) -> int:
+        """How many requests have ended since."""
+        collected = self._senders.collect()
+        self.recording.add(collected, self._around.clock())
+        return len(collected.records)
+
+    def _over(self) -> bool:
+        """Whether more windows would say no more: they agree, or nobody answers."""
+        silent = self.stability.silent
+        if silent:
+            self.gone = self._around.gone()
+            seconds = sum(window.figures.seconds for window in self.windows[-silent:])
+            if self.gone or (silent >= WINDOWS and seconds >= _SILENCE_SECONDS):
+                return True
+        return self.stability.over
+
+    def _figures(self, spans: Sequence[Span], sight: Sight | None = None) -> WindowFigures:
+        records, _ = self.recording.within(spans)
+        interference = sight.interference if sight is not None else None
+        return figures_of(records, spans, self._inferences, self._plan.percentiles, interference)
+
+    def _judged(self, figures: WindowFigures) -> float:
+        if figures.latency is None:
+            return 0.0
+        return figures.latency.percentiles[self._plan.percentile] if self._plan.percentile else figures.latency.average

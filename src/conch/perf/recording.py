@@ -1,0 +1,67 @@
+"""What the senders noted while a level was measured, by the moments at which they were asked.
+
+Pure.  A window ends before the senders are asked what happened in it, so that what ends while they answer is in the
+next one, and nothing is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conch.perf.records import RECORD, Records, Span, ended_in, join_events
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What the processes that send have noted since they were asked before.
+
+    ``records`` are those of requests that have ended, ``events`` ``[messages, 2]`` the row and the moment (ns) of each
+    message of those with several; ``unfinished`` are slot and due time (ns) of requests that run or wait.  ``errors``
+    counts messages; ``busy`` is the largest share of its time for which a process computed.
+    """
+
+    records: Records
+    events: Any
+    unfinished: Sequence[tuple[int, int]]
+    errors: dict[str, int]
+    busy: float
+
+
+class Recording:
+    """Collects what the senders noted from the moment ``start`` on (ns, monotonic)."""
+
+    def __init__(self, start: int) -> None:
+        self.errors: Counter[str] = Counter()
+        self.busy = 0.0
+        self.unfinished: Sequence[tuple[int, int]] = ()
+        self._asked = start
+        #: With the moments between which their requests ended.
+        self._parts: list[tuple[Span, Collected]] = []
+
+    def add(self, collected: Collected, now: int) -> None:
+        """Note what was collected; all of it had ended at ``now`` (ns)."""
+        self._parts.append(((self._asked, now), collected))
+        self._asked = now
+        self.errors.update(collected.errors)
+        self.busy = max(self.busy, collected.busy)
+        self.unfinished = collected.unfinished
+
+    def within(self, spans: Sequence[Span]) -> tuple[Records, NDArray[np.int64]]:
+        """The requests that ended in ``spans``, and their events by row."""
+        parts = [
+            (one.records, one.events)
+            for (since, until), one in self._parts
+            if any(start < until and since < end for start, end in spans)
+        ]
+        parts.append((np.zeros(0, RECORD), np.zeros((0, 2), np.int64)))
+        records, events = np.concatenate([records for records, _ in parts]), join_events(parts)
+        inside = ended_in(records, spans)
+        rows = np.cumsum(inside) - 1
+        events = events[inside[events[:, 0]]]
+        return records[inside], np.column_stack([rows[events[:, 0]], events[:, 1]])

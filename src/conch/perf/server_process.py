@@ -1,0 +1,64 @@
+"""Which processes of this machine are the server: those that listen on its port.
+
+Asked once for a measurement, in the process that measures.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Final
+
+import psutil
+
+from conch.perf.channels.connecting import Address
+
+#: Programs that listen for a server elsewhere: on another machine, or in a container.
+_FORWARDERS: Final = ("docker-proxy", "kubectl", "rootlessport", "slirp4netns", "ssh", "sshd")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcesses:
+    """The processes that listen, which have started all others of the server; without any, ``unseen`` says why."""
+
+    pids: tuple[int, ...] = ()
+    unseen: str = ""
+
+
+def find_server(address: Address) -> ServerProcesses:
+    """The server's processes, as far as they are on this machine and may be seen."""
+    if not _is_here(address.host):
+        return ServerProcesses(unseen=f"the server's machine, {address.host}, was not seen")
+    try:
+        listening = [
+            one.pid
+            for one in psutil.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and one.pid and one.laddr.port == address.port
+        ]
+        names = {pid: psutil.Process(pid).name() for pid in set(listening)}
+    except (psutil.Error, OSError):
+        names = {}
+    if not names:
+        return ServerProcesses(
+            unseen=f"the processes that listen on port {address.port} may not be seen (another user's, or a"
+            " container's), so what others used is not known"
+        )
+    for name in names.values():
+        if name in _FORWARDERS:
+            return ServerProcesses(
+                unseen=f"port {address.port} is forwarded by {name}: the server's processes were not seen, so what"
+                " others used is not known"
+            )
+    return ServerProcesses(tuple(sorted(names)))
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is an address of this machine."""
+    own = {address.address.partition("%")[0] for found in psutil.net_if_addrs().values() for address in found}
+    try:
+        found: list[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    addresses = {one[4][0].partition("%")[0] for one in found}
+    return any(ip_address(one).is_loopback or one in own for one in addresses)

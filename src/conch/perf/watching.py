@@ -1,0 +1,100 @@
+"""Looks at this machine and at the server's processes between windows, in the process that measures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from time import monotonic
+from typing import Any
+
+from conch.machine.bystanders import Bystanders, CpuClocks, Interference
+from conch.machine.facts import MachineFacts, load_average
+from conch.machine.processes import ProcessTimes
+from conch.machine.throttling import times_throttled
+from conch.perf.measured import MachineFigures
+from conch.perf.resources import ResourceFigures
+from conch.perf.server_process import ServerProcesses
+from conch.telemetry.processes import ProcessReader
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What was seen of a window: what others took, the cores that the server used on average, its memory (bytes)."""
+
+    interference: Interference
+    cores: float = 0.0
+    memory: int = 0
+
+
+class MachineWatch:
+    """The machine and the server from now on; neither the senders nor the server are others."""
+
+    def __init__(self, server: ServerProcesses) -> None:
+        own = os.getpid()
+        # A server in this very process, as in tests, cannot be told from what measures it.
+        self._server = () if own in server.pids else server.pids
+        self.unseen = server.unseen
+        self._facts = MachineFacts.read()
+        self._load_before = load_average()
+        self._begun = monotonic()
+        # The server's group comes first: whoever measures may have started it.
+        self._times = ProcessTimes([self._server, (own,)])
+        self._memory = ProcessReader(load_nvml=_no_nvml)
+        self._used = (monotonic(), 0.0)
+        self._bystanders = Bystanders(self._clocks)
+
+    def since_last(self) -> Sight:
+        """What happened since the call before."""
+        before = self._used
+        interference = self._bystanders.since_last()
+        if self.unseen:
+            interference = replace(interference, others=0.0)
+        wall = self._used[0] - before[0]
+        cores = (self._used[1] - before[1]) / wall if wall > 0 else 0.0
+        [memory] = self._memory.read([self._server])
+        return Sight(interference, cores, memory.host)
+
+    def machine(self, sights: Sequence[Sight]) -> MachineFigures:
+        """The machine during the windows of ``sights``."""
+        return MachineFigures(
+            self._facts, self._load_before, load_average(), _mean(one.interference for one in sights),
+            () if self.unseen else self._times.rivals(monotonic() - self._begun), self.unseen,
+        )  # fmt: skip
+
+    def resources(self, sights: Sequence[Sight]) -> ResourceFigures | None:
+        """What the server used in the windows of ``sights``; None where it was not seen."""
+        if not self._server or not sights:
+            return None
+        return ResourceFigures(fmean(one.cores for one in sights), max(one.memory for one in sights))
+
+    def _clocks(self) -> CpuClocks:
+        server, own = self._times.read()
+        self._used = (monotonic(), server)
+        return replace(CpuClocks.read(server + own), throttled=_throttled(self._server))
+
+
+def _throttled(pids: Iterable[int]) -> int:
+    """How often the groups of this process and of ``pids`` were stopped, each group once."""
+    groups: dict[str, int] = {}
+    for process in (os.getpid(), *pids):
+        with suppress(OSError):
+            groups.setdefault((Path("/proc") / str(process) / "cgroup").read_text(), process)
+    return sum(times_throttled(process) for process in groups.values())
+
+
+def _mean(all_of: Iterable[Interference]) -> Interference:
+    found = list(all_of)
+    if not found:
+        return Interference()
+    return Interference(
+        fmean(one.others for one in found), fmean(one.stolen for one in found), sum(one.throttled for one in found)
+    )
+
+
+def _no_nvml() -> Any:
+    """GPUs are looked at by a sampler of their own."""
+    raise ImportError

@@ -1,0 +1,147 @@
+"""The loop of a level on a clock of the test's own: when it ends, and which windows count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import pytest
+
+from conch.machine.bystanders import Interference
+from conch.perf.channels.connecting import Address
+from conch.perf.figures import WindowFigures
+from conch.perf.level import LevelRun, Surroundings
+from conch.perf.measured import Measured
+from conch.perf.plan import PerfPlan
+from conch.perf.recording import Collected
+from conch.perf.records import RECORD, Outcome
+from conch.perf.summing import Observed, sum_up
+from conch.perf.watching import Sight
+
+PLAN = PerfPlan("m", Address("h", 1), interval=1.0, warm_up=2.0)
+SECOND = 10**9
+
+
+class FakeSenders:
+    """Senders whose requests end at even distances, ``per_second`` of the second that begins; ``fail`` names seconds
+    whose requests fail."""
+
+    def __init__(self, per_second: Callable[[int], int], fail: Iterable[int] = ()) -> None:
+        self.now = self.asked = 0
+        self._per_second = per_second
+        self._fail = set(fail)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += int(seconds * SECOND)
+
+    def clock(self) -> int:
+        return self.now
+
+    def collect(self) -> Collected:
+        # While they answer, time passes and requests end, which belong to the window after.
+        self.now += SECOND // 100
+        rows = []
+        for second in range(self.asked // SECOND, self.now // SECOND + 1):
+            for number in range(count := self._per_second(second)):
+                end = second * SECOND + (number + 1) * SECOND // count
+                if self.asked < end <= self.now:
+                    rows.append((end, Outcome.REFUSED if second in self._fail else Outcome.OK))
+        self.asked = self.now
+        records = np.zeros(len(rows), RECORD)
+        for row, (end, outcome) in zip(records, rows, strict=True):
+            row["end"], row["first"], row["outcome"] = end, end, outcome
+            row["due"] = row["sent"] = row["written"] = end - SECOND // 50
+        failed = sum(outcome is not Outcome.OK for _, outcome in rows)
+        return Collected(records, np.zeros((0, 2), np.int64), [(0, self.now)], {"no": failed} if failed else {}, 0.5)
+
+
+def take(
+    senders: FakeSenders, plan: PerfPlan = PLAN, sights: Iterator[Interference] | None = None,
+    gone: Callable[[], str] = lambda: "", on_window: Callable[[WindowFigures], object] = lambda window: None,
+) -> tuple[LevelRun, Measured]:  # fmt: skip
+    def sight() -> Sight:
+        return Sight(next(sights) if sights is not None else Interference(), 1.5, 100)
+
+    around = Surroundings(lambda: [], sight, gone, senders.clock, senders.sleep)
+    run = LevelRun(plan, senders, around, np.array([1]))
+    run.take(on_window)
+    return run, sum_up(plan, 1, [run], np.array([1]), Observed(), writes_text=False)
+
+
+def interference(*others: float) -> Iterator[Interference]:
+    yield Interference()  # of the warm-up
+    yield from map(Interference, others)
+
+
+def test_warm_up_is_not_counted_and_no_request_is_lost_between_windows() -> None:
+    run, measured = take(FakeSenders(lambda second: 1000 if second >= 2 else 5))
+    assert len(run.windows) == 3 and measured.stable
+    assert measured.figures.throughput == pytest.approx(1000, rel=0.001)
+    assert sum(window.requests for window in measured.windows) == measured.figures.requests
+
+
+def test_disturbed_windows_are_repeated_and_do_not_count() -> None:
+    """While others work, in the fourth and the fifth second, half as many requests are answered."""
+    sights = interference(0.02, 0.5, 0.5, 0.02, 0.02)
+    run, measured = take(FakeSenders(lambda second: 500 if second in (3, 4) else 1000), sights=sights)
+    assert len(run.windows) == 5 and run.stability.counted == [0, 3, 4]
+    assert measured.figures.throughput == pytest.approx(1000, rel=0.03)
+    assert measured.stable and not measured.disturbed
+
+
+def test_a_machine_that_is_never_quiet_is_not_waited_for_and_the_figures_say_so() -> None:
+    run, measured = take(FakeSenders(lambda second: 100), sights=interference(*[0.5] * 10))
+    assert len(run.windows) == 6 and measured.disturbed and measured.stable
+
+
+def test_windows_until_there_are_as_many_requests_as_wanted() -> None:
+    plan = PerfPlan("m", Address("h", 1), interval=1.0, requests=300, trials=1)
+    _, measured = take(FakeSenders(lambda second: 100), plan)
+    assert 300 <= measured.figures.requests <= 310 and measured.figures.seconds == pytest.approx(3, rel=0.05)
+    _, nothing = take(FakeSenders(lambda second: 0), plan)
+    assert nothing.figures.seconds == pytest.approx(5, rel=0.1)
+
+
+def test_a_server_that_dies_leaves_the_figures_of_before() -> None:
+    dead = iter(["no server answers at h:1: refused"])
+    run, measured = take(FakeSenders(lambda second: 100 if second < 4 else 0), gone=lambda: next(dead))
+    assert len(run.windows) == 3 and measured.figures.throughput == pytest.approx(100, rel=0.05)
+    assert next(iter(measured.warnings)) == (
+        f"the server stopped answering, after {measured.figures.requests} answers: no server answers at h:1: refused"
+    )
+    assert not measured.whole and not measured.stable
+
+
+def test_a_level_without_answers_ends_when_that_is_sure() -> None:
+    run, measured = take(FakeSenders(lambda second: 0))
+    assert len(run.windows) == 5  # of a second each: five seconds may be one slow answer
+    [warning] = measured.warnings
+    assert warning.startswith("no request was answered in 5.") and "the server hangs" in warning
+    failing = PerfPlan("m", Address("h", 1), interval=5.0)
+    run, measured = take(FakeSenders(lambda second: 10, fail=range(100)), failing)
+    assert len(run.windows) == 3 and "no request was answered well" in next(iter(measured.warnings))
+    assert measured.errors == {"no": measured.failed}
+
+
+def test_whoever_watches_may_end_a_level() -> None:
+    run, measured = take(FakeSenders(lambda second: 10), on_window=lambda window: True)
+    assert len(run.windows) == 1 and measured.stopped and measured.figures.requests
+    assert [*measured.warnings] == ["stopped after 1 windows"]
+
+
+def test_ctrl_c_keeps_what_was_measured() -> None:
+    def on_window(window: WindowFigures) -> None:
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        seen.append(window)
+
+    seen: list[WindowFigures] = []
+    run, measured = take(FakeSenders(lambda second: 10), on_window=on_window)
+    assert run.interrupted and measured.stopped and len(measured.windows) == 2
+
+    class Interrupted(FakeSenders):
+        def sleep(self, seconds: float) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take(Interrupted(lambda second: 10))
