@@ -1,1 +1,43 @@
-"""Pages and documents with charts, in one look: for ``conch perf``, ``conch analyze`` and ``conch convert``."""
+"""Pages with charts, in one look: for ``conch perf``, ``conch analyze`` and ``conch convert``.
+
+A page is data (:mod:`conch.reports.page`), whose charts come from :mod:`conch.reports.charts` and whose figures are
+written by :mod:`conch.reports.numbers`.  :mod:`conch.reports.writing` writes it as one HTML file that needs no network
+(``.html``), or as a document for printing (``.pdf``).  ::
+
+    from conch.reports.charts import Axis, Dot, Series, line_chart
+    from conch.reports.numbers import milliseconds, significant
+    from conch.reports.page import Column, Note, Page, Properties, Row, Section, Table
+    from conch.reports.writing import check_reports, write_page
+
+    check_reports({"--html": path})           # before the work: the extra is there, and the file can be written
+    page = Page(
+        title="resnet, measured",
+        lead="71.9 inferences a second with p99 at 1.41 s.",
+        sections=[
+            Section("Machine", [Properties([("processor", "AMD EPYC"), ("cores", "2")])]),
+            Section(
+                "Load",
+                [
+                    Note("warning", "Others used a third of the processor."),
+                    line_chart(
+                        "Latency against throughput",
+                        [Series("config_7", [Dot(20.1, 49.7, "1 caller"), Dot(71.9, 897, "64 callers")])],
+                        Axis("throughput (infer/s)"),
+                        Axis("p99 latency (ms)", logarithmic=True),
+                        alt="Latency rises from 49.7 ms at 20 infer/s to 897 ms at 72 infer/s.",
+                    ),
+                    Table(
+                        "By concurrency",
+                        [Column("concurrency", number=True), Column("infer/s", number=True)],
+                        [Row(["1", significant(20.0993)]), Row(["64", significant(71.944)], tone="good")],
+                    ),
+                ],
+            ),
+        ],
+    )
+    write_page(page, path)
+
+Everything in a page is text: it is escaped where it is written, so names and messages of servers go in as they are.
+``page`` and ``numbers`` need the standard library only; ``charts`` and ``writing`` load altair, vl-convert and fpdf2
+(the extra ``report``) when they are called.  Charts that are not ``wide`` stand two in a row.
+"""

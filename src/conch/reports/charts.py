@@ -1,0 +1,292 @@
+"""The charts of reports, made with Altair: lines, bars, distributions by percentile, histograms.
+
+Each function takes figures and returns a :class:`~conch.reports.page.Chart`.  Figures that cannot be shown (infinite
+ones, and on logarithmic axes those that are not above 0) are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, isfinite, log10
+from typing import Any, Final, Literal
+
+from conch.reports.page import Chart
+from conch.reports.theme import COLOURS, SHAPES
+
+#: Percentiles that the axis of a distribution names, and how they are found on it: 1 / (1 - share).
+_PERCENTILES: Final = (1, 2, 10, 100, 1_000, 10_000, 100_000)
+_PERCENTILE_LABEL: Final = "datum.value < 1.01 ? 'p0' : 'p' + format(100 - 100 / datum.value, '.5~r')"
+_MOST_LABELS: Final = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A title with its unit; ``zero`` has a linear axis begin there."""
+
+    title: str
+    logarithmic: bool = False
+    zero: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A figure at a place: ``label`` is shown when it is pointed at, ``low`` to ``high`` is its interval."""
+
+    x: float
+    y: float
+    label: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Dots with a name, in the order in which a line joins them."""
+
+    name: str
+    dots: Sequence[Dot]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A line across the chart at a value of one axis, as the longest latency that is allowed."""
+
+    axis: Literal["x", "y"]
+    value: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A value of a ``part`` (by colour) of a ``group`` (by place)."""
+
+    group: str
+    part: str
+    value: float
+
+
+def line_chart(
+    title: str, series: Sequence[Series], x: Axis, y: Axis, *, alt: str, caption: str = "", joined: bool = True,
+    labels: bool = False, limits: Sequence[Limit] = (), wide: bool = True,
+) -> Chart:  # fmt: skip
+    """Dots in a plane, a colour and a shape for each series; ``joined`` by lines, with ``labels`` beside them."""
+    altair = _altair()
+    rows: list[dict[str, Any]] = [
+        {"series": one.name, "x": _short(dot.x), "y": _short(dot.y), "label": dot.label, "order": number}
+        | ({"low": _short(dot.low), "high": _short(dot.high)} if dot.low is not None and dot.high is not None else {})
+        for one in series
+        for number, dot in enumerate(one.dots)
+        if _fits(x, dot.x) and _fits(y, dot.y)
+    ]
+    names = [one.name for one in series]
+    base = altair.Chart(altair.Data(values=rows)).encode(
+        x=altair.X("x:Q", title=x.title, scale=_scale(x), axis=_axis(x, (row["x"] for row in rows))),
+        y=altair.Y("y:Q", title=y.title, scale=_scale(y), axis=_axis(y, (row["y"] for row in rows))),
+        color=_colour("series", names),
+    )
+    faded, pick = _picked("series")
+    shown = [altair.Tooltip("series:N", title="series")] if len(names) > 1 else []
+    named = [altair.Tooltip("label:N", title=" ")] if any(row["label"] for row in rows) else []
+    dots = base.mark_point(filled=True, size=55).encode(
+        opacity=faded,
+        shape=altair.Shape("series:N", scale=altair.Scale(domain=names, range=_cycle(SHAPES, len(names))),
+                           legend=_legend(names)),
+        tooltip=[
+            *shown, *named,
+            altair.Tooltip("x:Q", title=x.title, format=",.4~r"), altair.Tooltip("y:Q", title=y.title, format=",.4~r"),
+        ],
+    ).add_params(pick)  # fmt: skip
+    layers = [dots]
+    if joined:
+        layers.insert(0, base.mark_line().encode(opacity=faded, order=altair.Order("order:Q")))
+    if any("low" in row for row in rows):
+        layers.append(base.mark_rule().encode(y=altair.Y("low:Q", title=y.title), y2="high:Q", opacity=faded))
+    if labels:
+        layers.append(
+            base.mark_text(align="left", dx=7, dy=-7).encode(
+                text="label:N", opacity=faded, color=altair.value(COLOURS[6])
+            )
+        )
+    layers += _limits(limits)
+    return Chart(title, _spec(altair.layer(*layers), wide), alt, caption, wide)
+
+
+def bar_chart(
+    title: str, bars: Sequence[Bar], value: Axis, *, alt: str, caption: str = "", stacked: bool = False,
+    group_title: str = "", wide: bool = True,
+) -> Chart:  # fmt: skip
+    """Horizontal bars by group, in the order given; parts beside each other, or ``stacked``."""
+    altair = _altair()
+    groups = list(dict.fromkeys(bar.group for bar in bars))
+    parts = list(dict.fromkeys(bar.part for bar in bars))
+    rows: list[dict[str, Any]] = [
+        {"group": bar.group, "part": bar.part, "value": _short(bar.value), "order": parts.index(bar.part)}
+        for bar in bars
+        if _fits(value, bar.value)
+    ]
+    faded, pick = _picked("part")
+    chart = altair.Chart(altair.Data(values=rows)).mark_bar().encode(
+        x=altair.X("value:Q", title=value.title, stack="zero" if stacked else None, scale=_scale(value),
+                   axis=_axis(value, (row["value"] for row in rows))),
+        y=altair.Y("group:N", title=group_title or None, sort=groups),
+        color=_colour("part", parts),
+        opacity=faded,
+        tooltip=[
+            altair.Tooltip("group:N", title=group_title or "of"), altair.Tooltip("part:N", title="part"),
+            altair.Tooltip("value:Q", title=value.title, format=",.4~r"),
+        ],
+    ).add_params(pick)  # fmt: skip
+    if stacked:
+        chart = chart.encode(order=altair.Order("order:Q"))
+    elif len(parts) > 1:
+        chart = chart.encode(yOffset=altair.YOffset("part:N", sort=parts))
+    spec = _spec(chart, wide)
+    lines = len(groups) * (1 if stacked else max(1, 0.6 * len(parts)))
+    spec["height"] = round(max(60, 30 * lines))
+    spec["encoding"]["x"]["axis"] |= {"grid": True, "domain": False}
+    return Chart(title, spec, alt, caption, wide)
+
+
+def percentile_chart(
+    title: str, series: Sequence[Series], y: Axis, *, alt: str, caption: str = "", limits: Sequence[Limit] = (),
+    wide: bool = True,
+) -> Chart:  # fmt: skip
+    """A distribution by percentile: ``x`` of each dot is a share from 0 to below 1, and the tail has as much room
+    between p99 and p99.9 as between p90 and p99."""
+    altair = _altair()
+    rows: list[dict[str, Any]] = [
+        {
+            "series": one.name, "x": _short(1 / (1 - dot.x)), "y": _short(dot.y),
+            "label": f"p{_short(100 * dot.x):g}", "order": number,
+        }
+        for one in series
+        for number, dot in enumerate(one.dots)
+        if 0 <= dot.x < 1 and _fits(y, dot.y)
+    ]  # fmt: skip
+    names = [one.name for one in series]
+    furthest = max((row["x"] for row in rows), default=100)
+    ticks = [place for place in _PERCENTILES if place <= furthest * 1.01]
+    faded, pick = _picked("series")
+    base = altair.Chart(altair.Data(values=rows)).encode(
+        x=altair.X("x:Q", title="percentile", scale=altair.Scale(type="log", domain=[1, furthest], nice=False),
+                   axis=altair.Axis(values=ticks, labelExpr=_PERCENTILE_LABEL)),
+        y=altair.Y("y:Q", title=y.title, scale=_scale(y), axis=_axis(y, (row["y"] for row in rows))),
+        color=_colour("series", names),
+    )  # fmt: skip
+    lines = base.mark_line().encode(opacity=faded, order=altair.Order("order:Q")).add_params(pick)
+    tips = [altair.Tooltip("series:N", title="series")] if len(names) > 1 else []
+    # Lines alone can hardly be pointed at.
+    points = base.mark_point(size=60, filled=True, opacity=0).encode(
+        tooltip=[*tips, altair.Tooltip("label:N", title="percentile"),
+                 altair.Tooltip("y:Q", title=y.title, format=",.4~r")],
+    )  # fmt: skip
+    return Chart(title, _spec(altair.layer(lines, points, *_limits(limits)), wide), alt, caption, wide)
+
+
+def histogram_chart(
+    title: str, series: Sequence[Series], x: Axis, y: Axis, *, alt: str, caption: str = "", wide: bool = True
+) -> Chart:
+    """How often values occur: the ``x`` of a dot is the lower bound of its bin, and its ``y`` the count.
+
+    A series ends with a dot of ``y`` 0 at the upper bound of its last bin.
+    """
+    altair = _altair()
+    rows: list[dict[str, Any]] = [
+        {"series": one.name, "x": _short(dot.x), "y": _short(dot.y)}
+        for one in series
+        for dot in one.dots
+        if _fits(x, dot.x)
+    ]
+    names = [one.name for one in series]
+    faded, pick = _picked("series")
+    base = altair.Chart(altair.Data(values=rows)).encode(
+        x=altair.X("x:Q", title=x.title, scale=_scale(x), axis=_axis(x, (row["x"] for row in rows))),
+        y=altair.Y("y:Q", title=y.title, stack=None, scale=_scale(y), axis=_axis(y, (row["y"] for row in rows))),
+        color=_colour("series", names),
+        tooltip=[
+            *([altair.Tooltip("series:N", title="series")] if len(names) > 1 else []),
+            altair.Tooltip("x:Q", title=f"{x.title} from", format=",.4~r"),
+            altair.Tooltip("y:Q", title=y.title, format=",.4~r"),
+        ],
+    )
+    areas = base.mark_area(interpolate="step-after", fillOpacity=0.25, line=True).encode(opacity=faded)
+    return Chart(title, _spec(areas.add_params(pick), wide), alt, caption, wide)
+
+
+def _altair() -> Any:
+    from conch.extras import load
+
+    return load("A chart", "altair")
+
+
+def _spec(chart: Any, wide: bool) -> dict[str, Any]:
+    """The specification in a size that writers may change; the theme comes from them."""
+    spec: dict[str, Any] = chart.properties(width=820 if wide else 390, height=300 if wide else 250).to_dict()
+    del spec["config"]
+    return spec
+
+
+def _limits(limits: Sequence[Limit]) -> list[Any]:
+    altair = _altair()
+    layers = []
+    for limit in limits:
+        base = altair.Chart(altair.Data(values=[{"at": limit.value, "label": limit.label}]))
+        if limit.axis == "y":
+            layers.append(base.mark_rule(strokeDash=[5, 4]).encode(y="at:Q"))
+            text = base.mark_text(align="left", baseline="bottom", dx=4, dy=-3)
+            layers.append(text.encode(y="at:Q", x=altair.value(0), text="label:N"))
+        else:
+            layers.append(base.mark_rule(strokeDash=[5, 4]).encode(x="at:Q"))
+            text = base.mark_text(align="left", baseline="top", dx=4, dy=4)
+            layers.append(text.encode(x="at:Q", y=altair.value(0), text="label:N"))
+    return layers
+
+
+def _scale(axis: Axis) -> Any:
+    altair = _altair()
+    return altair.Scale(type="log", nice=True) if axis.logarithmic else altair.Scale(zero=axis.zero, nice=True)
+
+
+def _axis(axis: Axis, values: Iterable[float]) -> Any:
+    """A few round numbers; on a logarithmic axis 1, 2 and 5 of each power of ten, or fewer where it is long."""
+    altair = _altair()
+    if not axis.logarithmic:
+        return altair.Axis(format=",~r", tickCount=6, labelOverlap="parity")
+    found = [log10(value) for value in values if value > 0]
+    low, high = (floor(min(found)), ceil(max(found))) if found else (0, 1)
+    steps = (1, 2, 5) if high - low <= 2 else (1, 3) if high - low <= 4 else (1,)
+    places = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    return altair.Axis(format=",~r", values=places, labelOverlap="greedy")
+
+
+def _colour(field: str, names: Sequence[str]) -> Any:
+    altair = _altair()
+    scale = altair.Scale(domain=list(names), range=_cycle(COLOURS, len(names)))
+    return altair.Color(f"{field}:N", scale=scale, legend=_legend(names))
+
+
+def _legend(names: Sequence[str]) -> Any:
+    """No legend for one series, whose name the title says."""
+    altair = _altair()
+    return altair.Legend(title=None, symbolLimit=_MOST_LABELS) if len(names) > 1 else None
+
+
+def _picked(field: str) -> tuple[Any, Any]:
+    """The opacity of marks, and the selection by a click on the legend that fades all others."""
+    altair = _altair()
+    pick = altair.selection_point(fields=[field], bind="legend", name="picked")
+    return altair.condition(pick, altair.value(1.0), altair.value(0.12)), pick
+
+
+def _cycle(values: Sequence[str], count: int) -> list[str]:
+    return [values[number % len(values)] for number in range(count)]
+
+
+def _fits(axis: Axis, value: float) -> bool:
+    return isfinite(value) and (value > 0 or not axis.logarithmic)
+
+
+def _short(value: float) -> float:
+    """Six figures: more would only make the file larger."""
+    return float(f"{value:.6g}")

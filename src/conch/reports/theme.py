@@ -1,0 +1,39 @@
+"""How charts look, in light and in dark.  Pure.
+
+The colours are those of Okabe and Ito, which people with any kind of colour vision can tell apart; the yellow, which
+is hardly seen on white, is replaced by a grey.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f", "#8c6d1f")
+#: Tells series apart where colours do not, as on paper.
+SHAPES: Final = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke")
+FONT: Final = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Helvetica, Arial, sans-serif"
+
+
+def chart_config(*, dark: bool) -> dict[str, Any]:
+    """The configuration of Vega-Lite that all charts share."""
+    ink, faint, line = ("#d9dee7", "#a3adbd", "#39424f") if dark else ("#1c2330", "#5b6575", "#e3e7ee")
+    return {
+        "background": "transparent",
+        "font": FONT,
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": faint, "titleColor": ink, "gridColor": line, "domainColor": faint, "tickColor": faint,
+            "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal", "titlePadding": 8,
+            "domain": False, "ticks": False, "labelPadding": 6, "labelLimit": 220,
+        },
+        "axisX": {"grid": False, "domain": True},
+        "legend": {
+            "labelColor": ink, "titleColor": ink, "labelFontSize": 12, "orient": "top", "title": None,
+            "labelLimit": 240, "symbolStrokeWidth": 2, "columnPadding": 18, "offset": 12,
+        },
+        "range": {"category": list(COLOURS)},
+        "text": {"color": faint, "font": FONT, "fontSize": 11},
+        "rule": {"color": faint},
+        "line": {"strokeWidth": 2},
+        "bar": {"discreteBandSize": {"band": 0.72}},
+    }  # fmt: skip
