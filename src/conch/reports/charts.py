@@ -12,7 +12,7 @@ from math import ceil, floor, isfinite, log10
 from typing import Any, Final, Literal
 
 from conch.reports.page import Chart
-from conch.reports.theme import COLOURS, SHAPES
+from conch.reports.theme import FAINT, SHAPES
 
 #: Percentiles that the axis of a distribution names, and how they are found on it: 1 / (1 - share).
 _PERCENTILES: Final = (1, 2, 10, 100, 1_000, 10_000, 100_000)
@@ -90,7 +90,7 @@ def line_chart(
     named = [altair.Tooltip("label:N", title=" ")] if any(row["label"] for row in rows) else []
     dots = base.mark_point(filled=True, size=55).encode(
         opacity=faded,
-        shape=altair.Shape("series:N", scale=altair.Scale(domain=names, range=_cycle(SHAPES, len(names))),
+        shape=altair.Shape("series:N", scale=altair.Scale(domain=names, range=_shapes(len(names))),
                            legend=_legend(names)),
         tooltip=[
             *shown, *named,
@@ -104,9 +104,7 @@ def line_chart(
         layers.append(base.mark_rule().encode(y=altair.Y("low:Q", title=y.title), y2="high:Q", opacity=faded))
     if labels:
         layers.append(
-            base.mark_text(align="left", dx=7, dy=-7).encode(
-                text="label:N", opacity=faded, color=altair.value(COLOURS[6])
-            )
+            base.mark_text(align="left", dx=7, dy=-7).encode(text="label:N", opacity=faded, color=altair.value(FAINT))
         )
     layers += _limits(limits)
     return Chart(title, _spec(altair.layer(*layers), wide), alt, caption, wide)
@@ -262,8 +260,7 @@ def _axis(axis: Axis, values: Iterable[float]) -> Any:
 
 def _colour(field: str, names: Sequence[str]) -> Any:
     altair = _altair()
-    scale = altair.Scale(domain=list(names), range=_cycle(COLOURS, len(names)))
-    return altair.Color(f"{field}:N", scale=scale, legend=_legend(names))
+    return altair.Color(f"{field}:N", scale=altair.Scale(domain=list(names)), legend=_legend(names))
 
 
 def _legend(names: Sequence[str]) -> Any:
@@ -279,8 +276,8 @@ def _picked(field: str) -> tuple[Any, Any]:
     return altair.condition(pick, altair.value(1.0), altair.value(0.12)), pick
 
 
-def _cycle(values: Sequence[str], count: int) -> list[str]:
-    return [values[number % len(values)] for number in range(count)]
+def _shapes(count: int) -> list[str]:
+    return [SHAPES[number % len(SHAPES)] for number in range(count)]
 
 
 def _fits(axis: Axis, value: float) -> bool:

@@ -33,7 +33,8 @@ _INK: Final = (28, 35, 48)
 _FAINT: Final = (91, 101, 117)
 _LINE: Final = (216, 221, 230)
 _SOFT: Final = (244, 246, 249)
-_FILLS: Final = {"": None, "good": (228, 243, 236), "bad": (251, 233, 228), "muted": None}
+_PAPER: Final = (255, 255, 255)
+_FILLS: Final = {"": _PAPER, "good": (228, 243, 236), "bad": (251, 233, 228), "muted": _PAPER}
 _INKS: Final = {"": _INK, "good": (0, 105, 76), "bad": (163, 59, 0), "muted": _FAINT}
 _NOTES: Final = {
     "info": (_SOFT, (0, 114, 178), ""),
@@ -247,7 +248,7 @@ class _PdfWriter:
         with document.table(
             borders_layout="HORIZONTAL_LINES", col_widths=self._widths(table, size), line_height=size * 0.47,
             text_align=["RIGHT" if column.number else "LEFT" for column in table.columns], padding=(0.9, 0.9),
-            headings_style=fpdf.FontFace(emphasis="BOLD", color=_INK), v_align="TOP",
+            headings_style=fpdf.FontFace(emphasis="BOLD", color=_INK, fill_color=_PAPER), v_align="TOP",
         ) as made:  # fmt: skip
             made.row([self._letters.fit(column.heading) for column in table.columns])
             for row in table.rows:

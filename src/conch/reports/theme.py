@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f", "#8c6d1f")
+_COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f", "#8c6d1f")
+_ON_DARK: Final = ("#3d95d6", "#f0b429", "#2fbf93", "#dd92bd", "#ee7a33", "#8fd0f5", "#a6a6a6", "#b8963f")
+#: Of labels, seen on light and on dark.
+FAINT: Final = "#7f8896"
 #: Tells series apart where colours do not, as on paper.
 SHAPES: Final = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "stroke")
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Helvetica, Arial, sans-serif"
@@ -31,7 +34,7 @@ def chart_config(*, dark: bool) -> dict[str, Any]:
             "labelColor": ink, "titleColor": ink, "labelFontSize": 12, "orient": "top", "title": None,
             "labelLimit": 240, "symbolStrokeWidth": 2, "columnPadding": 18, "offset": 12,
         },
-        "range": {"category": list(COLOURS)},
+        "range": {"category": list(_ON_DARK if dark else _COLOURS)},
         "text": {"color": faint, "font": FONT, "fontSize": 11},
         "rule": {"color": faint},
         "line": {"strokeWidth": 2},
