@@ -21,7 +21,8 @@ class Candidate:
     """A configuration of all profiled models.
 
     ``overrides`` are by model the fields of its configuration that differ from the repository's, nested and named as
-    ``GET /v2/models/M/config`` shows them (``{"instance_group": [{"count": 2}]}``).  ``name`` is unique, as
+    ``GET /v2/models/M/config`` shows them (``{"instance_group": [{"count": 2}]}``): messages are merged into it, lists
+    replaced, and None takes a field away.  ``name`` is unique, as
     ``falcon7b_config_7``; ``falcon7b_config_default`` is the repository's own configuration and overrides nothing.
     """
 

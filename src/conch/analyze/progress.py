@@ -1,0 +1,39 @@
+"""How far an analysis is, and how long it will take.  Pure: it is told the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SearchProgress:
+    """Measurements ``done`` of those ``expected``, and the ``left`` seconds (None: not known yet)."""
+
+    done: int
+    expected: int
+    left: float | None
+
+
+class Pace:
+    """Notes how long measurements take.  What a checkpoint brings counts as done and takes no time."""
+
+    def __init__(self, now: float) -> None:
+        self._started = now
+        self._now = now
+        self._done = 0
+        self._measured = 0
+
+    def add(self, now: float, *, measured: bool = True) -> None:
+        """Note that one more is done at ``now`` (seconds of any clock that does not jump)."""
+        self._done += 1
+        if measured:
+            self._measured += 1
+            self._now = now
+        elif not self._measured:
+            self._started = self._now = now
+
+    def progress(self, expected: int) -> SearchProgress:
+        """How far it is, where ``expected`` measurements are needed in all."""
+        expected = max(expected, self._done)
+        each = (self._now - self._started) / self._measured if self._measured else None
+        return SearchProgress(self._done, expected, None if each is None else each * (expected - self._done))

@@ -1,0 +1,1 @@
+"""Search strategies: which candidate is measured next, and at which load."""
