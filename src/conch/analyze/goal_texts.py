@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from conch.analyze.goals import Constraint, WeightedObjective
 from conch.analyze.metrics import ALIASES, KNOWN, MODEL_ANALYZERS, Figure, metric
-from conch.analyze.values import positive, wrong
+from conch.analyze.values import OptionProblem, positive, wrong
 from conch.config.parameters import nearest
 from conch.errors import ConchError, invalid
 
@@ -41,7 +41,7 @@ def named(option: str, text: Any) -> Figure:
         names = (*KNOWN, "latency_p99", *MODEL_ANALYZERS)
         near = nearest(str(text), names, 0.6)
         hint = f"did you mean {near}?" if near else f"there are latency:p99 (any percentile), {', '.join(KNOWN)}"
-        raise invalid(f"{option}: there is no figure '{text}'; {hint}")
+        raise OptionProblem(f"{option}: there is no figure '{text}'; {hint}", f"{option}.{text}")
     return found
 
 
@@ -76,7 +76,20 @@ def constraints(name: str, value: Any) -> tuple[Constraint, ...]:
             for text in texts
             for one in (constraints(name, text) if isinstance(text, Mapping) else [_said(name, text)])
         ]
-    return _joined(name, found)
+    return joined(name, found)
+
+
+def joined(name: str, found: Sequence[Constraint]) -> tuple[Constraint, ...]:
+    """One constraint for each figure, as narrow as all together.  Raises INVALID_ARG where nothing can satisfy them."""
+    joined: dict[str, Constraint] = {}
+    for one in found:
+        known = joined.get(one.metric, Constraint(one.metric))
+        least = max((bound for bound in (known.minimum, one.minimum) if bound is not None), default=None)
+        most = min((bound for bound in (known.maximum, one.maximum) if bound is not None), default=None)
+        joined[one.metric] = Constraint(one.metric, least, most)
+        if least is not None and most is not None and least > most:
+            raise _impossible(name, joined[one.metric])
+    return tuple(joined.values())
 
 
 def _listed(name: str, key: Any, bounds: Any) -> Constraint:
@@ -108,19 +121,6 @@ def _scale(name: str, text: str, figure: Figure, unit: str) -> float:
     if kind != figure.unit:
         raise invalid(f"{name}: '{text}': {figure.name} is not measured in {unit}, but in {figure.unit}")
     return scale
-
-
-def _joined(name: str, found: Sequence[Constraint]) -> tuple[Constraint, ...]:
-    """One constraint for each figure, as narrow as all together.  Raises INVALID_ARG where nothing can satisfy them."""
-    joined: dict[str, Constraint] = {}
-    for one in found:
-        known = joined.get(one.metric, Constraint(one.metric))
-        least = max((bound for bound in (known.minimum, one.minimum) if bound is not None), default=None)
-        most = min((bound for bound in (known.maximum, one.maximum) if bound is not None), default=None)
-        joined[one.metric] = Constraint(one.metric, least, most)
-        if least is not None and most is not None and least > most:
-            raise _impossible(name, joined[one.metric])
-    return tuple(joined.values())
 
 
 def _impossible(name: str, constraint: Constraint) -> ConchError:

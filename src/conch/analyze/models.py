@@ -91,8 +91,7 @@ def _parameters(where: str, value: Any) -> dict[str, Any]:
     return {key: _PARAMETERS[key](f"{where}.{key}", each) for key, each in value.items()}
 
 
-def _unknown(where: str, key: Any, known: tuple[str, ...]) -> Exception:
+def _unknown(where: str, key: Any, known: tuple[str, ...]) -> values.OptionProblem:
     near = nearest(str(key), known, 0.6)
-    return invalid(
-        f"{where}: there is no '{key}'; " + (f"did you mean {near}?" if near else f"it has {', '.join(known)}")
-    )
+    hint = f"did you mean {near}?" if near else f"it has {', '.join(known)}"
+    return values.OptionProblem(f"{where}: there is no '{key}'; {hint}", f"{where}.{key}")

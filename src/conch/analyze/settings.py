@@ -182,7 +182,10 @@ class AnalyzeSettings:
         return self.checkpoint_directory or self.export_path / "checkpoints"
 
     def goals(self, names: Sequence[str]) -> Goals:
-        """What is wanted of models that are profiled together: of each its own goals, else those of the analysis."""
+        """What is wanted of models that are profiled together: of each its own goals, else those of the analysis.
+
+        Raises INVALID_ARG for constraints that contradict each other.
+        """
         shorthands = []
         if self.latency_budget is not None:
             shorthands.append(Constraint("latency_p99", maximum=self.latency_budget))
@@ -193,7 +196,7 @@ class AnalyzeSettings:
             own = self.model(name)
             chosen[name] = ModelGoals(
                 own.objectives or self.objectives or (WeightedObjective("throughput"),),
-                (*(own.constraints or self.constraints), *shorthands),
+                goal_texts.joined("constraints", (*(own.constraints or self.constraints), *shorthands)),
                 own.weighting,
             )
         return Goals(chosen, self.price or Price())

@@ -12,7 +12,7 @@ from typing import Any
 
 from conch.analyze.goals import Price
 from conch.config.parameters import nearest
-from conch.errors import ConchError, invalid
+from conch.errors import Code, ConchError, invalid
 
 Reader = Callable[[str, Any], Any]
 
@@ -20,9 +20,17 @@ Reader = Callable[[str, Any], Any]
 _LONGEST = 1000
 
 
-def wrong(name: str, value: Any, expected: str) -> ConchError:
+class OptionProblem(ConchError):
+    """A value or a key that is wrong; ``where`` is its path, as ``profile_models.add.weighting``."""
+
+    def __init__(self, message: str, where: str) -> None:
+        super().__init__(message, Code.INVALID_ARG)
+        self.where = where
+
+
+def wrong(name: str, value: Any, expected: str) -> OptionProblem:
     """The error for a value that is not as expected."""
-    return invalid(f"{name}: {shown(value)} is not {expected}")
+    return OptionProblem(f"{name}: {shown(value)} is not {expected}", name)
 
 
 def shown(value: Any) -> str:
