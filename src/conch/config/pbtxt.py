@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final
 
 from google.protobuf import text_format
 
@@ -15,7 +16,8 @@ from conch.config.schema import ModelConfig, unknown_enum_value
 from conch.errors import one_line
 
 _PLACEHOLDER = re.compile(r"\$\{[^{}\n]*\}")
-_TOKEN = re.compile(
+#: One token of the format; what is between them is ``blank``.
+TOKEN: Final = re.compile(
     r"""
     (?P<blank> \s+ | \#[^\n]* )
     | (?P<word> [-+]?[\w.]+ )
@@ -71,7 +73,7 @@ def _unfilled(text: str, line: int, column: int) -> str:
         return ""
     others = dict.fromkeys(
         placeholder[0]
-        for match in _TOKEN.finditer(text)
+        for match in TOKEN.finditer(text)
         if match[0] == "$" and (placeholder := _PLACEHOLDER.match(text, match.start())) and placeholder[0] != found[0]
     )
     more = f", and so do {', '.join(others)}" if others else ""
@@ -115,7 +117,7 @@ def _outline(text: str) -> _Block:
 
 def _tokens(text: str) -> Iterator[tuple[str, int]]:
     line = 1
-    for match in _TOKEN.finditer(text):
+    for match in TOKEN.finditer(text):
         if match.lastgroup != "blank":
             yield match[0], line
         line += match[0].count("\n")
