@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conch.checkpoints import files, hub
+from conch.checkpoints.by_shape import Companion
 from conch.checkpoints.gguf.config import config_of
 from conch.checkpoints.gguf.reader import GgufFile, read_gguf
 from conch.checkpoints.labels import check_head, labels_of
@@ -158,6 +159,13 @@ class Checkpoint:
             present = ("openvino",) if self.gguf is not None else files.engines_of(self.directory)
             engine = present[0] if present else "torch"
         return "transformers" if engine == "torch" and self.task == TEXT_GENERATION else engine
+
+    @property
+    def companion(self) -> Companion | None:
+        """What runs beside ``variant`` where it is faster; None where the options ask for one variant or engine."""
+        options = self.options
+        one = options.variant or options.engine != "auto" or not options.by_shape
+        return None if one or self.manifest is None else self.manifest.by_shape
 
     @property
     def extra(self) -> str:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from conch.checkpoints.by_shape import Companion, Gain
 from conch.config.reading import open_regular, read_json
 from conch.errors import ConchError, invalid
 
@@ -90,7 +91,9 @@ class Source:
 class Manifest:
     """The content of a ``conch.json``.  ``auto`` names the variant that serves; ``created`` is UTC in ISO 8601.
 
-    ``machine`` is what was measured on and how busy it was, ``warnings`` say what the verdict cannot tell.
+    ``by_shape`` is the variant that is held beside ``auto`` for the batches with which it is faster; ``choice`` says
+    why these were chosen, a sentence each.  ``machine`` is what was measured on and how busy it was, ``warnings`` say
+    what the verdict cannot tell.
     """
 
     source: Source
@@ -104,6 +107,8 @@ class Manifest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    by_shape: Companion | None = None
+    choice: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
@@ -135,6 +140,8 @@ class Manifest:
             raise invalid(f"two variants have the same name ({', '.join(names)})")
         if self.auto and self.auto not in names:
             raise invalid(f"'auto' names the variant '{self.auto}', which is not there")
+        if self.by_shape is not None and self.by_shape.variant not in names:
+            raise invalid(f"'by_shape' names the variant '{self.by_shape.variant}', which is not there")
         for variant in self.variants:
             if variant.path and variant.path not in self.files:
                 raise invalid(f"variant '{variant.name}' uses '{variant.path}', which has no hash")
@@ -146,7 +153,9 @@ class Manifest:
         _check_texts("manifest", values, "task", "auto")
         values["source"] = Source(**_known(Source, document["source"]))
         values["variants"] = tuple(_variant(one) for one in document["variants"])
-        values["warnings"] = tuple(map(str, document.get("warnings", ())))
+        for name in ("warnings", "choice"):
+            values[name] = tuple(map(str, document.get(name, ())))
+        values["by_shape"] = _companion(document.get("by_shape"))
         values["files"] = {str(name): str(digest) for name, digest in document["files"].items()}
         return cls(**values)
 
@@ -164,6 +173,8 @@ class Manifest:
             "warnings",
             "variants",
             "auto",
+            "by_shape",
+            "choice",
             "files",
         )
         return {"format": FORMAT, **{name: values[name] for name in order}}
@@ -275,6 +286,13 @@ def _variant(document: Mapping[str, Any]) -> Variant:
     values["reasons"] = tuple(map(str, document.get("reasons", ())))
     _check_texts("variant", values, "name", "engine", "precision", "path")
     return Variant(**values)
+
+
+def _companion(document: Mapping[str, Any] | None) -> Companion | None:
+    if document is None:
+        return None
+    gains = tuple(Gain(**_known(Gain, one)) for one in document["gains"])
+    return Companion(**{**_known(Companion, document), "gains": gains})
 
 
 def _check_texts(of: str, values: Mapping[str, Any], *names: str) -> None:

@@ -75,6 +75,13 @@ class Options:
         "what runs the network, see [Engines](#engines)",
     )
     variant: str = _parameter("", "a name in `conch.json`", "its `auto`", "which form of a converted model runs")
+    by_shape: bool = _parameter(
+        True,
+        "`true`, `false`",
+        "`true`",
+        "hold both variants of a converted model whose `conch.json` has a second one for some shapes; `false`: its "
+        "`auto` alone",
+    )
     dtype: str = _parameter(
         "auto",
         "`auto`, `float32`, `bfloat16`, `float16`",

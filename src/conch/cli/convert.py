@@ -76,6 +76,12 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--seconds", type=click.FloatRange(0), default=40.0, metavar="N", help="Time for all measurements (default: 40)."
 )
+@click.option(
+    "--expect",
+    default="",
+    metavar="BxN:W,…",
+    help="Requests to choose for: batch x tokens, each with its weight (default: all that is measured, equally).",
+)
 @click.option("--revision", default="", metavar="NAME", help="Branch, tag or commit on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 @click.option("--markdown", type=_FILE, metavar="FILE", help="Write the report there, too.")

@@ -64,6 +64,11 @@ class Conversion(ABC, Generic[Network, Answers]):
         """The engines that may become ``auto``."""
 
     @property
+    def serves_by_shape(self) -> bool:
+        """Whether two variants may serve together, each for the shapes with which it is faster."""
+        return False
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Settings of the manifest that only this kind of model has."""
         return {}
@@ -82,6 +87,11 @@ class Conversion(ABC, Generic[Network, Answers]):
     ) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:
         """The figures of a variant's agreement with the reference, as the manifest has them, and why it is refused: a
         sentence for each tolerance of ``precision`` that it exceeds, nothing when it passes."""
+
+    def compare_pair(self, first: BuiltVariant, second: BuiltVariant) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """How close the answers of two variants are, and why they must not serve together: a sentence for each bound
+        that they miss.  Called where ``serves_by_shape``."""
+        raise NotImplementedError
 
     @abstractmethod
     def opening(self, variant: BuiltVariant) -> Opening:

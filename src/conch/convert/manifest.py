@@ -34,6 +34,7 @@ def manifest_of(conversion: Conversion[Any, Any], variants: Sequence[Variant], m
         "seed": SEED,
         "threads": plan.threads or usable_cores(),
         "device": "cpu",
+        "expect": plan.expect,
         **conversion.settings,
     }
     return Manifest(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from conch.checkpoints.options import Options
+from conch.convert.expected import Mix, check_mix, parse_mix
 from conch.convert.layout.triton import Trio
 from conch.convert.measure import Shape
 from conch.errors import invalid
@@ -27,7 +28,8 @@ class Plan:
     """One conversion.
 
     Empty ``backends``, ``batch_sizes`` and ``sequence_lengths`` mean the usual ones, ``quantize`` None int8 where a
-    backend makes it; ``seconds`` is the time for all measurements together; ``threads`` 0 means the usable cores.
+    backend makes it; ``seconds`` is the time for all measurements together; ``threads`` 0 means the usable cores;
+    ``expect`` are the shapes that will be asked for (:func:`parse_mix`), empty if all measured ones weigh the same.
     """
 
     model: str
@@ -46,6 +48,7 @@ class Plan:
     threads: int = 0
     trust_remote_code: bool = False
     seconds: float = 40.0
+    expect: str = ""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -59,6 +62,11 @@ class Plan:
         if self.quantize is None:
             return ("int8",) if {"onnx", "openvino"} & set(self.engines) else ()
         return self.quantize
+
+    @property
+    def mix(self) -> Mix:
+        """What is expected to be asked for; empty if nothing is known."""
+        return parse_mix(self.expect)
 
     @property
     def served_name(self) -> str:
@@ -103,10 +111,13 @@ class Plan:
             if length > max_length:
                 raise invalid(f"--seq-len {length} is more than the model takes: at most {max_length} tokens")
         lengths: Sequence[int] = self.sequence_lengths or [min(length, max_length) for length in SEQUENCE_LENGTHS]
-        return sorted({Shape(batch, length) for batch in self.batch_sizes or BATCH_SIZES for length in lengths})
+        shapes = sorted({Shape(batch, length) for batch in self.batch_sizes or BATCH_SIZES for length in lengths})
+        check_mix(self.mix, shapes)
+        return shapes
 
     def check(self) -> None:
         """Raise INVALID_ARG for what contradicts itself."""
+        parse_mix(self.expect)
         name = self.served_name
         if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name, re.ASCII):
             raise invalid(f"--name '{name}' must be letters, digits, '_', '-' and '.', and not begin with a dot")

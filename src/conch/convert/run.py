@@ -8,15 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest, Variant, hashes
 from conch.convert.causal.conversion import CausalConversion
+from conch.convert.companion import candidates
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder.conversion import EncoderConversion
-from conch.convert.footprint import on_disk, resident
+from conch.convert.footprint import on_disk, resident, together
 from conch.convert.libraries import describe_error
 from conch.convert.manifest import manifest_of
 from conch.convert.measure import measure
@@ -72,9 +74,14 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
         judged = _judge(conversion, built)
         machine = description(load_before, sum(conversion.others) / max(1, len(conversion.others)))
         manifest = manifest_of(conversion, [*judged, *failed], machine)
-        manifest = choose(manifest, conversion.serving_engines, force=plan.force, advice=conversion.advice)
+        manifest = choose(
+            manifest, conversion.serving_engines, force=plan.force, advice=conversion.advice, mix=plan.mix
+        )
         for warning in manifest.warnings[len(conversion.warnings) :]:
             progress(f"warning: {warning}")
+        manifest = _accompany(conversion, manifest, {variant.name: variant for variant in built})
+        for reason in manifest.choice:
+            progress(f"chosen: {reason}")
 
         progress("writing the model")
         manifest = _write(conversion, manifest, built, work / "made")
@@ -172,6 +179,35 @@ def _measure(
         )
     for name, latencies in measured.items():
         judged[name] = replace(judged[name], latency=tuple(latencies))
+
+
+def _accompany(conversion: Conversion[Any, Any], manifest: Manifest, built: Mapping[str, BuiltVariant]) -> Manifest:
+    """The manifest with the variant that is held beside ``auto`` where it is faster, if one is worth it; and why."""
+    if not conversion.serves_by_shape:
+        return manifest
+    auto, choice = built[manifest.auto], list(manifest.choice)
+    for one in candidates(manifest, conversion.serving_engines, conversion.plan.mix):
+        name, overall = one.variant.name, one.companion.overall
+        faster = f"'{name}' is faster at {one.where}"
+        if not one.worth_it:
+            choice.append(f"{faster}, which makes {overall:.2f}x over all: too little to hold both")
+            break  # the others gain less
+        conversion.progress(f"comparing {manifest.auto} with {name}")
+        figures, reasons = conversion.compare_pair(auto, built[name])
+        if reasons:
+            choice.append(
+                f"{faster}, but cannot serve beside '{manifest.auto}', as a text's answer would depend on the texts "
+                f"beside it: {'; '.join(reasons)}"
+            )
+            continue
+        memory = resident([partial(together, [conversion.opening(auto), conversion.opening(built[name])])], 1)[0]
+        choice.append(
+            f"{faster} and serves there: {overall:.2f}x over all, for {memory / 1e6:.0f} MB resident with both where "
+            f"'{manifest.auto}' alone has {manifest.variant(manifest.auto).memory_bytes / 1e6:.0f}"
+        )
+        companion = replace(one.companion, memory_bytes=memory, agreement=figures)
+        return replace(manifest, by_shape=companion, choice=tuple(choice))
+    return replace(manifest, choice=tuple(choice))
 
 
 def _weigh(conversion: Conversion[Any, Any], group: Sequence[BuiltVariant]) -> dict[str, tuple[int, int]]:

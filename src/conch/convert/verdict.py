@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from conch.checkpoints.manifest import Manifest, Variant
+from conch.convert.expected import Mix, speed_up_for
 from conch.convert.measure import speed_up
 from conch.convert.variant import REFERENCE
 from conch.errors import invalid
@@ -18,24 +19,38 @@ from conch.errors import invalid
 NOT_ASKED_FOR: Final = "reference only: torch is not among --backend"
 
 
-def choose(manifest: Manifest, engines: frozenset[str], *, force: bool, advice: str) -> Manifest:
-    """The manifest with ``auto``, the fastest variant on ``engines`` that may serve.
+def choose(
+    manifest: Manifest, engines: frozenset[str], *, force: bool, advice: str, mix: Mix | None = None
+) -> Manifest:
+    """The manifest with ``auto``, the fastest variant on ``engines`` that may serve: for the requests of ``mix``, or
+    without any by the mean over all measured shapes.
 
     ``force`` accepts refused variants that ran.  Raises INVALID_ARG when there is none, with the reasons and the
     ``advice`` about what can be done.
     """
     reference = next(variant for variant in manifest.variants if variant.name == REFERENCE)
     variants = tuple(_forced(variant) if force else variant for variant in manifest.variants)
-    auto = fastest({
-        variant.name: speed_up(variant.latency, reference.latency)
+    speed_ups = {
+        variant.name: speed_up_for(mix, variant, reference) if mix else speed_up(variant.latency, reference.latency)
         for variant in variants
         if variant.usable and variant.engine in engines
-    })  # fmt: skip
+    }
+    auto = fastest(speed_ups)
     if not auto:
         reasons = "; ".join(f"{variant.name}: {variant.reasons[0]}" for variant in variants if variant.reasons)
         raise invalid(f"no variant may serve ({reasons}); {advice}")
-    chosen = replace(manifest, variants=variants, auto=auto)
+    chosen = replace(manifest, variants=variants, auto=auto, choice=(_why(auto, speed_ups, mix),))
     return replace(chosen, warnings=(*manifest.warnings, *busy(chosen)))
+
+
+def _why(auto: str, speed_ups: Mapping[str, float], mix: Mix | None) -> str:
+    """Why ``auto`` was chosen, in a sentence."""
+    over = f"for {', '.join(f'{shape} ({share:.0%})' for shape, share in mix.items())}" if mix else "over all shapes"
+    others = sorted((name for name in speed_ups if name != auto), key=lambda name: -speed_ups[name])
+    if not others:
+        return f"'{auto}' is the only variant that may serve"
+    second = f"; next is '{others[0]}' with {speed_ups[others[0]]:.2f}x"
+    return f"'{auto}' is {speed_ups[auto]:.2f}x as fast as {REFERENCE} {over}{second}"
 
 
 def busy(manifest: Manifest) -> list[str]:

@@ -20,6 +20,8 @@ _CHECKPOINT: Final = ("model", "gpt_model_path")
 _MODEL_DIRECTORY: Final = "$$TRITON_MODEL_DIRECTORY"
 #: Where a folder has graphs beside PyTorch's weights.
 _FOLDERS: Final = ("", "onnx", "openvino")
+#: What ``conch convert`` writes.
+_MANIFEST: Final = "conch.json"
 #: Other copies of the weights in the same folder.
 _COPIES: Final = re.compile(r"(^consolidated|[.-](fp16|fp32|bf16)[.-]|^(training_args|optimizer|scheduler))")
 #: Parts of names or values of parameters that have an engine quantise the weights.
@@ -40,7 +42,8 @@ class WeightFiles:
 
 
 def find_weights(version_directory: Path, parameters: Mapping[str, str] | None = None) -> WeightFiles:
-    """The smallest set of files that can be the model, where a folder has it in several forms or precisions.
+    """The smallest set of files that can be the model, where a folder has it in several forms or precisions; of a
+    converted model that two variants serve, the files of both.
 
     The folder is the version's, or the one that ``model.json`` or ``parameters`` name, also in the cache of the Hugging
     Face Hub.  What cannot be read counts as if it were not there.
@@ -48,9 +51,10 @@ def find_weights(version_directory: Path, parameters: Mapping[str, str] | None =
     try:
         options = {**_model_file(version_directory), **(parameters or {})}
         place = _checkpoint(version_directory, options)
-        forms = [[place]] if place.is_file() else list(_forms(place))
+        both = [] if place.is_file() else _by_shape(place, options)
+        forms = [[place]] if place.is_file() else [both] if both else list(_forms(place))
         found = [(sum(file.stat().st_size for file in files), files) for files in forms]
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError, RuntimeError, AttributeError):
         return WeightFiles()
     size, files = min(found, key=lambda one: one[0], default=(0, []))
     return WeightFiles(size, tuple(files), size // _divisor(options))
@@ -87,6 +91,24 @@ def _forms(folder: Path) -> Iterator[list[Path]]:
         for key, files in forms.items():
             # Tensors that a graph keeps outside its file are named after it: model.onnx_data, model.onnx.data.
             yield [*files, *(one for one in beside if files[0].suffix == ".onnx" and one.name.startswith(f"{key}."))]
+
+
+def _by_shape(folder: Path, options: Mapping[str, object]) -> list[Path]:
+    """The files of both variants where ``conch.json`` has two serve; empty where one does."""
+    document = read_json(folder / _MANIFEST) if (folder / _MANIFEST).is_file() else {}
+    beside = document.get("by_shape") if isinstance(document, dict) else None
+    forbidden = str(options.get("by_shape", "")).lower() in ("false", "0", "no", "off")
+    if not isinstance(beside, dict) or forbidden or options.get("variant") or options.get("engine", "auto") != "auto":
+        return []
+    serving = (document.get("auto"), beside.get("variant"))
+    paths = [str(one.get("path", "")) for one in document.get("variants", ()) if one.get("name") in serving]
+    stems = {Path(path).stem for path in paths if path}
+    forms = (form for form in _forms(folder) if form[0].stem in stems or ("" in paths and _of_torch(form[0])))
+    return [file for form in forms for file in form]
+
+
+def _of_torch(file: Path) -> bool:
+    return file.suffix == ".safetensors" or file.name.startswith("pytorch_model")
 
 
 def _model_file(version_directory: Path) -> dict[str, object]:

@@ -16,11 +16,12 @@ from conch.backends.native.arrays import Array
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.engines.choice import open_engine
 from conch.checkpoints.folder import Checkpoint
-from conch.checkpoints.manifest import Manifest
+from conch.checkpoints.manifest import Latency, Manifest
 from conch.checkpoints.options import Options
 from conch.cli import main
-from conch.convert import verdict
+from conch.convert import run, verdict
 from conch.convert.encoder import conversion
+from conch.convert.measure import Run, Shape, summary
 from conch.convert.plan import Plan
 from conch.convert.run import ConvertedModel, convert
 from conch.errors import Code, ConchError
@@ -132,6 +133,62 @@ def test_torch_that_nobody_asked_for_is_measured_and_not_written(encoder: Path, 
     assert reference.latency
     assert made.manifest.auto == "onnxruntime-fp32"
     assert "model.safetensors" not in made.manifest.files
+
+
+@pytest.fixture
+def two_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime was measured to be four times as fast as PyTorch at 1x4, and a quarter as fast at 1x8."""
+
+    def measured(runs: Mapping[Shape, Mapping[str, Run]], *arguments: Any, **options: Any) -> dict[str, list[Latency]]:
+        found: dict[str, list[Latency]] = {}
+        for shape, networks in runs.items():
+            for name in networks:
+                faster = name.startswith("onnxruntime") == (shape.tokens == 4)
+                found.setdefault(name, []).append(summary(shape, [1e-3 if faster else 4.1e-3] * 9))
+        return found
+
+    monkeypatch.setattr(run, "measure", measured)
+
+
+def test_two_variants_serve_where_each_is_faster(encoder: Path, tmp_path: Path, two_fast: None) -> None:
+    said: list[str] = []
+
+    made = convert(plan(encoder, tmp_path), said.append)
+
+    manifest = made.manifest
+    beside = manifest.by_shape
+    assert beside is not None
+    assert {manifest.auto, beside.variant} == {"torch-fp32", "onnxruntime-fp32"}
+    assert beside.overall == pytest.approx(4.1**0.5, abs=0.01)
+    assert beside.memory_bytes > max(variant.memory_bytes for variant in manifest.variants)
+    assert any(line.startswith(f"chosen: '{beside.variant}' is faster at 1x") for line in said)
+    assert Manifest.read(made.folders[0] / "1") == manifest
+
+    def opened(**options: Any) -> NetworkEngine:
+        checkpoint = Checkpoint.open(made.folders[0] / "1", Options.from_values({**options, "threads": 1}))
+        return open_engine(checkpoint, checkpoint.options, head="AutoModel")
+
+    both = opened()
+    assert [one.variant for one in both.parts] == [manifest.auto, beside.variant]
+    assert [one.variant for one in opened(by_shape="false").parts] == [manifest.auto]
+    assert [one.variant for one in opened(variant="torch-fp32").parts] == ["torch-fp32"]
+    for tokens in (4, 8):
+        arrays = {name: np.ones((1, tokens), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+        answers = [one.run(arrays)["last_hidden_state"] for one in both.parts]
+        np.testing.assert_allclose(answers[0], answers[1], atol=1e-4)
+
+
+def test_variants_whose_answers_differ_do_not_serve_together(
+    encoder: Path, tmp_path: Path, two_fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion.tolerances, "together", lambda *figures: ("cosine 0.98 is below 0.9999",))
+
+    made = convert(plan(encoder, tmp_path), no_progress)
+
+    assert made.manifest.by_shape is None
+    assert made.manifest.choice[-1].endswith(
+        "as a text's answer would depend on the texts beside it: cosine 0.98 is below 0.9999"
+    )
 
 
 class Wrong(NetworkEngine):

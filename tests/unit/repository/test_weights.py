@@ -78,3 +78,21 @@ def test_what_cannot_be_read_has_no_weights(tmp_path: Path, content: bytes | Non
     if content is not None:
         (tmp_path / "model.json").write_bytes(content)
     assert find_weights(tmp_path / "1" if content is None else tmp_path).size == 0
+
+
+def test_both_variants_of_a_converted_model_count_where_two_serve(tmp_path: Path) -> None:
+    sizes = {"model.safetensors": 100, "a.onnx": 20, "b.xml": 1, "b.bin": 7, "c.onnx": 3}
+    folder = _files(tmp_path, sizes)
+    variants = [{"name": "a", "path": "a.onnx"}, {"name": "b", "path": "b.xml"}, {"name": "t", "path": ""}]
+
+    def two(auto: str, other: str) -> None:
+        (folder / "conch.json").write_text(
+            json.dumps({"auto": auto, "by_shape": {"variant": other}, "variants": variants})
+        )
+
+    two("a", "b")
+    assert find_weights(folder).size == 27
+    for one in ({"by_shape": "false"}, {"variant": "a"}, {"engine": "openvino"}):
+        assert find_weights(folder, one).size == 3
+    two("b", "t")
+    assert find_weights(folder).size == 107

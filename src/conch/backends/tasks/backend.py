@@ -70,6 +70,7 @@ class HuggingFaceBackend(BatchBackend):
         opener = EngineOpener(checkpoint, instance)
         self._task = make_task(checkpoint, checkpoint.options, opener)
         self.text_limit = checkpoint.options.text_limit(checkpoint.max_length)
+        self.warn_of(opener.warning)
         self.runs_with = opener.told
         if not opener.on_gpu:
             self.runs_with["threads"] = str(cores)
@@ -146,7 +147,15 @@ class EngineOpener:
                 facts["precision"] = PRECISIONS.get(dtype, "fp32")
             return facts
         facts = {"engine": versioned(engine.name), "precision": engine.precision}
-        return {**facts, "variant": engine.variant} if engine.variant else facts
+        if engine.variant:
+            facts["variant"] = engine.variant
+        others = [one.variant for one in engine.parts if one.variant != engine.variant]
+        return {**facts, "by_shape": ", ".join(others)} if others else facts
+
+    @property
+    def warning(self) -> str:
+        """What the opening of the engine says against it; empty where nothing does."""
+        return self._engine.warning if self._engine is not None else ""
 
     def __call__(self, head: str) -> NetworkEngine:
         engine = self._engine = open_engine(

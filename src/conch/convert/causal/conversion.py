@@ -206,6 +206,10 @@ def shapes(plan: Plan, context: int) -> list[Shape]:
 
     INVALID_ARG for a length that is asked for and that the model does not take; the usual ones are cut.
     """
+    if plan.expect:
+        raise invalid(
+            "--expect is for models that answer in one pass: what a language model takes is decided by its user"
+        )
     most = context - 1
     for length in plan.sequence_lengths:
         if length > most:

@@ -22,7 +22,7 @@ from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder import agreement, tolerances
 from conch.convert.encoder.agreement import SampleOutputs
 from conch.convert.encoder.evaluate import arrays_of_shape, batches, evaluate
-from conch.convert.encoder.neighbours import Neighbours, batches_of_strangers, neighbours
+from conch.convert.encoder.neighbours import Neighbours, apart, batches_of_strangers, neighbours, widest
 from conch.convert.encoder.network import head_of
 from conch.convert.encoder.variants import VariantBuilder, planned
 from conch.convert.footprint import Opening
@@ -99,6 +99,12 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
 
     def evaluate(self, variant: BuiltVariant) -> tuple[NetworkEngine, Answers]:
         """Open a variant as the server opens it, and give it the batches that the server would."""
+        engine, answers = self._answers(variant)
+        if variant.name == REFERENCE:
+            self._check_reference(answers.outputs)
+        return engine, answers
+
+    def _answers(self, variant: BuiltVariant) -> tuple[NetworkEngine, Answers]:
         engine, encoder = self._open(variant), self.encoder
         answer = partial(
             evaluate,
@@ -109,10 +115,7 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
             pad_id=encoder.pad_id,
             max_length=encoder.max_length,
         )
-        answers = Answers(answer(self.batches), neighbours(self.strangers, answer))
-        if variant.name == REFERENCE:
-            self._check_reference(answers.outputs)
-        return engine, answers
+        return engine, Answers(answer(self.batches), neighbours(self.strangers, answer))
 
     def _check_reference(self, outputs: list[SampleOutputs]) -> None:
         """Warn where the checkpoint's own answers tell nothing."""
@@ -138,6 +141,18 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         reasons = tolerances.reasons(precision, outputs, task, answers.neighbours)
         few = evidence.too_few(precision, self.sample_count, "samples", evidence.MIN_SAMPLES)
         return {**figures, "task": asdict(task), "neighbours": asdict(answers.neighbours)}, (*reasons, *few)
+
+    @property
+    def serves_by_shape(self) -> bool:
+        """Where conch serves: of the trio, NVIDIA's server runs one graph."""
+        return self.plan.layout == "huggingface"
+
+    def compare_pair(self, first: BuiltVariant, second: BuiltVariant) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """The worst of three: the answers of one with those of the other, and of each alone with its own in a batch."""
+        (_, one), (_, other) = self._answers(first), self._answers(second)
+        found = widest([apart(one.outputs, other.outputs), one.neighbours, other.neighbours])
+        outputs = agreement.compare(one.outputs, other.outputs)
+        return asdict(found), tolerances.together((first.precision, second.precision), outputs, found)
 
     def runs(self, networks: Mapping[str, NetworkEngine], shape: Shape) -> dict[str, Run]:
         """One run of each network on the same arrays."""

@@ -65,16 +65,33 @@ def neighbours(
 ) -> Neighbours:
     """Compare what ``answer`` gives for the rows of ``batches`` alone and together."""
     by_itself = answer([row for batch in batches for row in alone(batch)])
-    together = answer(batches)
-    figures = _answers(compare(by_itself, together))
+    return apart(by_itself, answer(batches), rows=max(len(batch.indices) for batch in batches))
+
+
+def apart(first: Sequence[SampleOutputs], second: Sequence[SampleOutputs], rows: int = 1) -> Neighbours:
+    """How far the answers to the same rows are apart, which were in batches of ``rows``."""
+    figures = _answers(compare(first, second))
     cosines = [one.cosine_min for one in figures.values() if one.cosine_min is not None]
     shares = [one.argmax for one in figures.values() if one.argmax is not None]
     return Neighbours(
         min(cosines, default=None),
         min(shares, default=None),
         max(one.max_difference for one in figures.values()),
-        max(len(batch.indices) for batch in batches),
-        len(by_itself),
+        rows,
+        len(first),
+    )
+
+
+def widest(found: Sequence[Neighbours]) -> Neighbours:
+    """The worst of each figure."""
+    cosines = [one.cosine_min for one in found if one.cosine_min is not None]
+    shares = [one.argmax for one in found if one.argmax is not None]
+    return Neighbours(
+        min(cosines, default=None),
+        min(shares, default=None),
+        max(one.max_difference for one in found),
+        max(one.rows for one in found),
+        min(one.samples for one in found),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import Final
@@ -67,6 +67,13 @@ def reasons(
     if neighbours is not None:
         missed += _dependent(neighbours, outputs, tolerance)
     return tuple(missed)
+
+
+def together(precisions: Sequence[str], outputs: Mapping[str, OutputAgreement], found: Neighbours) -> tuple[str, ...]:
+    """Why two variants must not serve together, each for some shapes: a text's answer would depend on its neighbours by
+    more than the stricter of the two precisions allows.  ``found`` compares their answers, alone and in batches."""
+    strict = max((TOLERANCES.get(one, TOLERANCES["int8"]) for one in precisions), key=lambda one: one.vector)
+    return tuple(_dependent(found, outputs, strict))
 
 
 def _dependent(found: Neighbours, outputs: Mapping[str, OutputAgreement], tolerance: Tolerance) -> Iterator[str]:

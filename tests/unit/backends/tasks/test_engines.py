@@ -22,6 +22,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from conch.backends.native.arrays import Array
 from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines.by_shape import EnginesByShape
 from conch.backends.tasks.engines.choice import choose, open_engine
 from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
 from conch.backends.tasks.engines.openvino import WORTH_COMPILING, OpenVinoEngine, on_grid
@@ -242,7 +243,9 @@ def _checkpoint(
 ) -> Any:
     if weights:
         (folder / "model.safetensors").touch()
-    return SimpleNamespace(directory=folder, variant=variant, engine=engine, graph_file=lambda engine: graph)
+    return SimpleNamespace(
+        directory=folder, variant=variant, engine=engine, graph_file=lambda engine: graph, companion=None, manifest=None
+    )
 
 
 def test_the_variant_chosen_runs(tmp_path: Path) -> None:
@@ -302,3 +305,35 @@ def test_a_shape_that_is_asked_for_again_and_again_is_no_longer_padded() -> None
     assert set(first) == {(20, 16)}
     assert engine.padded_shape(17, 16) == (17, 16)
     assert engine.padded_shape(18, 16) == (20, 16)
+
+
+class Named(NetworkEngine):
+    """Answers with its number, and pads by as much."""
+
+    def __init__(self, number: int, outputs: tuple[str, ...] = ("logits",)) -> None:
+        self.name, self.precision, self.variant = f"engine{number}", "fp32", f"variant{number}"
+        self.inputs, self.outputs = frozenset({"input_ids", f"only_{number}"}), outputs
+        self.number = number
+
+    def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
+        return rows, length + self.number
+
+    def run(self, arrays: Any) -> dict[str, Array]:
+        return {"logits": np.full((len(arrays["input_ids"]), 1), self.number, np.float32)}
+
+
+def test_each_run_takes_the_engine_for_its_shape() -> None:
+    engine = EnginesByShape(Named(1), Named(2), lambda rows, tokens: rows * tokens < 20)
+
+    def answer(rows: int, tokens: int) -> int:
+        return int(engine.run({"input_ids": np.ones((rows, tokens), np.int64)})["logits"][0, 0])
+
+    assert [answer(1, 16), answer(2, 16), answer(1, 16)] == [2, 1, 2]
+    assert (engine.padded_shape(1, 16), engine.padded_shape(2, 16)) == ((1, 18), (2, 17))
+    assert (engine.name, engine.variant, engine.inputs) == ("engine1", "variant1", {"input_ids", "only_1", "only_2"})
+    assert [one.variant for one in engine.parts] == ["variant1", "variant2"]
+
+
+def test_engines_with_other_outputs_do_not_run_together() -> None:
+    with pytest.raises(ConchError, match="variants 'variant1' and 'variant2' of one model give logits and scores"):
+        EnginesByShape(Named(1), Named(2, ("scores",)), lambda rows, tokens: True)

@@ -14,7 +14,7 @@ import numpy as np
 from conch.backends.native.arrays import Array, Request, Result, failure
 from conch.backends.tasks.base import ExecutionWork, OpenEngine, PreparedRequest, Task
 from conch.backends.tasks.encoders.batch import PaddedBatch
-from conch.backends.tasks.encoders.trial import Examples, Sharing
+from conch.backends.tasks.encoders.trial import Examples, Sharing, strictest
 from conch.backends.tasks.scores import FUNCTION, checked_function
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
@@ -67,11 +67,14 @@ class EncoderTask(Task):
         original = original_tokenizer(checkpoint) if self.engine.name == "torch" else None
         self.encoder = open_encoder(checkpoint, options, original)
         self.budget = options.max_batch_tokens or (CPU_TOKENS if self.engine.device == "cpu" else GPU_TOKENS)
-        examples = Examples(self.engine, self.encoder, pair=self.pair)
-        examples.require_tensors()
-        if options.verify_on_load and original is not None:
-            examples.require_likeness(original)
-        self.sharing = examples.sharing()
+        found = []
+        for engine in self.engine.parts:
+            examples = Examples(engine, self.encoder, pair=self.pair)
+            examples.require_tensors()
+            if options.verify_on_load and original is not None:
+                examples.require_likeness(original)
+            found.append(examples.sharing())
+        self.sharing = strictest(found)
 
     @property
     def limits(self) -> dict[str, int | str]:

@@ -40,6 +40,11 @@ class Sharing(Enum):
     ALONE = "alone"
 
 
+def strictest(found: Sequence[Sharing]) -> Sharing:
+    """What holds for engines of which each was found to allow this much."""
+    return max(found, key=list(Sharing).index)
+
+
 class Examples:
     """A few texts, or pairs of a text with itself, for ``engine`` as ``encoder`` gives them to it."""
 

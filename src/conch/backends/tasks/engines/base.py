@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from conch.backends.native.arrays import Array
 from conch.errors import unsupported
@@ -23,8 +23,15 @@ class NetworkEngine(ABC):
     device: str = "cpu"
     precision: str
     variant: str = ""
+    #: What its opening says against it, in a sentence.
+    warning: str = ""
     inputs: frozenset[str]
     outputs: tuple[str, ...]
+
+    @property
+    def parts(self) -> Sequence[NetworkEngine]:
+        """The engines that run: itself, or those that it chooses from."""
+        return (self,)
 
     def padded_shape(self, rows: int, length: int) -> tuple[int, int]:
         """The shape that ``[rows, length]`` should be padded to: a larger one where new shapes slow the engine down."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from conch.backends.tasks.engines.base import NetworkEngine
+from conch.backends.tasks.engines.by_shape import EnginesByShape
 from conch.checkpoints.files import engines_of
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
-from conch.errors import invalid, unsupported
+from conch.errors import Code, ConchError, invalid, unsupported
 
 #: PyTorch's types by the precision of a variant.
 _DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -29,16 +31,27 @@ def open_engine(
     """The engine for ``checkpoint`` on ``device`` (``cpu``, ``cuda``), for ``instances`` threads at once.
 
     ``head`` is the class of transformers that gives the network, which only torch needs.  What runs is the variant or
-    the engine that the options name, else the verdict of ``conch convert``, else what the folder holds.  A verdict was
-    found on a CPU: on a GPU the checkpoint's own weights run where they are there.  Raises INVALID_ARG where what is
-    asked for is not there, UNSUPPORTED where a library is missing.
+    the engine that the options name, else the verdict of ``conch convert``, which may be two variants by shape, else
+    what the folder holds.  A verdict was found on a CPU: on a GPU the checkpoint's own weights run where they are
+    there.  Raises INVALID_ARG where what is asked for is not there, UNSUPPORTED where a library is missing; without
+    that of the second variant the first runs alone, with a ``warning``.
     """
     name, precision, graph = choose(checkpoint, options, device)
     engine = _open(checkpoint, options, head, device, device_id, instances, name, precision, graph)
-    variant = checkpoint.variant
+    variant, companion = checkpoint.variant, checkpoint.companion
     if variant is not None and (variant.engine, variant.precision) == (name, precision):
         engine.variant = variant.name
-    return engine
+    if companion is None or checkpoint.manifest is None or device != "cpu":
+        return engine
+    beside = replace(checkpoint, variant=checkpoint.manifest.variant(companion.variant), manifest=None)
+    try:
+        other = open_engine(beside, options, head=head, instances=instances)
+    except ConchError as error:
+        if error.code is not Code.UNSUPPORTED:
+            raise
+        engine.warning = f"'{engine.variant}' runs for all shapes, as '{companion.variant}' cannot: {error.message}"
+        return engine
+    return EnginesByShape(engine, other, companion.faster_at)
 
 
 def _open(
