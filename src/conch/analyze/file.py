@@ -13,7 +13,7 @@ from conch.errors import invalid, one_line
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class SettingsFile:
     """The content of a file, and the line of each key by its path, as ``profile_models.add.parameters``."""
 
     path: Path
@@ -21,7 +21,7 @@ class Document:
     lines: Mapping[str, int]
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path) -> SettingsFile:
     """The options in a file.
 
     Raises INVALID_ARG for one that cannot be read or is no mapping, UNSUPPORTED where PyYAML is missing.
@@ -45,7 +45,7 @@ def read_document(path: Path) -> Document:
         loader.dispose()
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise invalid(f"{path} does not have options as 'name: value'")
-    return Document(path, content, lines)
+    return SettingsFile(path, content, lines)
 
 
 def _note(path: Path, root: Any) -> dict[str, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from conch.analyze.file import Document, read_document
+from conch.analyze.file import SettingsFile, read_document
 from conch.analyze.foreign import NO_EFFECT, REFUSED, harmless
 from conch.analyze.settings import OPTIONS, AnalyzeSettings
 from conch.analyze.values import OptionProblem
@@ -78,7 +78,7 @@ def _take(chosen: dict[str, Any], warnings: list[str], key: str, value: Any, *, 
         )
 
 
-def _placed(document: Document, error: ConchError, key: str) -> ConchError:
+def _placed(document: SettingsFile, error: ConchError, key: str) -> ConchError:
     """The error with the file, and the line of what it is about."""
     where = error.where if isinstance(error, OptionProblem) else key
     while where and where not in document.lines:
