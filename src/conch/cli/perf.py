@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 if TYPE_CHECKING:
+    from conch.perf.measured import Measured
     from conch.perf.plan import PerfPlan, Protocol
 
+#: What shells say of a program that Ctrl+C has ended.
+_INTERRUPTED: Final = 130
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -109,6 +112,15 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     help="How long a request may take (default: 600).",
 )
 @click.option(
+    "--runs",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="Measure each level so often, and show the 95 % range over the runs (default: 1).",
+)
+@click.option("--warm-up", type=click.FloatRange(0), default=1.0, metavar="S",
+              help="Seconds of load before each run that do not count (default: 1).")  # fmt: skip
+@click.option(
     "--processes", type=click.IntRange(0), default=0, metavar="N", help="Processes that send (default: by the callers)."
 )
 def perf_command(csv: Path | None, json_file: Path | None, **given: Any) -> int:
@@ -123,20 +135,26 @@ def perf_command(csv: Path | None, json_file: Path | None, **given: Any) -> int:
 
     plan, prefix = _plan(**given)
     console = terminal.console()
-    measured = []
-    with Measurement(plan, prefix) as measurement:
-        console.print(shown.opening(measurement), highlight=False)
-        for level in measurement.levels():
-            with shown.LiveLine(console, plan, level) as line:
-                result = measurement.measure(level, line.on_window)
-            measured.append(result)
-            console.print(shown.details(plan, result), highlight=False)
-    if len(measured) > 1:
-        console.print(shown.summary(plan, measured))
-    for file, write in ((csv, files.csv), (json_file, files.json)):
-        if file is not None:
-            file.write_text(write(plan, measured), encoding="utf-8")
-    return 0 if all(one.figures.requests for one in measured) else 1
+    measured: list[Measured] = []
+    try:
+        with Measurement(plan, prefix) as measurement:
+            console.print(shown.opening(measurement), highlight=False)
+            for level in measurement.levels():
+                with shown.LiveLine(console, plan, level) as line:
+                    result = measurement.measure(level, line.on_window)
+                measured.append(result)
+                console.print(shown.details(plan, result), highlight=False)
+                if result.stopped or result.gone:
+                    break
+    finally:  # what there is, is shown and written, whatever went wrong
+        if len(measured) > 1:
+            console.print(shown.summary(plan, measured))
+        for file, write in ((csv, files.csv), (json_file, files.json)):
+            if file is not None and measured:
+                file.write_text(write(plan, measured), encoding="utf-8")
+    if any(one.stopped for one in measured):
+        return _INTERRUPTED
+    return 0 if all(one.whole for one in measured) else 1
 
 
 def _plan(

@@ -27,7 +27,8 @@ CONFIG: Final = {"name": "known", "max_batch_size": 8}
 class KnownServer:
     """``slots`` requests run at a time, for ``service`` seconds each; every ``fails``-th gets an error (0: none).
 
-    Nobody is served between ``frozen_from`` and ``frozen_until`` (s, monotonic).  ``bodies`` are those that came.
+    Nobody is served between ``frozen_from`` and ``frozen_until`` (s, monotonic).  After ``dies_after`` answers (0:
+    never) it is gone.  ``bodies`` are those that came; ``reached`` is set after ``tells_after`` answers.
     """
 
     service: float = 0.0
@@ -35,6 +36,8 @@ class KnownServer:
     fails: int = 0
     frozen_from: float = 0.0
     frozen_until: float = 0.0
+    dies_after: int = 0
+    tells_after: int = 0
     port: int = 0
     answered: int = 0
 
@@ -42,6 +45,14 @@ class KnownServer:
         self.bodies: list[bytes] = []
         self._busy = asyncio.Semaphore(self.slots)
         self._writers: set[asyncio.StreamWriter] = set()
+        self.listener: asyncio.Server | None = None
+        self.reached = threading.Event()
+
+    def die(self) -> None:
+        """Listen no more, and end all connections."""
+        if self.listener is not None:
+            self.listener.close()
+        self.hang_up()
 
     def hang_up(self) -> None:
         """End all connections."""
@@ -77,6 +88,10 @@ class KnownServer:
                 await asyncio.sleep(self.frozen_until - now)
             await asyncio.sleep(self.service)
         self.answered += 1
+        if self.answered == self.dies_after:
+            self.die()
+        if self.answered == self.tells_after:
+            self.reached.set()
         if self.fails and self.answered % self.fails == 0:
             return b"500 Internal Server Error", b'{"error":"it is the turn of an error"}'
         return b"200 OK", b'{"outputs":[]}'
@@ -96,7 +111,7 @@ def running(server: KnownServer) -> Iterator[KnownServer]:
     async def start() -> asyncio.Server:
         return await asyncio.start_server(server.serve, "127.0.0.1", 0)
 
-    listener = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    server.listener = listener = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
     server.port = listener.sockets[0].getsockname()[1]
 
     async def stop() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from conch.perf.figures import LatencyFigures
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
+from conch.perf.report import conditions
 
 
 def csv(plan: PerfPlan, measured: Sequence[Measured]) -> str:
@@ -67,6 +68,7 @@ def _level(plan: PerfPlan, measured: Measured) -> dict[str, Any]:
         "errors": measured.errors,
         "sender_busy": round(measured.busy, 3),
         "unfinished": measured.unfinished,
+        **conditions.members(measured),
         "warnings": list(measured.warnings),
     }
 

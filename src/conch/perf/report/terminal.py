@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from conch.machine.facts import MachineFacts
 from conch.perf.figures import LatencyFigures, WindowFigures
 from conch.perf.generation import GenerationFigures
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
+from conch.perf.report import conditions
 from conch.perf.run import Measurement
 from conch.perf.server_side import ServerFigures
 
@@ -28,7 +30,7 @@ def opening(measurement: Measurement) -> str:
     batch = f", {plan.batch_size} inferences in a request" if plan.batch_size > 1 else ""
     return (
         f"{server.get('name', 'server')} {server.get('version', '')} at {where} over {plan.protocol.upper()}:"
-        f" model '{plan.model}'{batch}"
+        f" model '{plan.model}'{batch}\non {MachineFacts.read()}"
     )
 
 
@@ -81,6 +83,7 @@ def details(plan: PerfPlan, measured: Measured) -> str:
     if plan.rates is not None and figures.late is not None:
         lines.append(f"  sent late  {_spread(figures.late)}")
     lines += [f"  server     {_server(one)}" for one in measured.server]
+    lines += [f"  {line}" for line in conditions.lines(measured)]
     lines += [f"  [yellow]warning[/yellow]    {warning}" for warning in measured.warnings]
     lines += [f"             {count} x {message}" for message, count in _most(measured.errors)]
     return "\n".join(lines)

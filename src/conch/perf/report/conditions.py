@@ -1,0 +1,68 @@
+"""Under what conditions figures were taken, and how sure they are: lines for the terminal, members of the JSON.
+
+Pure.  Times are microseconds in lines and seconds in JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from conch.perf.confidence import Interval
+from conch.perf.measured import Measured
+from conch.perf.resources import ResourceFigures
+
+
+def lines(measured: Measured) -> Iterator[str]:
+    """What is to be known besides the figures, a heading of eleven characters and a sentence each."""
+    confidence = measured.confidence
+    if confidence is not None:
+        parts = [f"{_range(confidence.throughput, 1)} infer/s"]
+        parts += [f"p{number:g} {_range(confidence.percentiles[number], 1e6)} us"
+                  for number in (50, 99) if number in confidence.percentiles]  # fmt: skip
+        yield f"95% range  {', '.join(parts)} (over {confidence.count} {confidence.over})"
+    if measured.resources is not None:
+        yield f"used       {_resources(measured.resources)}"
+    for name, metric in measured.metrics.items():
+        yield f"metric     {name}: {_number(metric.average)} on average, {_number(metric.largest)} at most"
+    if measured.limit:
+        yield f"senders    can do {measured.limit:,.0f} requests a second at this level"
+    if measured.machine is not None:
+        yield f"machine    {measured.machine}"
+        if measured.machine.unseen:
+            yield f"           {measured.machine.unseen}"
+
+
+def members(measured: Measured) -> dict[str, Any]:
+    """The same, and more exactly, for the JSON."""
+    machine = measured.machine
+    return {
+        "confidence": asdict(measured.confidence) if measured.confidence is not None else None,
+        "runs": [run.throughput for run in measured.runs],
+        "resources": asdict(measured.resources) if measured.resources is not None else None,
+        "metrics": {name: asdict(metric) for name, metric in measured.metrics.items()},
+        "sender_limit": measured.limit,
+        "disturbed": measured.disturbed,
+        "machine": None if machine is None else asdict(machine),
+        "gone": measured.gone,
+        "stopped": measured.stopped,
+    }
+
+
+def _resources(used: ResourceFigures) -> str:
+    gpus = (
+        f"; {uuid}: {gpu.utilisation:.0%} busy, {gpu.memory / 2**20:,.0f} MiB"
+        + (f", {gpu.power:.0f} W" if gpu.power else "")
+        for uuid, gpu in used.gpus.items()
+    )
+    return f"by the server: {used.cores:.2f} cores, {used.memory / 2**20:,.0f} MiB{''.join(gpus)}"
+
+
+def _range(interval: Interval, scale: float) -> str:
+    digits = 1 if scale == 1 else 0
+    return f"{interval.low * scale:,.{digits}f} … {interval.high * scale:,.{digits}f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
