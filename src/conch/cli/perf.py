@@ -111,6 +111,11 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
     metavar="S",
     help="How long a request may take (default: 600).",
 )
+@click.option("--collect-metrics", is_flag=True, help="Read the server's metrics of its processor and its GPUs.")
+@click.option("--metrics-url", default="", metavar="URL",
+              help="Where they are (default: the server's host, port 8002, /metrics).")  # fmt: skip
+@click.option("--metrics-interval", type=click.IntRange(50), default=1000, metavar="MS",
+              help="How often they are read (default: 1000).")  # fmt: skip
 @click.option(
     "--runs",
     type=click.IntRange(1),
@@ -163,7 +168,8 @@ def _plan(
     request_distribution: str,
     measurement_interval: int, stability_percentage: float, max_trials: int, percentile: int | None, input_data: str,
     shapes: tuple[str, ...], string_data: str | None, string_length: int, tensor_format: str, headers: tuple[str, ...],
-    endpoint: str, parameters: tuple[str, ...], slo: str, **given: Any,
+    endpoint: str, parameters: tuple[str, ...], slo: str, collect_metrics: bool, metrics_url: str,
+    metrics_interval: int, **given: Any,
 ) -> tuple[PerfPlan, str]:  # fmt: skip
     """The plan that the flags mean, and the path before all paths."""
     from conch.errors import invalid
@@ -190,6 +196,8 @@ def _plan(
             name: _json_or_text(value) for name, value in (_pair("--request-parameter", one) for one in parameters)
         },
         objective=Objective.parse(slo) if slo else None,
+        metrics_url=(metrics_url or f"http://{address.host}:8002/metrics") if collect_metrics else "",
+        metrics_interval=metrics_interval / 1000,
         headers=dict(_pair("-H", one) for one in headers),
         data=DataOptions(input_data, dict(_shape(one) for one in shapes), string_data, string_length),
         **given,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from time import monotonic, monotonic_ns, sleep
 from typing import Any, Final
 
@@ -15,13 +16,15 @@ import numpy as np
 
 from conch.errors import ConchError
 from conch.perf.generator import Generators
+from conch.perf.gpus import GpuReader, GpuSampler
 from conch.perf.inputs.specs import ModelSpec, read_model
 from conch.perf.level import LevelRun, OnWindow, Surroundings
 from conch.perf.measured import Measured
+from conch.perf.metrics import MetricsSampler
 from conch.perf.plan import PerfPlan
 from conch.perf.schedule import Constant, Poisson, Schedule
 from conch.perf.server_api import GrpcApi, HttpApi, ServerApi, check_listens
-from conch.perf.server_process import find_server
+from conch.perf.server_process import ServerProcesses, find_server
 from conch.perf.summing import Observed, sum_up
 from conch.perf.traffic import traffic_of
 from conch.perf.watching import MachineWatch
@@ -74,8 +77,23 @@ class Measurement:
         raised only where no window has ended yet.
         """
         self._counts = bool(self.server)
-        watch = MachineWatch(find_server(self.plan.address))
-        around = Surroundings(self._statistics, watch.since_last, self._gone)
+        server = find_server(self.plan.address)
+        watch = MachineWatch(server)
+        gpus, metrics = self._samplers(server)
+        with gpus or nullcontext(), metrics or nullcontext():
+            runs = self._runs(level, Surroundings(self._statistics, watch.since_last, self._gone), on_window)
+        counted = [window for run in runs for window in run.counted]
+        spans = [window.span for window in counted]
+        used = watch.resources([window.sight for window in counted])
+        if used is not None and gpus is not None:
+            used = replace(used, gpus=gpus.figures(spans, server.pids))
+        observed = Observed(
+            watch.machine([window.sight for window in counted]), used, metrics.figures(spans) if metrics else {}
+        )
+        return sum_up(self.plan, level, runs, self._inferences, observed, writes_text=self._writes_text)
+
+    def _runs(self, level: float, around: Surroundings, on_window: OnWindow) -> list[LevelRun]:
+        """The runs of a level, one at least; fewer than planned where one was ended before its time."""
         runs: list[LevelRun] = []
         for _ in range(self.plan.runs):
             run = LevelRun(self.plan, self._generators, around, self._inferences)
@@ -91,9 +109,14 @@ class Measurement:
             if run.stopped or run.gone:
                 break
             self._rest()
-        sights = [window.sight for run in runs for window in run.counted]
-        observed = Observed(watch.machine(sights), watch.resources(sights))
-        return sum_up(self.plan, level, runs, self._inferences, observed, writes_text=self._writes_text)
+        return runs
+
+    def _samplers(self, server: ServerProcesses) -> tuple[GpuSampler | None, MetricsSampler | None]:
+        """What looks at GPUs, if the server is here and there are any, and at the server's metrics, if it is to."""
+        plan = self.plan
+        reader = GpuReader() if server.pids else None
+        metrics = MetricsSampler(plan.metrics_url, plan.metrics_interval) if plan.metrics_url else None
+        return GpuSampler(reader) if reader else None, metrics
 
     def _load(self, level: float) -> None:
         plan = self.plan

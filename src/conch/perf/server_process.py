@@ -31,12 +31,9 @@ def find_server(address: Address) -> ServerProcesses:
     if not _is_here(address.host):
         return ServerProcesses(unseen=f"the server's machine, {address.host}, was not seen")
     try:
-        listening = [
-            one.pid
-            for one in psutil.net_connections("tcp")
-            if one.status == psutil.CONN_LISTEN and one.pid and one.laddr.port == address.port
-        ]
-        names = {pid: psutil.Process(pid).name() for pid in set(listening)}
+        found = [one.pid for one in psutil.net_connections("tcp") if _listens(one, address.port) and one.pid]
+        oldest = [_oldest(psutil.Process(pid), address.port) for pid in set(found)]
+        names = {process.pid: process.name() for process in oldest}
     except (psutil.Error, OSError):
         names = {}
     if not names:
@@ -51,6 +48,25 @@ def find_server(address: Address) -> ServerProcesses:
                 " others used is not known"
             )
     return ServerProcesses(tuple(sorted(names)))
+
+
+def _oldest(process: Any, port: int) -> Any:
+    """The first of those that share a socket: of processes that have inherited it, psutil names any."""
+    parent = process.parent()
+    while parent is not None:
+        connections = getattr(parent, "net_connections", None) or parent.connections  # before psutil 6
+        try:
+            shared = any(_listens(one, port) for one in connections("tcp"))
+        except psutil.AccessDenied:
+            break
+        if not shared:
+            break
+        process, parent = parent, parent.parent()
+    return process
+
+
+def _listens(connection: Any, port: int) -> bool:
+    return bool(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port)
 
 
 def _is_here(host: str) -> bool:

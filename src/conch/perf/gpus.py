@@ -1,0 +1,94 @@
+"""What NVIDIA's GPUs of this machine do while their server is measured, by NVML (the extra ``analyze``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from importlib import import_module
+from statistics import fmean
+from typing import Any, Final, NamedTuple
+
+from conch.machine.processes import family, process_times
+from conch.perf.records import Span
+from conch.perf.resources import GpuFigures
+from conch.perf.sampling import Sampler
+
+#: NVML's own utilisation is an average over a sixth of a second to a second.
+_INTERVAL: Final = 0.25
+
+
+class GpuReading(NamedTuple):
+    """One GPU at one moment: its share of busy time, its memory in use (bytes), its power (W)."""
+
+    utilisation: float
+    memory: int
+    power: float
+
+
+class GpuReader:
+    """All GPUs of this machine; none without the package or the driver."""
+
+    def __init__(self, load_nvml: Callable[[], Any] = lambda: import_module("pynvml")) -> None:
+        self._gpus: dict[str, Any] = {}
+        try:
+            self._nvml = nvml = load_nvml()
+            nvml.nvmlInit()
+            for number in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                uuid = nvml.nvmlDeviceGetUUID(handle)
+                self._gpus[uuid.decode() if isinstance(uuid, bytes) else uuid] = handle
+        except Exception:  # ImportError, or whatever pynvml says of a missing driver
+            self._gpus = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._gpus)
+
+    def read(self) -> Mapping[str, GpuReading]:
+        """Every GPU by its UUID; what one does not tell is 0."""
+        nvml, found = self._nvml, {}
+        for uuid, gpu in self._gpus.items():
+            rates, memory = (
+                self._value(nvml.nvmlDeviceGetUtilizationRates, gpu),
+                self._value(nvml.nvmlDeviceGetMemoryInfo, gpu),
+            )
+            power = self._value(nvml.nvmlDeviceGetPowerUsage, gpu)
+            found[uuid] = GpuReading(
+                rates.gpu / 100 if rates else 0.0, int(memory.used) if memory else 0, (power or 0) / 1000
+            )
+        return found
+
+    def used_by(self, pids: Collection[int]) -> set[str]:
+        """The GPUs on which one of the processes computes; empty where the driver does not tell, as in containers."""
+        nvml = self._nvml
+        return {
+            uuid
+            for uuid, gpu in self._gpus.items()
+            if any(one.pid in pids for one in self._value(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ())
+        }
+
+    def _value(self, function: Callable[[Any], Any], gpu: Any) -> Any:
+        try:
+            return function(gpu)
+        except self._nvml.NVMLError:
+            return None
+
+
+class GpuSampler(Sampler[Mapping[str, GpuReading]]):
+    """Reads GPUs while it is entered."""
+
+    def __init__(self, reader: GpuReader) -> None:
+        super().__init__(reader.read, _INTERVAL)
+        self._reader = reader
+
+    def figures(self, spans: Sequence[Span], roots: Iterable[int]) -> dict[str, GpuFigures]:
+        """The GPUs that the processes ``roots`` and their children use, else all, in the windows ``spans``."""
+        samples = self.within(spans)
+        used = self._reader.used_by(family(process_times(), roots))
+        names = [uuid for uuid in (samples[0] if samples else ()) if not used or uuid in used]
+        return {uuid: _figures([sample[uuid] for sample in samples]) for uuid in names}
+
+
+def _figures(readings: Sequence[GpuReading]) -> GpuFigures:
+    return GpuFigures(
+        fmean(one.utilisation for one in readings), max(one.memory for one in readings),
+        fmean(one.power for one in readings),
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Reads the server's metrics while it is measured, wherever it is: what it says of its processor and its GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from statistics import fmean
+from typing import Final
+from urllib.request import urlopen
+
+from conch.errors import invalid
+from conch.perf.records import Span
+from conch.perf.resources import MetricFigures
+from conch.perf.sampling import Sampler
+
+#: The gauges that are read; perf_analyzer reads those of GPUs.
+GAUGES: Final = (
+    "nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes", "nv_gpu_power_usage",
+    "nv_cpu_utilization", "nv_cpu_memory_used_bytes",
+)  # fmt: skip
+_LINE: Final = re.compile(r"^(\w+(?:\{[^}]*\})?)\s+(\S+)")
+_SECONDS: Final = 5.0
+
+
+class MetricsSampler(Sampler[Mapping[str, float]]):
+    """Reads ``url`` every ``interval`` seconds while it is entered.
+
+    Raises INVALID_ARG where there are none of the gauges; one that cannot be read later leaves a gap.
+    """
+
+    def __init__(self, url: str, interval: float) -> None:
+        super().__init__(self._read_or_nothing, interval)
+        self._url = url if "://" in url else f"http://{url}"
+        try:
+            found = self._scrape()
+        except (OSError, ValueError) as error:
+            raise invalid(f"no metrics at {self._url}: {error} (--metrics-url names another place)") from None
+        if not found:
+            raise invalid(f"{self._url} has no {GAUGES[0]}, nor any other of: {', '.join(GAUGES[1:])}")
+
+    def figures(self, spans: Sequence[Span]) -> dict[str, MetricFigures]:
+        """Each gauge, with its labels, in the windows ``spans``."""
+        values: dict[str, list[float]] = {}
+        for sample in self.within(spans):
+            for name, value in sample.items():
+                values.setdefault(name, []).append(value)
+        return {name: MetricFigures(fmean(found), max(found)) for name, found in values.items()}
+
+    def _scrape(self) -> Mapping[str, float]:
+        with urlopen(self._url, timeout=_SECONDS) as answer:
+            return read_gauges(answer.read().decode())
+
+    def _read_or_nothing(self) -> Mapping[str, float]:
+        with suppress(OSError, ValueError):
+            return self._scrape()
+        return {}
+
+
+def read_gauges(text: str) -> dict[str, float]:
+    """The gauges in a text of Prometheus' format, by name and labels as they are written."""
+    found = {}
+    for line in text.splitlines():
+        sample = _LINE.match(line)
+        if sample and sample[1].partition("{")[0] in GAUGES:
+            found[sample[1]] = float(sample[2])
+    return found
