@@ -116,6 +116,8 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
               help="Where they are (default: the server's host, port 8002, /metrics).")  # fmt: skip
 @click.option("--metrics-interval", type=click.IntRange(50), default=1000, metavar="MS",
               help="How often they are read (default: 1000).")  # fmt: skip
+@click.option("--sender-limit/--no-sender-limit", default=True,
+              help="First measure, in 0.4 s, what the senders can do with as many callers.")  # fmt: skip
 @click.option(
     "--runs",
     type=click.IntRange(1),

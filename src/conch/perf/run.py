@@ -19,6 +19,7 @@ from conch.perf.generator import Generators
 from conch.perf.gpus import GpuReader, GpuSampler
 from conch.perf.inputs.specs import ModelSpec, read_model
 from conch.perf.level import LevelRun, OnWindow, Surroundings
+from conch.perf.limit import SenderLimit
 from conch.perf.measured import Measured
 from conch.perf.metrics import MetricsSampler
 from conch.perf.plan import PerfPlan
@@ -59,12 +60,15 @@ class Measurement:
         self._writes_text = traffic.read is not None
         self._counts = False
         self._generators = Generators(traffic, self._processes())
+        self._limit = SenderLimit(traffic, self._processes()) if plan.sender_limit else None
 
     def __enter__(self) -> Measurement:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._generators.close()
+        if self._limit is not None:
+            self._limit.close()
 
     def levels(self) -> Iterator[float]:
         """The levels of the plan: callers at a time, or requests a second."""
@@ -77,6 +81,8 @@ class Measurement:
         raised only where no window has ended yet.
         """
         self._counts = bool(self.server)
+        callers = int(level) if self.plan.rates is None else self.plan.max_calls
+        limit = self._limit.at(callers) if self._limit is not None else None
         server = find_server(self.plan.address)
         watch = MachineWatch(server)
         gpus, metrics = self._samplers(server)
@@ -88,7 +94,7 @@ class Measurement:
         if used is not None and gpus is not None:
             used = replace(used, gpus=gpus.figures(spans, server.pids))
         observed = Observed(
-            watch.machine([window.sight for window in counted]), used, metrics.figures(spans) if metrics else {}
+            watch.machine([window.sight for window in counted]), used, metrics.figures(spans) if metrics else {}, limit
         )
         return sum_up(self.plan, level, runs, self._inferences, observed, writes_text=self._writes_text)
 

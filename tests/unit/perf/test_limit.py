@@ -1,0 +1,76 @@
+"""What the senders can do is measured against a server that answers at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conch.perf.calls import Payload
+from conch.perf.channels.connecting import Address
+from conch.perf.channels.events import read_generate
+from conch.perf.figures import figures_of
+from conch.perf.generator import Generators, Traffic
+from conch.perf.limit import SenderLimit
+from conch.perf.measured import Measured
+from conch.perf.null_server import NullServer
+from conch.perf.records import RECORD
+from conch.perf.requests import MODEL_INFER, http_post
+
+#: More than a frame, a window and what a socket takes at once.
+LARGE = bytes(300_000)
+NOWHERE = Address("127.0.0.1", 9)
+
+
+def traffic(protocol: str) -> Traffic:
+    if protocol == "grpc":
+        messages = [Payload(b"\0" + len(data).to_bytes(4, "big") + data) for data in (b"small", LARGE)]
+        return Traffic(NOWHERE, messages, MODEL_INFER)
+    return Traffic(NOWHERE, [Payload(http_post("/v2/models/m/infer", {"Host": "h"}, data)) for data in (b"{}", LARGE)])
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_every_request_is_answered_whatever_its_size(protocol: str) -> None:
+    limit = SenderLimit(traffic(protocol), 1)
+    try:
+        found = limit.at(3)
+        assert found is not None and found > 0
+        assert limit._senders is not None
+        limit._senders.run_closed(3)
+        while not len(collected := limit._senders.collect().records):
+            pass
+        assert not collected["outcome"].any() and set(collected["payload"]) <= {0, 1}
+    finally:
+        limit.close()
+    assert limit.at(3) == found  # which asks nobody again
+
+
+def test_processes_share_a_port() -> None:
+    server = NullServer(2, grpc=False)
+    try:
+        with Generators(replace(traffic("http"), address=Address("127.0.0.1", server.port)), 2) as senders:
+            senders.run_closed(8)
+            while not len(collected := senders.collect().records):
+                pass
+            assert not collected["outcome"].any()
+    finally:
+        server.close()
+
+
+def test_where_it_would_mean_nothing_there_is_none() -> None:
+    assert SenderLimit(replace(traffic("http"), address=Address("h", 1, encrypted=True)), 1).at(1) is None
+    assert SenderLimit(replace(traffic("http"), read=read_generate), 1).at(1) is None
+
+
+def test_a_result_near_the_limit_carries_a_warning() -> None:
+    records = np.zeros(90, RECORD)
+    records["end"] = 1
+    figures = figures_of(records, [(0, 10**9)], np.array([1]))
+
+    def warnings(limit: float) -> list[str]:
+        return list(Measured(1, figures, None, (figures,), True, (), {}, 0.5, 0, 0, limit=limit).warnings)
+
+    [warning] = warnings(100)
+    assert warning.startswith("90 requests a second are 90% of the 100 that the senders can do")
+    assert warnings(200) == []
