@@ -72,7 +72,8 @@ def anchors_of(sections: Sequence[Section]) -> list[str]:
 def _contents(sections: Sequence[Section], anchors: Sequence[str]) -> Iterator[str]:
     yield '<nav aria-label="Contents"><ul>'
     for section, anchor in zip(sections, anchors, strict=True):
-        yield f'<li><a href="#{anchor}">{escape(section.title)}</a></li>'
+        if section.listed:
+            yield f'<li><a href="#{anchor}">{escape(section.title)}</a></li>'
     yield "</ul></nav>\n"
 
 

@@ -113,11 +113,15 @@ Block = Paragraph | Bullets | Note | Tiles | Properties | CodeBlock | Table | Ch
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Blocks below a heading; ``anchor`` is a name for links to it, by default made of its place."""
+    """Blocks below a heading; ``anchor`` is a name for links to it, by default made of its place.
+
+    Those that are not ``listed`` are left out of the contents, as one of many that a table leads to.
+    """
 
     title: str
     blocks: Sequence[Block]
     anchor: str = ""
+    listed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

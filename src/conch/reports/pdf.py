@@ -44,6 +44,8 @@ _NOTES: Final = {
 #: Pixels of pictures for each of a chart's.
 _SCALE: Final = 2.5
 _Item = TypeVar("_Item")
+#: How many figures in large type stand in a row.
+_TILES: Final = 5
 #: Between two charts in a row (mm).
 _GAP: Final = 6.0
 
@@ -150,8 +152,8 @@ class _PdfWriter:
             case Note():
                 self._note(block)
             case Tiles(items):
-                for tiles in _in_rows(items, 4):
-                    self._tiles(tiles)
+                for tiles in _in_rows(items, _TILES):
+                    self._tiles(tiles, min(_TILES, max(4, len(items))))
             case Properties(items):
                 self._properties(items)
             case CodeBlock():
@@ -186,8 +188,8 @@ class _PdfWriter:
             document.rect(document.l_margin, top, 1.2, document.get_y() - top, style="F")
         document.ln(2)
 
-    def _tiles(self, tiles: Sequence[Tile]) -> None:
-        document, width, height = self.document, self.document.epw / 4, 19.0
+    def _tiles(self, tiles: Sequence[Tile], places: int) -> None:
+        document, width, height = self.document, self.document.epw / places, 19.0
         self._room(height + 3)
         top = document.get_y()
         for number, tile in enumerate(tiles):

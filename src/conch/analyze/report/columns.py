@@ -1,0 +1,135 @@
+"""The tables of an analysis: their columns and cells, for the terminal and for pages.  Pure.
+
+Headings are those of model analyzer's reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from conch.analyze.report.analysis import Analysis, Placed, memory_of, utilisation_of
+from conch.analyze.report.traits import ConfigTraits, other_changes, traits_of
+from conch.analyze.results import ModelFigures, Point
+from conch.reports.numbers import NONE, megabytes, milliseconds, significant
+from conch.reports.page import Column, Row, Table
+
+STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")
+#: Between the figures of several models in a cell.
+_BETWEEN: Final = " / "
+
+_TEXTUAL: Final = ("Model Config Name", "Dynamic Batching", "Total Instance Count", "Preferred Sizes", "Also Changed")
+
+_Cell = Callable[[Placed], str]
+
+
+def ranking_table(analysis: Analysis, placed: Sequence[Placed], *, targets: bool = False) -> Table:
+    """The candidates with the figures of their best points; ``targets`` has their names lead to their sections."""
+    columns = _columns(analysis)
+    rows = [
+        Row(
+            [cell(one) for _, cell in columns],
+            "good" if one is analysis.best else "" if one.satisfied else "muted",
+            one.name if targets else "",
+        )
+        for one in placed
+    ]
+    return Table(
+        "Configurations, the best first, each at its best load",
+        [Column(heading, number=heading not in _TEXTUAL) for heading, _ in columns],
+        rows,
+    )
+
+
+def _columns(analysis: Analysis) -> list[tuple[str, _Cell]]:
+    gpus = analysis.has_gpus
+
+    def trait(write: Callable[[ConfigTraits], str]) -> _Cell:
+        return lambda one: _BETWEEN.join(
+            dict.fromkeys(write(traits_of(one.result, model, gpus=gpus)) for model in analysis.models)
+        )
+
+    def figure(write: Callable[[ModelFigures], str]) -> _Cell:
+        return lambda one: _BETWEEN.join(
+            write(one.point.models[model]) for model in analysis.models if one.point and model in one.point.models
+        ) or NONE  # fmt: skip
+
+    def point(write: Callable[[Point], str]) -> _Cell:
+        return lambda one: write(one.point) if one.point is not None else NONE
+
+    level = "Concurrency" if analysis.load_kind == "concurrency" else "Request Rate"
+    optional: list[tuple[str, _Cell]] = [
+        ("Preferred Sizes", trait(lambda one: ", ".join(map(str, one.preferred)))),
+        ("Queue Delay (µs)", trait(lambda one: str(one.delay or ""))),
+        ("Also Changed", lambda one: "; ".join(filter(None, (other_changes(one.result, m) for m in analysis.models)))),
+    ]
+    return [
+        ("Model Config Name", lambda one: one.name),
+        ("Max Batch Size", trait(lambda one: str(one.max_batch_size))),
+        ("Dynamic Batching", trait(lambda one: "Enabled" if one.batching else "Disabled")),
+        *((heading, cell) for heading, cell in optional if len({cell(one) for one in analysis.placed}) > 1),
+        ("Total Instance Count", trait(lambda one: one.instance_text)),
+        (level, point(lambda one: f"{one.load:g}")),
+        ("p99 Latency (ms)", figure(lambda one: milliseconds(one.percentiles.get(99)))),
+        ("Throughput (infer/sec)", figure(lambda one: significant(one.throughput))),
+        *_resources(gpus, point),
+    ]
+
+
+def _resources(gpus: bool, point: Callable[[Callable[[Point], str]], _Cell]) -> list[tuple[str, _Cell]]:
+    if gpus:
+        return [
+            ("Max GPU Memory Usage (MB)", point(lambda one: megabytes(memory_of(one)))),
+            ("Average GPU Utilization (%)", point(lambda one: _hundred(utilisation_of(one)))),
+        ]
+    return [
+        ("Max CPU Memory Usage (MB)", point(lambda one: megabytes(memory_of(one)))),
+        ("Average CPU Usage (cores)", point(lambda one: significant(one.resources.cores if one.resources else None))),
+    ]
+
+
+def load_table(analysis: Analysis, one: Placed) -> Table:
+    """A candidate by load, the highest first: what clients see, the server's stages, what it used."""
+    several = len(analysis.models) > 1
+    gpus = analysis.has_gpus
+    level = "Request Concurrency" if analysis.load_kind == "concurrency" else "Request Rate"
+    headings = [
+        level, *(["Model"] if several else []), "p99 Latency (ms)", "Client Response Wait (ms)", "Server Queue (ms)",
+        "Server Compute Input (ms)", "Server Compute Infer (ms)", "Throughput (infer/sec)",
+        *(
+            ["Max GPU Memory Usage (MB)", "Average GPU Utilization (%)"] if gpus
+            else ["Max CPU Memory Usage (MB)", "Average CPU Usage (cores)"]
+        ),
+        "Failed",
+    ]  # fmt: skip
+    rows = []
+    for point in sorted(one.result.points, key=lambda point: -point.load):
+        used = point.resources
+        for model, figures in point.models.items():
+            mark = ("*" if point.disturbed else "") + ("†" if point.stopped else "")
+            rows.append(
+                Row(
+                    [
+                        f"{point.load:g}{mark}",
+                        *([model] if several else []),
+                        milliseconds(figures.percentiles.get(99)),
+                        milliseconds(figures.client_wait),
+                        *(milliseconds(figures.stages.get(stage)) for stage in STAGES[:3]),
+                        significant(figures.throughput),
+                        megabytes(memory_of(point)),
+                        _hundred(utilisation_of(point)) if gpus else significant(used.cores if used else None),
+                        str(figures.failed),
+                    ],
+                    "good" if point == one.point and one.satisfied else "bad" if figures.failed else "",
+                )
+            )
+    marks = [
+        *(["* others used the machine"] if any(point.disturbed for point in one.result.points) else []),
+        *(["† ended early, because it was clearly worse"] if any(point.stopped for point in one.result.points) else []),
+    ]
+    caption = f"{one.name} by load" + (f" ({'; '.join(marks)})" if marks else "")
+    return Table(caption, [Column(heading, number=heading != "Model") for heading in headings], rows)
+
+
+def _hundred(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.1f}"

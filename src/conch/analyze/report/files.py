@@ -1,0 +1,110 @@
+"""The figures of an analysis in files: tables in model analyzer's columns, and JSON with everything.  Pure."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import io
+import json as json_module
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from conch.analyze.report.analysis import Analysis, Placed
+from conch.analyze.report.traits import traits_of
+from conch.analyze.results import Point
+
+#: The version of the JSON; it counts up when a reader of the one before would go wrong.
+FORMAT: Final = 1
+SERVER_ONLY: Final = ("Model", "GPU UUID", "GPU Memory Usage (MB)", "GPU Utilization (%)", "GPU Power Usage (W)")
+
+
+def tables(analysis: Analysis) -> Mapping[str, str]:
+    """The files by model analyzer's names; those of GPUs are there where something is known of GPUs."""
+    level = "Concurrency" if analysis.load_kind == "concurrency" else "Request Rate"
+    inference = (
+        "Model", "Batch", level, "Model Config Path", "Instance Group", "Max Batch Size", "Satisfies Constraints",
+        "Throughput (infer/sec)", "p99 Latency (ms)",
+    )  # fmt: skip
+    gpu = (
+        "Model", "GPU UUID", "Batch", level, "Model Config Path", "Instance Group", "Satisfies Constraints",
+        "GPU Memory Usage (MB)", "GPU Utilization (%)", "GPU Power Usage (W)",
+    )  # fmt: skip
+    found = {"metrics-model-inference.csv": _csv(inference, _inference(analysis))}
+    if analysis.has_gpus:
+        found["metrics-model-gpu.csv"] = _csv(gpu, _gpus(analysis))
+    if analysis.server_only:
+        rows = (
+            ["triton-server", uuid, round(memory / 1e6, 1), round(100 * used, 1), round(power, 1)]
+            for uuid, (memory, used, power) in analysis.server_only.items()
+        )
+        found["metrics-server-only.csv"] = _csv(SERVER_ONLY, rows)
+    return found
+
+
+def json(analysis: Analysis) -> str:
+    """Everything that is known: seconds, bytes, shares from 0 to 1."""
+    document = {
+        "format": FORMAT,
+        "models": list(analysis.models),
+        "wanted": analysis.wanted,
+        "load": analysis.load_kind,
+        "server": analysis.server,
+        "machine": dict(analysis.machine),
+        "settings": dict(analysis.settings),
+        "best": analysis.best.name if analysis.best else None,
+        "notes": list(analysis.notes),
+        "configurations": [_candidate(one) for one in analysis.placed],
+    }
+    return json_module.dumps(document, indent=2) + "\n"
+
+
+def _candidate(one: Placed) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "overrides": one.result.candidate.overrides,
+        "satisfies_constraints": one.satisfied,
+        "broken_constraints": list(one.broken),
+        "score": one.score or None,
+        "tied": one.tied,
+        "best_load": one.point.load if one.point else None,
+        "error": one.result.error,
+        "points": [asdict(point) | {"throughput": point.throughput} for point in one.result.points],
+        "configs": one.result.configs,
+    }
+
+
+def _points(analysis: Analysis) -> Iterator[tuple[Placed, Point, str, str]]:
+    """Every point with what the columns share: whether it satisfies, and the instances."""
+    for one in analysis.placed:
+        for point in one.result.points:
+            instances = " / ".join(
+                traits_of(one.result, model, gpus=analysis.has_gpus).instance_text for model in analysis.models
+            )
+            yield one, point, "Yes" if point.load in one.passing else "No", instances
+
+
+def _inference(analysis: Analysis) -> Iterator[Sequence[Any]]:
+    for one, point, satisfies, _ in _points(analysis):
+        for model, figures in point.models.items():
+            traits = traits_of(one.result, model, gpus=analysis.has_gpus)
+            yield (
+                model, analysis.batch_size, f"{point.load:g}", one.name, traits.instance_text, traits.max_batch_size,
+                satisfies, f"{figures.throughput:.6g}", round(1e3 * figures.percentiles.get(99, 0.0), 3),
+            )  # fmt: skip
+
+
+def _gpus(analysis: Analysis) -> Iterator[Sequence[Any]]:
+    for one, point, satisfies, instances in _points(analysis):
+        for uuid, gpu in point.resources.gpus.items() if point.resources else ():
+            yield (
+                ", ".join(analysis.models), uuid, analysis.batch_size, f"{point.load:g}", one.name, instances,
+                satisfies, round(gpu.memory / 1e6, 1), round(100 * gpu.utilisation, 1), round(gpu.power, 1),
+            )  # fmt: skip
+
+
+def _csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv_module.writer(out, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(rows)
+    return out.getvalue()

@@ -1,0 +1,75 @@
+"""An analysis on the terminal: the result in words, and the ranking as a table of any width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from conch.analyze.report.analysis import Analysis
+from conch.analyze.report.columns import ranking_table
+from conch.analyze.report.words import doubts, headline, missing, reasons
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+#: How many configurations the table shows; files have them all.
+_SHOWN: Final = 10
+#: Narrower terminals get short headings.
+_WIDE: Final = 130
+_SHORT: Final = {
+    "Model Config Name": "config", "Max Batch Size": "max batch", "Dynamic Batching": "dyn. batch",
+    "Preferred Sizes": "preferred", "Queue Delay (µs)": "delay µs", "Also Changed": "also",
+    "Total Instance Count": "inst.", "Concurrency": "conc.", "Request Rate": "rate", "p99 Latency (ms)": "p99 ms",
+    "Throughput (infer/sec)": "infer/s", "Max GPU Memory Usage (MB)": "GPU MB", "Average GPU Utilization (%)": "GPU %",
+    "Max CPU Memory Usage (MB)": "CPU MB", "Average CPU Usage (cores)": "cores",
+}  # fmt: skip
+_CELLS: Final = {"Enabled": "on", "Disabled": "off"}
+
+
+def shown(analysis: Analysis, width: int) -> Iterator[RenderableType]:
+    """What to print, from the top down, on a terminal of ``width`` columns."""
+    from rich.text import Text
+
+    if analysis.measured:
+        yield ranking(analysis, width)
+        rest = len(analysis.measured) - _SHOWN
+        if rest > 0:
+            yield Text(f"and {rest} more", style="dim")
+        yield Text()
+    yield Text(headline(analysis), style="bold" if analysis.best else "bold yellow")
+    for reason in reasons(analysis):
+        yield Text(f"  {reason}")
+    for doubt in doubts(analysis):
+        yield Text(f"warning: {doubt}", style="yellow")
+    found = list(missing(analysis))
+    if found:
+        yield Text("Not measured, or failed:")
+    for one in found:
+        yield Text(f"  {one}", style="dim")
+    if analysis.apply and analysis.best is not None and not analysis.best.is_default:
+        yield Text(f"To use it: {analysis.apply}")
+
+
+def ranking(analysis: Analysis, width: int) -> Table:
+    """The best configurations; terminals of few columns get short headings, and names without the model's."""
+    from rich.table import Table
+    from rich.text import Text
+
+    content = ranking_table(analysis, analysis.measured[:_SHOWN])
+    narrow = width < _WIDE
+    table = Table(
+        title=Text(f"{', '.join(analysis.models)}: {analysis.wanted}"), title_justify="left", title_style="bold",
+        box=None, pad_edge=False, header_style="bold", collapse_padding=narrow,
+    )  # fmt: skip
+    for column in content.columns:
+        heading = _SHORT.get(column.heading, column.heading) if narrow else column.heading
+        # Headings are taller, so that cells stay on one line.
+        text = Text(heading.replace(" ", "\n"))
+        table.add_column(text, justify="right" if column.number else "left", no_wrap=column.number, overflow="fold")
+    prefix = f"{analysis.models[0]}_" if narrow and len(analysis.models) == 1 else ""
+    for row in content.rows:
+        style = {"good": "green", "muted": "dim"}.get(row.tone, "")
+        cells = [row.cells[0].removeprefix(prefix), *row.cells[1:]]
+        table.add_row(*(Text(_CELLS.get(cell, cell) if narrow else cell) for cell in cells), style=style)
+    return table

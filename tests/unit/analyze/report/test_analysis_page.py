@@ -1,0 +1,42 @@
+"""The page of an analysis, as HTML and as PDF."""
+
+from __future__ import annotations
+
+from conch.analyze.report.page import page
+from conch.reports.html import html
+from conch.reports.page import Chart, Table
+from conch.reports.pdf import pdf
+from tests.unit.analyze.report.analyses import analysis, nothing
+
+
+def test_the_page_has_the_ranking_the_curves_and_a_section_for_each() -> None:
+    made = page(analysis())
+    titles = [section.title for section in made.sections]
+    assert titles[:5] == [
+        "Ranking", "Latency, throughput and memory", "What was not measured, or failed", "Machine and settings",
+        "How to reproduce and to apply",
+    ]  # fmt: skip
+    assert titles[5] == "falcon7b_config_5" and "falcon7b_config_default" in titles
+    [table, chart, *_] = made.sections[5].blocks
+    assert isinstance(table, Table) and [row.cells[0] for row in table.rows][:2] == ["256", "128"]
+    assert isinstance(chart, Chart)
+    text = html(made)
+    assert "CUDA out of memory &lt;4096&gt;" in text and "at most 1.50 s" in text
+    assert 'href="#falcon7b_config_5"' in text and "conch analyze apply" in text
+
+
+def test_names_in_rows_lead_only_to_sections_that_are_there() -> None:
+    made = page(analysis(many=40))
+    anchors = {section.anchor for section in made.sections}
+    [table] = [block for block in made.sections[0].blocks if isinstance(block, Table)]
+    assert len(table.rows) == 42 and {row.target for row in table.rows} - {""} <= anchors
+
+
+def test_a_run_without_a_valid_point_gives_a_partial_report() -> None:
+    text = html(page(nothing()))
+    assert "There is no valid measurement" in text and "port 8000 is taken" in text
+    assert "vegaEmbed=" not in text
+
+
+def test_the_document_has_the_same() -> None:
+    assert pdf(page(analysis(many=1))).startswith(b"%PDF-")
