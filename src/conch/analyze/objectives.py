@@ -85,6 +85,28 @@ def violations(point: Point, goals: Goals) -> Iterator[Violation]:
                 yield Violation(model, constraint, value, constraint.minimum / value - 1 if value else inf)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Worth:
+    """How good a point is beside others, the worst first: whether it keeps the constraints, by how little it breaks
+    them (``excess``), and its score."""
+
+    satisfied: bool
+    closeness: float
+    score: float
+
+    @property
+    def excess(self) -> float:
+        """By how much the constraints are broken in all, as shares of their bounds."""
+        return -self.closeness
+
+
+def worth(point: Point | None, reference: Point | None, goals: Goals) -> Worth:
+    """The worth of a point; of none, the least."""
+    if point is None or reference is None:
+        return Worth(False, -inf, 0.0)
+    return Worth(satisfied(point, goals), -excess(point, goals), score(point, reference, goals))
+
+
 def satisfied(point: Point, goals: Goals) -> bool:
     """Whether a point is valid and keeps all constraints."""
     return valid(point) and not any(True for _ in violations(point, goals))

@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
-from conch.analyze.goals import Goals
+from conch.analyze.search import Search
 from conch.analyze.settings import AnalyzeSettings
-from conch.analyze.space import SearchSpace
-from conch.analyze.strategies.brute import Brute
+from conch.analyze.strategies.axis import LoadAxis
+from conch.analyze.strategies.brute import brute
+from conch.analyze.strategies.exploration import Exploration
 from conch.analyze.strategies.loads import LoadClimb
+from conch.analyze.strategies.quick import HillClimb
+from conch.analyze.strategies.stepwise import Stepwise
 from conch.analyze.strategies.strategy import Strategy
+from conch.analyze.strategies.tpe import ParzenSearch, TrialLimits
 
 
-def strategy_of(settings: AnalyzeSettings, space: SearchSpace, goals: Goals) -> Strategy:
+def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
     """The strategy that ``run_config_search_mode`` names."""
+    axis = axis_of(settings, search)
+    steps = settings.run_config_search_max_binary_search_steps
 
-    def loads() -> LoadClimb:
-        if settings.loads_are_rates:
-            least, most = settings.run_config_search_min_request_rate, settings.run_config_search_max_request_rate
-            return LoadClimb(least, most, settings.run_config_search_max_binary_search_steps, settings.request_rate)
-        return LoadClimb(
-            settings.run_config_search_min_concurrency,
-            settings.run_config_search_max_concurrency,
-            settings.run_config_search_max_binary_search_steps,
-            settings.concurrency,
-        )
+    def climb() -> LoadClimb:
+        return LoadClimb(axis.least, axis.most, steps, axis.given)
 
-    return Brute(space, goals, loads)
+    exploration = Exploration(search.space, search.goals, axis)
+    match settings.run_config_search_mode:
+        case "brute":
+            return Stepwise(brute(exploration, climb), lambda: 1)
+        case "optuna":
+            study = ParzenSearch(exploration, limits_of(settings, search.space.size))
+            return Stepwise(study.steps(), study.left)
+        case "quick":
+            climber = HillClimb(exploration)
+            return Stepwise(climber.steps(), climber.left)
+
+
+def limits_of(settings: AnalyzeSettings, size: int) -> TrialLimits:
+    """How many candidates of a space of this size optuna tries: shares of the space, within numbers."""
+    least = max(settings.optuna_min_trials, round(size * settings.optuna_min_percentage_of_search_space / 100))
+    most = min(settings.optuna_max_trials, round(size * settings.optuna_max_percentage_of_search_space / 100))
+    least = min(least, settings.optuna_max_trials)
+    return TrialLimits(least, max(least, most), settings.optuna_early_exit_threshold)
+
+
+def axis_of(settings: AnalyzeSettings, search: Search) -> LoadAxis:
+    """The loads of a search: those of the settings, or of the first of its models that has its own."""
+    own = [settings.model(name) for name in search.models]
+    if settings.loads_are_rates or any(one.request_rate for one in own):
+        rates = next((one.request_rate for one in own if one.request_rate), settings.request_rate)
+        least, most = settings.run_config_search_min_request_rate, settings.run_config_search_max_request_rate
+        return LoadAxis(least, most, rates, rates=True)
+    callers = next((one.concurrency for one in own if one.concurrency), settings.concurrency)
+    least, most = settings.run_config_search_min_concurrency, settings.run_config_search_max_concurrency
+    return LoadAxis(float(least), float(most), tuple(map(float, callers)))

@@ -1,0 +1,116 @@
+"""What a search knows so far: the points of each candidate, which of them is best, and at which loads it is measured.
+
+Pure.  Its generators are parts of those that :class:`conch.analyze.strategies.stepwise.Stepwise` drives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from math import inf, log
+from typing import Final
+
+from conch.analyze.goals import Goals
+from conch.analyze.objectives import Worth, satisfied, valid, worth
+from conch.analyze.results import Candidate, Point
+from conch.analyze.space import Choice, SearchSpace
+from conch.analyze.strategies.axis import WAITING, LoadAxis
+from conch.analyze.strategies.strategy import Trial
+
+#: How often a candidate that breaks a bound of latency is given less load; each time comes close to the bound.
+_CORRECTIONS: Final = 2
+#: Where the load may be, in powers of two beside the one that fits.
+SHIFTS: Final = range(-6, 2)
+
+
+class Exploration:
+    """The points measured so far.  No trial is made twice."""
+
+    def __init__(self, space: SearchSpace, goals: Goals, axis: LoadAxis) -> None:
+        self.space = space
+        self.goals = goals
+        self.axis = axis
+        self.best: Candidate | None = None
+        self.candidates: dict[str, Candidate] = {}
+        self.points: dict[str, dict[float, Point]] = {}
+        self._failed: set[str] = set()
+        self._reference: Point | None = None
+
+    @property
+    def count(self) -> int:
+        """How many points there are."""
+        return sum(map(len, self.points.values()))
+
+    @property
+    def load_matters(self) -> bool:
+        """Whether an objective may be better with less load than keeps every instance busy."""
+        objectives = [one for wanted in self.goals.models.values() for one in wanted.objectives]
+        return any(one.metric.startswith(WAITING) for one in objectives)
+
+    def measure(
+        self, candidate: Candidate, load: float, *, rival: Point | None = None
+    ) -> Generator[Trial, Point | None, Point | None]:
+        """Measure a candidate at a load, once; None where it cannot be."""
+        known = self.points.setdefault(candidate.name, {})
+        self.candidates[candidate.name] = candidate
+        if load in known or candidate.name in self._failed:
+            return known.get(load)
+        point = yield Trial(candidate, load, rival)
+        if point is None:
+            self._failed.add(candidate.name)
+            return None
+        known[load] = point
+        if self._reference is None and valid(point):
+            self._reference = point
+        if self.best is None or self.worth(candidate) > self.worth(self.best):
+            self.best = candidate
+        return point
+
+    def evaluate(self, candidate: Candidate, shift: int = 0) -> Generator[Trial, Point | None, Worth]:
+        """Measure a candidate at the load that fits it, ``shift`` steps from there, and at less where that breaks a
+        bound of latency but could win: the worth of its best point."""
+        load = self.axis.fitting(self.space.parallelism(candidate), shift)
+        for _ in range(1 + _CORRECTIONS):
+            rival = self.best_point()
+            point = yield from self.measure(candidate, load, rival=rival)
+            if point is None or satisfied(point, self.goals) or not self._could_win(point, rival):
+                break
+            lower = self.axis.corrected(load, point, self.goals)
+            if lower is None:
+                break
+            load = lower
+        return self.worth(candidate)
+
+    def best_point(self) -> Point | None:
+        """The best point of the best candidate, where it keeps the constraints."""
+        point = self._best_of(self.best) if self.best is not None else None
+        return point if point is not None and satisfied(point, self.goals) else None
+
+    def worth(self, candidate: Candidate) -> Worth:
+        """The worth of a candidate's best point."""
+        point = self._best_of(candidate)
+        return worth(point, self._reference, self.goals)
+
+    @property
+    def best_height(self) -> float:
+        """The worth of the best candidate as one number."""
+        return self.height(self.best) if self.best is not None else -inf
+
+    def height(self, candidate: Candidate) -> float:
+        """The worth of a candidate as one number: above 0 where it keeps the constraints, by its score."""
+        found = self.worth(candidate)
+        return log(found.score) + 100 if found.satisfied and found.score > 0 else -min(found.excess, 1e6)
+
+    def known(self, choice: Choice) -> bool:
+        """Whether the candidate of a choice was measured, or could not be."""
+        name = self.space.candidate(choice).name
+        return name in self.points
+
+    def _best_of(self, candidate: Candidate | None) -> Point | None:
+        points = self.points.get(candidate.name, {}).values() if candidate is not None else ()
+        return max(points, key=lambda point: worth(point, self._reference, self.goals), default=None)
+
+    def _could_win(self, point: Point, rival: Point | None) -> bool:
+        """Whether less load, which gives no more throughput, may still be better than the best point."""
+        if rival is None:
+            return True
+        return worth(point, self._reference, self.goals).score > worth(rival, self._reference, self.goals).score
