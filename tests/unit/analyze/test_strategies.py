@@ -54,7 +54,7 @@ def options(mode: SearchMode, goal: str, sweep: Sequence[str] = NARROW, **more: 
         profile_models=models("profile_models", "m"),
         objectives=goal_texts.objectives("objectives", objectives),
         constraints=goal_texts.constraints("constraints", constraints),
-        **more,  # type: ignore[arg-type]
+        **{"concurrency_sweep_disable": True, **more},  # type: ignore[arg-type]
     )
 
 
@@ -116,6 +116,18 @@ def test_a_search_that_is_told_the_same_asks_the_same(mode: SearchMode) -> None:
 @pytest.mark.parametrize("mode", ["brute", "quick"])
 def test_the_default_is_measured_first(mode: SearchMode) -> None:
     assert run(options(mode, "most throughput"), "padded", 0).server.measured[0][0] == "m_config_default"
+
+
+def test_the_best_and_the_default_are_measured_at_all_loads_in_the_end() -> None:
+    chosen = options("quick", "most throughput", concurrency_sweep_disable=False, num_configs_per_model=2)
+    outcome = run(chosen, "memory-bound", 0)
+    climbs = {
+        name: [load for one, load in outcome.server.measured if one == name] for name, _ in outcome.server.measured
+    }
+    full = [name for name, loads in climbs.items() if {1, 2, 4, 8, 16} <= set(loads)]
+    assert "m_config_default" in full
+    assert outcome.best[0].name in full
+    assert len(full) == 3
 
 
 def test_a_candidate_that_cannot_be_served_is_left_out_and_the_search_goes_on() -> None:

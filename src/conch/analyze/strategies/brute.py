@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from conch.analyze.objectives import satisfied
 from conch.analyze.results import Candidate, Point
 from conch.analyze.strategies.exploration import Exploration
 from conch.analyze.strategies.loads import LoadClimb
 from conch.analyze.strategies.stepwise import Steps
 
 
-def brute(exploration: Exploration, climb: Callable[[], LoadClimb]) -> Steps:
-    """Measure all; ``climb`` makes the loads of one candidate."""
-    best: dict[float, Point] = {}
-    for candidate in candidates(exploration):
-        yield from climbed(exploration, candidate, climb(), best)
+class FullSweep:
+    """Measures all; ``climb`` makes the loads of one candidate."""
 
+    def __init__(self, exploration: Exploration, climb: Callable[[], LoadClimb]) -> None:
+        self._seen, self._climb = exploration, climb
+        self._swept = 0
 
-def climbed(exploration: Exploration, candidate: Candidate, loads: LoadClimb, best: dict[float, Point]) -> Steps:
-    """Measure one candidate at all its loads.  ``best`` has the best point at each load, which this adds to."""
-    while (load := loads.next()) is not None:
-        point = yield from exploration.measure(candidate, load, rival=best.get(load))
-        if point is None:
-            return
-        kept = satisfied(point, exploration.goals)
-        loads.add(load, point.throughput, kept)
-        if kept and (load not in best or point.throughput > best[load].throughput):
-            best[load] = point
+    def steps(self) -> Steps:
+        """Measure one candidate after the other, each at all its loads."""
+        best: dict[float, Point] = {}
+        for candidate in candidates(self._seen):
+            loads = self._climb()
+            while (load := loads.next()) is not None:
+                point = yield from self._seen.measure(candidate, load, rival=best.get(load))
+                if point is None:
+                    break
+                kept = self._seen.keeps(point)
+                loads.add(load, point.throughput, kept)
+                if kept and (load not in best or point.throughput > best[load].throughput):
+                    best[load] = point
+            self._swept += 1
+
+    def left(self) -> float:
+        """For each candidate left as many measurements as the others took on average."""
+        each = self._seen.count / self._swept if self._swept else 8
+        return each * max(0, self._seen.space.size - self._swept)
 
 
 def candidates(exploration: Exploration) -> Iterator[Candidate]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from conch.analyze.search import Search
 from conch.analyze.settings import AnalyzeSettings
 from conch.analyze.strategies.axis import LoadAxis
-from conch.analyze.strategies.brute import brute
+from conch.analyze.strategies.brute import FullSweep
 from conch.analyze.strategies.exploration import Exploration
 from conch.analyze.strategies.loads import LoadClimb
 from conch.analyze.strategies.quick import HillClimb
 from conch.analyze.strategies.stepwise import Stepwise
 from conch.analyze.strategies.strategy import Strategy
+from conch.analyze.strategies.top import TopSweep
 from conch.analyze.strategies.tpe import ParzenSearch, TrialLimits
 
 
@@ -23,15 +24,17 @@ def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
         return LoadClimb(axis.least, axis.most, steps, axis.given)
 
     exploration = Exploration(search.space, search.goals, axis)
+    finder: FullSweep | HillClimb | ParzenSearch | TopSweep
     match settings.run_config_search_mode:
         case "brute":
-            return Stepwise(brute(exploration, climb), lambda: 1)
+            finder = FullSweep(exploration, climb)
         case "optuna":
-            study = ParzenSearch(exploration, limits_of(settings, search.space.size))
-            return Stepwise(study.steps(), study.left)
+            finder = ParzenSearch(exploration, limits_of(settings, search.space.size))
         case "quick":
-            climber = HillClimb(exploration)
-            return Stepwise(climber.steps(), climber.left)
+            finder = HillClimb(exploration)
+    if not isinstance(finder, FullSweep) and not settings.concurrency_sweep_disable:
+        finder = TopSweep(exploration, finder.steps(), finder.left, climb, settings.num_configs_per_model)
+    return Stepwise(finder.steps(), finder.left)
 
 
 def limits_of(settings: AnalyzeSettings, size: int) -> TrialLimits:

@@ -80,6 +80,10 @@ class Exploration:
             load = lower
         return self.worth(candidate)
 
+    def keeps(self, point: Point) -> bool:
+        """Whether a point is valid and keeps the constraints."""
+        return satisfied(point, self.goals)
+
     def best_point(self) -> Point | None:
         """The best point of the best candidate, where it keeps the constraints."""
         point = self._best_of(self.best) if self.best is not None else None

@@ -26,7 +26,7 @@ _FINE: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Spot:
     """Where the climb is: a choice, and the load's shift."""
 
     choice: Choice
@@ -38,7 +38,7 @@ class HillClimb:
 
     def __init__(self, exploration: Exploration) -> None:
         self._seen = exploration
-        self._home = _Place(exploration.space.start, 0)
+        self._home = _Spot(exploration.space.start, 0)
         self._worth = Worth(False, float("-inf"), 0.0)
         self._planned = 0
 
@@ -106,7 +106,7 @@ class HillClimb:
                 return True
         return False
 
-    def _move(self, place: _Place | None) -> Generator[Trial, Point | None, bool]:
+    def _move(self, place: _Spot | None) -> Generator[Trial, Point | None, bool]:
         """Look at a place and go there if it is better."""
         if place is None:
             return False
@@ -117,15 +117,15 @@ class HillClimb:
         self._home, self._worth = place, found
         return True
 
-    def _shifted(self, place: _Place, axis: int, step: int) -> _Place | None:
+    def _shifted(self, place: _Spot, axis: int, step: int) -> _Spot | None:
         if axis == _LOAD:
             shift = place.shift + step
-            return _Place(place.choice, shift) if shift in SHIFTS else None
+            return _Spot(place.choice, shift) if shift in SHIFTS else None
         index = place.choice[axis] + step
         return _at(place, axis, index) if 0 <= index < len(self._seen.space.dimensions[axis].values) else None
 
 
-def _at(place: _Place, axis: int, index: int) -> _Place:
+def _at(place: _Spot, axis: int, index: int) -> _Spot:
     choice = list(place.choice)
     choice[axis] = index
-    return _Place(tuple(choice), place.shift)
+    return _Spot(tuple(choice), place.shift)
