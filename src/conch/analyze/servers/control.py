@@ -1,0 +1,182 @@
+"""Models of a running server, loaded and unloaded over the model control extension of the protocol.
+
+The same calls over HTTP and gRPC; errors have the server's own words.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from conch.analyze.servers.base import ServerGone
+from conch.errors import ConchError, internal, unavailable
+from conch.perf.channels.connecting import Address
+from conch.perf.server_api import GrpcApi, HttpApi
+
+#: How long questions that need no model may take (s).
+_SECONDS: Final = 10.0
+#: How often a state is asked for (s).
+_PAUSE: Final = 0.05
+#: What servers say, conch and NVIDIA's, where clients may not load models.
+_NOT_EXPLICIT: Final = "explicit model load / unload is not allowed"
+
+
+class ControlClient:
+    """Loads and unloads models; ``patience`` is how long each may take (s).
+
+    All methods raise ServerGone where no server answers, UNAVAILABLE for one that does not let clients load models or
+    takes too long, and INTERNAL with the server's reason for what it refuses.
+    """
+
+    def __init__(self, address: Address, patience: float) -> None:
+        self.patience = patience
+        self.where = f"{address.host}:{address.port}"
+
+    def config(self, model: str) -> Mapping[str, Any]:
+        """The configuration in force of a model that is loaded."""
+        raise NotImplementedError
+
+    def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
+        """Load a model, with ``config`` in place of the repository's configuration."""
+        raise NotImplementedError
+
+    def ask_unload(self, model: str) -> None:
+        """Have a model unloaded, now or soon."""
+        raise NotImplementedError
+
+    def index(self) -> Iterable[Mapping[str, Any]]:
+        """``name``, ``version`` and ``state`` of every model of the repository."""
+        raise NotImplementedError
+
+    def configs(self, models: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+        """The configurations in force of models that are loaded, those that an ensemble is made of before its own."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for model in models:
+            config = self.config(model)
+            steps = (config.get("ensemble_scheduling") or {}).get("step") or ()
+            members = [one for one in dict.fromkeys(str(step["model_name"]) for step in steps) if one not in found]
+            found = {**found, **(self.configs(members) if members else {}), model: config}
+        return found
+
+    def ready(self) -> set[str]:
+        """The models that are loaded."""
+        return {str(entry["name"]) for entry in self.index() if entry.get("state") == "READY"}
+
+    def known(self) -> set[str]:
+        """The models of the server's repository."""
+        return {str(entry["name"]) for entry in self.index()}
+
+    def unload(self, model: str) -> None:
+        """Unload a model and wait until it is gone."""
+        self.ask_unload(model)
+        end = time.monotonic() + self.patience
+        while any(one["name"] == model and one.get("state", "") not in ("", "UNAVAILABLE") for one in self.index()):
+            if time.monotonic() > end:
+                raise self.too_slow(f"unload '{model}'")
+            time.sleep(_PAUSE)
+
+    def too_slow(self, what: str) -> ConchError:
+        """The error for something that has not happened in time."""
+        return unavailable(f"the server has not answered after {self.patience:g} s: {what}")
+
+    def refused(self, what: str, reason: str) -> ConchError:
+        """The error for something that the server does not do."""
+        if _NOT_EXPLICIT in reason:
+            return unavailable(
+                f"the server at {self.where} does not let clients load models:"
+                " start it with --model-control-mode=explicit"
+            )
+        return internal(f"{what}: {reason.rstrip().rstrip(';').rstrip()}")
+
+
+class HttpControl(ControlClient):
+    """Over HTTP."""
+
+    def __init__(self, address: Address, patience: float, prefix: str = "") -> None:
+        super().__init__(address, patience)
+        scheme = "https" if address.encrypted else "http"
+        self._base = f"{scheme}://{address.host}:{address.port}{prefix}/v2/repository"
+        self._tls = address.tls()
+        self._api = HttpApi(address, prefix)
+
+    def config(self, model: str) -> Mapping[str, Any]:
+        return self._api.config(model, "")
+
+    def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
+        body = {} if config is None else {"parameters": {"config": json.dumps(config)}}
+        self._post(f"/models/{quote(model, safe='')}/load", body, f"load '{model}'", self.patience)
+
+    def ask_unload(self, model: str) -> None:
+        self._post(f"/models/{quote(model, safe='')}/unload", {}, f"unload '{model}'", self.patience)
+
+    def index(self) -> Iterable[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = self._post("/index", {}, "list the models", _SECONDS)
+        return found
+
+    def _post(self, path: str, body: Mapping[str, Any], what: str, seconds: float) -> Any:
+        request = Request(self._base + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urlopen(request, timeout=seconds, context=self._tls) as answer:
+                return json.loads(answer.read() or b"null")
+        except HTTPError as error:
+            raise self.refused(what, _message(error)) from None
+        except TimeoutError:
+            raise self.too_slow(what) from None
+        except (OSError, ValueError) as error:
+            why = error.reason if isinstance(error, URLError) else error
+            raise ServerGone(f"no server answers at {self.where}: {why}") from None
+
+
+class GrpcControl(ControlClient):
+    """Over gRPC, with NVIDIA's client."""
+
+    def __init__(self, address: Address, patience: float) -> None:
+        from tritonclient.grpc import InferenceServerClient
+
+        super().__init__(address, patience)
+        self._client = InferenceServerClient(self.where, ssl=address.encrypted)
+        self._api = GrpcApi(address)
+
+    def config(self, model: str) -> Mapping[str, Any]:
+        # Its numbers of 64 bits are texts in protobuf's JSON, which is read back as well.
+        return self._api.config(model, "")
+
+    def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
+        given = None if config is None else json.dumps(config)
+        self._ask(f"load '{model}'", self._client.load_model, model, config=given, client_timeout=self.patience)
+
+    def ask_unload(self, model: str) -> None:
+        self._ask(f"unload '{model}'", self._client.unload_model, model, client_timeout=self.patience)
+
+    def index(self) -> Iterable[Mapping[str, Any]]:
+        ask = self._client.get_model_repository_index
+        answer = self._ask("list the models", ask, as_json=True, client_timeout=_SECONDS)
+        found: list[Mapping[str, Any]] = answer.get("models", [])
+        return found
+
+    def _ask(self, what: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        from tritonclient.utils import InferenceServerException
+
+        try:
+            return call(*given, **named)
+        except InferenceServerException as error:
+            status, message = str(error.status()), str(error.message())
+            if status.endswith("DEADLINE_EXCEEDED"):
+                raise self.too_slow(what) from None
+            if status.endswith("UNAVAILABLE") and _NOT_EXPLICIT not in message:
+                raise ServerGone(f"no server answers at {self.where}: {message}") from None
+            raise self.refused(what, message) from None
+
+
+def _message(error: HTTPError) -> str:
+    """The server's reason in the answer to a request that it refused."""
+    with error:
+        try:
+            return str(json.loads(error.read())["error"])
+        except (ValueError, KeyError, TypeError, OSError):
+            return f"{error.code} {error.reason}"

@@ -1,0 +1,118 @@
+"""``conch serve`` as a process of the analyzer, which ends whenever the analyzer does.
+
+It leads a session of its own, so that Ctrl+C reaches the analyzer alone; a guard kills it when the analyzer is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from conch.analyze.servers.base import ServerGone
+from conch.perf.channels.connecting import Address
+from conch.workers.child import guard
+
+HOST: Final = "127.0.0.1"
+#: How long a server without models may take to start, and one with models to stop (s).
+_START_SECONDS: Final = 60.0
+_STOP_SECONDS: Final = 15.0
+#: How many lines of a log a message quotes.
+_QUOTED: Final = 5
+#: How the server's log tells where it listens.
+_LISTENING: Final = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Service) at [^ ,\"]*:(\d+)")
+
+
+class ServerProcess:
+    """A server over ``repository`` with no model loaded, from the start on until ``close``; ``log`` is its log.
+
+    ``flags`` are further ones of the command, ``environment`` what is set for it.  Raises ServerGone for one
+    that does not start.
+    """
+
+    def __init__(self, repository: Path, log: Path, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._log = log
+        command = [
+            *(sys.executable, "-m", "conch", "serve", f"--model-repository={repository}"),
+            *("--model-control-mode=explicit", f"--exit-timeout-secs={int(_STOP_SECONDS / 3)}"),
+            *(f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in (f"address={HOST}", "port=0")),
+            *flags,
+        ]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, **environment},
+            )  # fmt: skip
+        self._guard = _guard_of(self._process.pid)
+        try:
+            self._ports = self._wait_for_ports()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def address(self, protocol: str) -> Address:
+        """Where it listens for ``http`` or ``grpc``."""
+        return Address(HOST, self._ports["GRPCInferenceService" if protocol == "grpc" else "HTTPService"])
+
+    def log_end(self, words: str = "") -> str:
+        """The last lines of its log that say more than that all is well, or those with ``words``."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        told = [line for line in lines if (words and words in line) or line[:1] in ("E", "F")] or lines
+        return "\n".join(told[-_QUOTED:])
+
+    def close(self) -> None:
+        """End it, with all that it has started."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        assert self._guard.stdin is not None
+        with suppress(OSError):
+            self._guard.stdin.write(f"-{self._process.pid}\n".encode())
+        self._guard.stdin.close()
+        self._guard.wait()
+
+    def _wait_for_ports(self) -> dict[str, int]:
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end:
+            found = _LISTENING.findall(self._log.read_text(encoding="utf-8", errors="replace"))
+            if found:
+                return {service: int(port) for service, port in found}
+            if not self.alive:
+                raise ServerGone(f"conch serve has ended with status {self._process.returncode}:\n{self.log_end()}")
+            time.sleep(0.02)
+        raise ServerGone(f"conch serve does not listen after {_START_SECONDS:g} s:\n{self.log_end()}")
+
+
+def _guard_of(pid: int) -> subprocess.Popen[bytes]:
+    """A process that kills the group of ``pid`` when this process has ended, however it ends."""
+    program = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(guard.__file__))],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert program.stdin is not None
+    program.stdin.write(f"+{pid}\n".encode())
+    return program
