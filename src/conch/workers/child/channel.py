@@ -204,6 +204,15 @@ class Channel:
                     self._receiving.release()
                     self._tell_others()
 
+    @property
+    def buffered(self) -> bool:
+        """Whether a frame has been read that nobody has received."""
+        return bool(self._frames)
+
+    def fileno(self) -> int:
+        """The socket, which can be read from when a frame arrives."""
+        return self._connection.fileno()
+
     def pending(self) -> bool:
         """Whether a frame, or a part of one, has arrived that nobody has received."""
         return bool(self._frames) or bool(select.select([self._connection], (), (), 0)[0])

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 if TYPE_CHECKING:
     from conch.workers.child.channel import Channel
+    from conch.workers.child.turns import Turns
 
 #: The argument that leaves the server's terminal to the model.
 AT_TERMINAL = "--at-terminal"
@@ -64,6 +65,7 @@ def work(fd: int, at_terminal: bool = False) -> None:
     from conch.workers.child.heartbeat import HEARTBEAT
     from conch.workers.child.messages import send_messages
     from conch.workers.child.parentage import take_name
+    from conch.workers.child.turns import Turns
 
     take_name("conch-worker")
     if not at_terminal:  # which is for the server's process group alone
@@ -77,7 +79,7 @@ def work(fd: int, at_terminal: bool = False) -> None:
         debug_at_terminal(channel)
     else:
         pass_breakpoints(channel)
-    Worker(channel).serve()
+    Worker(channel, Turns(channel)).serve()
 
 
 def find_conch() -> None:
@@ -94,21 +96,20 @@ class Worker:
 
     With several, whichever thread is not busy receives the next frame, so that none is handed over.  It is
     the only one that runs until it says that it is going to compute: threads that wake up meanwhile would
-    only fight for the interpreter.
+    only fight for the interpreter.  One alone keeps the turn.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, turns: Turns) -> None:
         self._channel = channel
         self._backend: Any = None
         self._open_error: Exception | None = None  # why there is no backend
-        self._receiving = threading.Lock()
-        self._of_thread = threading.local()
+        self._turns = turns
+        self._several = False
 
     def let_another_receive(self) -> None:
         """Let another thread receive frames, unless this one has let it already since its last frame."""
-        if getattr(self._of_thread, "receives", False):
-            self._of_thread.receives = False
-            self._receiving.release()
+        if self._several:
+            self._turns.pass_on()
 
     def _serve_along(self) -> None:
         """Answer frames in a thread; whatever ends it ends the worker, as it would in the main thread."""
@@ -124,9 +125,7 @@ class Worker:
 
         channel = self._channel
         while True:
-            self.let_another_receive()
-            self._receiving.acquire()
-            self._of_thread.receives = True
+            self._turns.take()
             header, payload = channel.receive()
             op = header["op"]
             try:
@@ -149,6 +148,7 @@ class Worker:
                         ready["slots"] = self._backend.slots
                     ready["runs_with"] = getattr(self._backend, "runs_with", {"engine": _interpreter()})
                     channel.send(ready)
+                    self._several = self._backend.threads > 1
                     for number in range(1, self._backend.threads):
                         threading.Thread(target=self._serve_along, name=f"conch-{number}", daemon=True).start()
                 elif op == "stop":
