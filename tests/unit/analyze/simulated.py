@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import exp
 from typing import Any
 
 from conch.analyze.overrides import at, merged
@@ -99,13 +100,13 @@ class SimulatedServer:
         seconds = self.shape.batch_seconds(batch) * self.shape.slowdown(instances, threads / instances)
         alone = seconds + self.shape.network + (delay if batch < most else delay / 4)
         capacity = instances * batch / seconds
-        throughput = min(capacity, load / alone) * (1 + drawn(0, self.noise))
+        throughput = min(capacity, load / alone) * exp(drawn(0, self.noise))
         latency = load / throughput
         percentiles = {
             50: latency,
             90: latency * 1.2,
             95: latency * 1.3,
-            99: latency * (1.5 + drawn(0, 2 * self.noise)),
+            99: latency * 1.5 * exp(drawn(0, self.noise)),
         }
         stages = {"queue": max(0.0, latency - seconds), "compute_infer": seconds}
         figures = ModelFigures(
