@@ -17,11 +17,18 @@ from conch.perf.records import Outcome
 class Payload:
     """A request as it is sent, prepared once: a whole HTTP request, or a gRPC message with its prefix.
 
-    ``inferences`` is how many inferences it counts for, its batch size.
+    ``inferences`` is how many inferences it counts for, its batch size.  Where it belongs to a sequence, the fields
+    that say so begin at ``fields_at`` (bytes, -1: it belongs to none).
     """
 
     data: bytes
     inferences: int = 1
+    fields_at: int = -1
+
+    def with_fields(self, fields: bytes) -> Payload:
+        """The same request with other fields of a sequence, which are as many bytes."""
+        at = self.fields_at
+        return Payload(self.data[:at] + fields + self.data[at + len(fields) :], self.inferences, at)
 
 
 class TimedCall:
@@ -58,6 +65,16 @@ class TimedCallOwner(Protocol):
 
     def __call__(self, call: TimedCall) -> None:
         """The call has ended; its channel takes another one."""
+
+
+class Judge(Protocol):
+    """Knows the right answers."""
+
+    def __call__(self, payload: int, answer: bytes, json_size: int = 0) -> str:
+        """What is wrong with the answer (a body or message) to the payload of this number; empty if nothing.
+
+        ``json_size`` is how much of a body is JSON, before tensors; 0 for all of it.
+        """
 
 
 class CallChannel(Protocol):

@@ -59,6 +59,12 @@ class WindowFigures:
     late: LatencyFigures | None
     interference: Interference | None = None
 
+    def judged(self, percentile: float = 0.0) -> float | None:
+        """The latency that counts (s): at ``percentile``, or on average where that is 0; None without answers."""
+        if self.latency is None:
+            return None
+        return self.latency.percentiles[percentile] if percentile else self.latency.average
+
 
 def figures_of(
     records: Records,

@@ -68,8 +68,9 @@ def generation_of(
     found = records[inside]
     tokens = np.where(found["tokens"] > 0, found["tokens"], found["responses"])
     ttft = first[inside] - found["due"]
-    # Several tokens may share a message: what counts is how fast they came after the first one.
-    several = tokens > 1
+    # Several tokens may share a message: what counts is how fast they came after the first one.  An answer in one piece
+    # has no distances.
+    several = (tokens > 1) & (found["responses"] > 1)
     itl = (last[inside] - first[inside])[several] / (tokens[several] - 1)
     took = (found["end"] - found["due"]) / 1e9
     per_user = tokens / np.maximum(took, 1e-9)

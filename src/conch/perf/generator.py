@@ -14,6 +14,7 @@ import signal
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from multiprocessing.connection import Connection
 from time import monotonic_ns, process_time
 from typing import Any, Final
@@ -21,15 +22,18 @@ from typing import Any, Final
 import numpy as np
 
 from conch.errors import ConchError, internal
-from conch.perf.calls import CallChannel, Payloads
+from conch.perf.calls import CallChannel, Judge, Payloads
 from conch.perf.channels.connecting import Address
 from conch.perf.channels.events import EventChannel, ReadEvent
 from conch.perf.channels.grpc import GrpcChannel
-from conch.perf.channels.http import HttpChannel
+from conch.perf.channels.http import HttpChannel, JudgedHttpChannel
+from conch.perf.channels.rpc import Rpc
+from conch.perf.channels.stream import StreamChannel
 from conch.perf.load import ClosedLoad, OpenLoad, Sending
 from conch.perf.recording import Collected
 from conch.perf.records import RecordBuffer, join_events, read_events, read_records
 from conch.perf.schedule import Schedule, share_of
+from conch.perf.sequences import SequencePlan, SequenceTurns
 
 #: How long a process may take to answer (s): it answers between requests.
 _PATIENCE: Final = 30.0
@@ -37,24 +41,38 @@ _PATIENCE: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is sent where: ``grpc_path`` is the method of gRPC calls, empty for HTTP.
+    """What is sent where: ``method`` is that of gRPC calls, None for HTTP; ``streams`` keeps its calls open.
 
-    ``read`` understands answers that are text, or streams of it; None for others, which are not looked at.
-    ``timeout`` is how long a request may take (s).
+    ``read`` understands answers that are text, or streams of it; None for others, which are not looked at unless
+    ``judge`` knows the right ones.  ``decoupled`` says that requests in a stream get several answers.  ``sequences``
+    says which payloads follow one another, None where they do not.  ``timeout`` is how long a request may take (s).
     """
 
     address: Address
     payloads: Payloads
-    grpc_path: str = ""
+    method: Rpc | None = None
+    streams: bool = False
+    decoupled: bool = False
     read: ReadEvent | None = None
+    judge: Judge | None = None
+    sequences: SequencePlan | None = None
     timeout: float = 600.0
+
+    @property
+    def generates(self) -> bool:
+        """Whether answers come in parts, whose moments say something."""
+        return self.read is not None or self.decoupled
 
     def connect(self, loop: asyncio.AbstractEventLoop) -> CallChannel:
         """A channel to the server."""
-        if self.grpc_path:
-            return GrpcChannel(loop, self.address, self.grpc_path)
+        if self.method is not None:
+            if self.streams:
+                return StreamChannel(loop, self.address, self.method, self.judge, decoupled=self.decoupled)
+            return GrpcChannel(loop, self.address, self.method, self.judge)
         if self.read is not None:
             return EventChannel(loop, self.address, self.read)
+        if self.judge is not None:
+            return JudgedHttpChannel(loop, self.address, self.judge)
         return HttpChannel(loop, self.address)
 
 
@@ -80,17 +98,27 @@ class Generators:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    def run_closed(self, concurrency: int) -> None:
-        """Have ``concurrency`` callers from now on, as evenly distributed as can be."""
+    def run_closed(self, concurrency: int, requests: int = 0) -> None:
+        """Have ``concurrency`` callers from now on, evenly distributed; ``requests`` in all (0: without end)."""
         for number, pipe in enumerate(self._pipes):
-            share = concurrency // len(self._pipes) + (number < concurrency % len(self._pipes))
-            pipe.send(("closed", share))
+            pipe.send(("closed", self._share(concurrency, number), self._share(requests, number) if requests else None))
 
-    def run_open(self, schedule: Schedule, start: int, most: int) -> None:
-        """Start requests at the moments of ``schedule`` from ``start`` on (ns, monotonic), ``most`` at a time."""
-        share = max(1, most // len(self._pipes))
-        for pipe in self._pipes:
-            pipe.send(("open", schedule, start, share))
+    def run_open(self, schedule: Schedule, start: int, most: int, requests: int = 0) -> None:
+        """Start requests at the moments of ``schedule`` from ``start`` on (ns, monotonic), ``most`` at a time.
+
+        ``requests`` is how many in all (0: no end).
+        """
+        for number, pipe in enumerate(self._pipes):
+            share = max(1, self._share(most, number))
+            pipe.send(("open", schedule, start, share, self._share(requests, number) if requests else None))
+
+    def progress(self) -> tuple[int, int]:
+        """How many requests have ended since :meth:`collect`, and how many run or wait."""
+        answers = self._ask_all(("progress",))
+        return sum(ended for ended, _ in answers), sum(running for _, running in answers)
+
+    def _share(self, count: int, number: int) -> int:
+        return count // len(self._pipes) + (number < count % len(self._pipes))
 
     def pause(self) -> None:
         """Start no more requests."""
@@ -176,6 +204,7 @@ class _Sender:
         self._records = RecordBuffer()
         connect = partial(traffic.connect, loop)
         self._sending = Sending(loop, connect, traffic.payloads, self._records, traffic.timeout)
+        self._sequences = traffic.sequences
         self._closed: ClosedLoad | None = None
         self._open: OpenLoad | None = None
         self._asked = (monotonic_ns(), process_time())
@@ -188,30 +217,39 @@ class _Sender:
             case "closed":
                 self._closed_load().run(*given)
             case "open":
-                schedule, start, most = given
-                self._open_load(most).run(share_of(schedule, start, self._number, self._count))
+                schedule, start, most, requests = given
+                moments = share_of(schedule, start, self._number, self._count)
+                self._open_load(most).run(moments if requests is None else islice(moments, requests))
             case "pause":
                 if self._closed is not None:
                     self._closed.run(0)
                 if self._open is not None:
-                    self._open.run(iter(()))
+                    self._open.stop()
+            case "progress":
+                return self._records.count, sum(len(load.unfinished()) for load in self._loads())
             case "collect":
                 return self._collect()
         return None
 
     def _closed_load(self) -> ClosedLoad:
         if self._closed is None:
-            self._closed = ClosedLoad(self._sending, self._number * 100_000)
+            self._closed = ClosedLoad(self._sending, self._turns(), self._number * 100_000)
         return self._closed
 
     def _open_load(self, most: int) -> OpenLoad:
         if self._open is None:
-            self._open = OpenLoad(self._sending, most)
+            self._open = OpenLoad(self._sending, self._turns(), most)
         return self._open
+
+    def _turns(self) -> SequenceTurns | None:
+        return SequenceTurns(self._sequences, self._number, self._count) if self._sequences is not None else None
+
+    def _loads(self) -> list[ClosedLoad | OpenLoad]:
+        return [load for load in (self._closed, self._open) if load is not None]
 
     def _collect(self) -> dict[str, Any]:
         rows, events = self._records.take()
-        loads = [load for load in (self._closed, self._open) if load is not None]
+        loads = self._loads()
         errors: Counter[str] = Counter()
         for load in loads:
             errors.update(load.errors)

@@ -50,13 +50,15 @@ class MeasuredWindow:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a level asks besides the senders: ``statistics`` of the server, the ``sight`` of the machine since it was
-    asked before, and ``gone``: why the server does not answer at all, empty while it does."""
+    asked before, and ``gone``: why the server does not answer at all, empty while it does.  ``begin`` is called when
+    what is measured begins."""
 
     statistics: Callable[[], Sequence[Mapping[str, Any]]]
     sight: Callable[[], Sight]
     gone: Callable[[], str]
     clock: Callable[[], int] = monotonic_ns
     sleep: Callable[[float], None] = sleep
+    begin: Callable[[], None] = lambda: None
 
 
 class LevelRun:
@@ -72,6 +74,7 @@ class LevelRun:
         self.gone = ""
         #: Whether it was ended before its time, and whether by the user.
         self.stopped = self.interrupted = False
+        self._last_end = 0
         self._plan = plan
         self._senders = senders
         self._around = surroundings
@@ -86,7 +89,9 @@ class LevelRun:
                 window = self._window()
                 self.windows.append(window)
                 disturbed = window.sight.interference.disturbs
-                self.stability.add(window.figures.throughput, self._judged(window.figures), disturbed=disturbed)
+                self.stability.add(
+                    window.figures.throughput, window.figures.judged(self._plan.percentile) or 0.0, disturbed=disturbed
+                )
                 if on_window(window.figures) is True:
                     self.stopped = True
                     return
@@ -110,10 +115,13 @@ class LevelRun:
         self.recording = Recording(self._start)
         self._statistics = self._around.statistics()
         self._around.sight()
+        self._around.begin()
 
     def _window(self) -> MeasuredWindow:
         self._wait()
-        span = (self._start, self._around.clock())
+        # Where a number of requests is all there is, it is over with the last of them, not when somebody looks.
+        end = self._last_end if self._plan.total_requests else 0
+        span = (self._start, end if end > self._start else self._around.clock())
         self._start = span[1]
         self._collect()
         before, self._statistics = self._statistics, self._around.statistics()
@@ -137,6 +145,8 @@ class LevelRun:
         """How many requests have ended since."""
         collected = self._senders.collect()
         self.recording.add(collected, self._around.clock())
+        if len(collected.records):
+            self._last_end = int(collected.records["end"].max())
         return len(collected.records)
 
     def _over(self) -> bool:
@@ -153,8 +163,3 @@ class LevelRun:
         records, _ = self.recording.within(spans)
         interference = sight.interference if sight is not None else None
         return figures_of(records, spans, self._inferences, self._plan.percentiles, interference)
-
-    def _judged(self, figures: WindowFigures) -> float:
-        if figures.latency is None:
-            return 0.0
-        return figures.latency.percentiles[self._plan.percentile] if self._plan.percentile else figures.latency.average

@@ -30,8 +30,8 @@ class SenderLimit:
         self._senders: Generators | None = None
 
     def at(self, concurrency: int) -> float | None:
-        """Requests a second with so many callers; None where that cannot be told: over TLS, and for streams of text."""
-        if self._traffic.address.encrypted or self._traffic.read is not None:
+        """Requests a second with so many callers; None where that cannot be told: over TLS, and for streams."""
+        if self._traffic.address.encrypted or self._traffic.read is not None or self._traffic.streams:
             return None
         if concurrency not in self._found:
             self._found[concurrency] = self._measure(concurrency)
@@ -57,7 +57,7 @@ class SenderLimit:
 
     def _started(self) -> Generators:
         if self._senders is None:
-            self._server = NullServer(self._count, grpc=bool(self._traffic.grpc_path))
+            self._server = NullServer(self._count, grpc=self._traffic.method is not None)
             address = Address("127.0.0.1", self._server.port)
-            self._senders = Generators(replace(self._traffic, address=address), self._count)
+            self._senders = Generators(replace(self._traffic, address=address, judge=None), self._count)
         return self._senders

@@ -17,6 +17,7 @@ from typing import Final
 
 from conch.perf.calls import CallChannel, Payloads, TimedCall
 from conch.perf.records import Outcome, RecordBuffer
+from conch.perf.sequences import SequenceTurns
 from conch.perf.timer import PreciseTimer
 
 #: How long a caller whose connection was lost waits before it tries again (s): at first, and at most.
@@ -43,14 +44,16 @@ class Sending:
 class OfferedLoad:
     """What both have in common: channels, payloads in turn, and records of calls that have ended.
 
-    ``errors`` counts what went wrong, by message.
+    ``turns`` say what a caller sends next where requests belong to sequences.  ``errors`` counts what went wrong, by
+    message.
     """
 
-    def __init__(self, sending: Sending) -> None:
+    def __init__(self, sending: Sending, turns: SequenceTurns | None) -> None:
         self.errors: dict[str, int] = {}
         self._loop = sending.loop
         self._connect = sending.connect
         self._payloads = sending.payloads
+        self._turns = turns
         self._records = sending.records
         self._timeout = int(sending.timeout * 1e9)
         self._channels: list[CallChannel] = []
@@ -74,9 +77,12 @@ class OfferedLoad:
 
     def _begin(self, call: TimedCall, due: int, channel: CallChannel) -> None:
         call.begin(due)
-        call.number = number = self._next
-        self._next = number + 1 if number + 1 < len(self._payloads) else 0
-        call.payload = self._payloads[number]
+        if self._turns is None:
+            call.number = number = self._next
+            self._next = number + 1 if number + 1 < len(self._payloads) else 0
+            call.payload = self._payloads[number]
+        else:
+            call.number, call.payload = self._turns.take(call.slot, self._payloads)
         self._running.add(call)
         channel.send(call)
 
@@ -93,6 +99,9 @@ class OfferedLoad:
             call.due, call.sent, call.written, call.first, call.end, call.outcome, call.code, call.number,
             call.responses, call.tokens, call.received, call.slot,
         ))  # fmt: skip
+        if self._turns is not None:
+            lost = call.outcome in (Outcome.CONNECTION_LOST, Outcome.TIMED_OUT)
+            self._turns.ended(call.slot, well=call.outcome is Outcome.OK, lost=lost)
         if call.error:
             self.errors[call.error] = self.errors.get(call.error, 0) + 1
 
@@ -119,19 +128,25 @@ class OfferedLoad:
 class ClosedLoad(OfferedLoad):
     """``concurrency`` callers, numbered by their slots from ``first_slot`` on."""
 
-    def __init__(self, sending: Sending, first_slot: int = 0) -> None:
-        super().__init__(sending)
+    def __init__(self, sending: Sending, turns: SequenceTurns | None = None, first_slot: int = 0) -> None:
+        super().__init__(sending, turns)
         self._first_slot = first_slot
         self._calls: list[TimedCall] = []
         self._idle: set[TimedCall] = set()
         self._concurrency = 0
+        #: How many more requests may start; None for any number.
+        self._left: int | None = None
         self._pauses: dict[TimedCall, float] = {}
 
-    def run(self, concurrency: int) -> None:
-        """Have so many callers from now on; those that are too many stop when they are answered."""
+    def run(self, concurrency: int, requests: int | None = None) -> None:
+        """Have so many callers from now on, for so many ``requests`` in all (None: without end).
+
+        Callers that are too many stop when they are answered, or at the end of their sequence.
+        """
         self._concurrency = concurrency
-        for call in [one for one in self._idle if one.slot - self._first_slot < concurrency]:
-            self._idle.discard(call)
+        self._left = requests
+        idle, self._idle = self._idle, set()
+        for call in sorted(idle, key=lambda one: one.slot):
             self._ask(call)
         while len(self._calls) < concurrency:
             call = TimedCall(self._first_slot + len(self._calls), self._ended)
@@ -139,10 +154,18 @@ class ClosedLoad(OfferedLoad):
             self._ask(call)
 
     def _ask(self, call: TimedCall) -> None:
-        if call.slot - self._first_slot >= self._concurrency:
+        if self._may_start(call):
+            self._begin(call, monotonic_ns(), call.channel or self._channel_with_room())
+        else:
             self._idle.add(call)
-            return
-        self._begin(call, monotonic_ns(), call.channel or self._channel_with_room())
+
+    def _may_start(self, call: TimedCall) -> bool:
+        if call.slot - self._first_slot >= self._concurrency:
+            return self._turns is not None and self._turns.finish(call.slot)
+        if self._left is None:
+            return True
+        self._left -= 1
+        return self._left >= 0
 
     def _ended(self, call: TimedCall) -> None:
         self._note(call)
@@ -153,10 +176,7 @@ class ClosedLoad(OfferedLoad):
             return
         if self._pauses:
             self._pauses.pop(call, None)
-        if call.slot - self._first_slot < self._concurrency and call.channel is not None:
-            self._begin(call, monotonic_ns(), call.channel)
-        else:
-            self._idle.add(call)
+        self._ask(call)
 
 
 class OpenLoad(OfferedLoad):
@@ -165,10 +185,12 @@ class OpenLoad(OfferedLoad):
     ``waiting`` are those that are due and for which no call is free.
     """
 
-    def __init__(self, sending: Sending, most: int) -> None:
-        super().__init__(sending)
+    def __init__(self, sending: Sending, turns: SequenceTurns | None, most: int) -> None:
+        super().__init__(sending, turns)
         self.waiting: deque[int] = deque()
-        self._free = [TimedCall(slot, self._ended) for slot in reversed(range(most))]
+        self._free = deque(TimedCall(slot, self._ended) for slot in range(most))
+        #: Sequences take turns; otherwise the connection that was used last is used again, so that few are needed.
+        self._take = self._free.popleft if turns is not None else self._free.pop
         self._schedule: Iterator[int] = iter(())
         self._due = 0
         self._timer = PreciseTimer(sending.loop, self._tick)
@@ -179,6 +201,15 @@ class OpenLoad(OfferedLoad):
         self._due = next(schedule, 0)
         if self._due:
             self._timer.at(self._due)
+
+    def stop(self) -> None:
+        """Start no more requests, but those that end sequences."""
+        self._schedule, self._due = iter(()), 0
+        self.waiting.clear()
+        if self._turns is not None:
+            for call in [one for one in self._free if self._turns.finish(one.slot)]:
+                self._free.remove(call)
+                self._start(call, monotonic_ns())
 
     def close(self) -> None:
         self._timer.close()
@@ -192,7 +223,7 @@ class OpenLoad(OfferedLoad):
         now = monotonic_ns()
         while self._due and self._due <= now:
             if self._free:
-                self._start(self._free.pop(), self._due)
+                self._start(self._take(), self._due)
             else:
                 self.waiting.append(self._due)
             self._due = next(self._schedule, 0)
@@ -209,5 +240,7 @@ class OpenLoad(OfferedLoad):
         self._note(call)
         if self.waiting:
             self._start(call, self.waiting.popleft())
+        elif not self._due and self._turns is not None and self._turns.finish(call.slot):
+            self._start(call, monotonic_ns())
         else:
             self._free.append(call)

@@ -5,8 +5,9 @@ Pure.  The flags are perf_analyzer's, with their meanings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal
 
 from conch.errors import invalid
@@ -20,7 +21,7 @@ Protocol = Literal["http", "grpc", "openai"]
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The levels of load to measure, from ``first`` to ``last`` in steps of ``step``."""
+    """The levels of load to measure, from ``first`` to ``last`` (0: without end) in steps of ``step``."""
 
     first: float
     last: float
@@ -28,8 +29,10 @@ class Levels:
 
     def __iter__(self) -> Iterator[float]:
         """All levels, ``last`` as well if steps lead there."""
-        count = int((self.last - self.first) / self.step + 1e-9) + 1
-        return iter([self.first + number * self.step for number in range(count)])
+        if not self.last:
+            return (self.first + number * self.step for number in count())
+        many = int((self.last - self.first) / self.step + 1e-9) + 1
+        return iter([self.first + number * self.step for number in range(many)])
 
     @classmethod
     def parse(cls, flag: str, text: str) -> Levels:
@@ -39,30 +42,66 @@ class Levels:
             numbers = [float(part) for part in parts]
         except ValueError:
             numbers = []
-        if not 1 <= len(numbers) <= 3 or any(not 0 < number < 1e9 for number in numbers):
-            raise invalid(f"{flag} {text}: expected start, start:end or start:end:step, all above 0")
+        endless = len(numbers) > 1 and numbers[1] == 0
+        positive = [number for place, number in enumerate(numbers) if not (endless and place == 1)]
+        if not 1 <= len(numbers) <= 3 or any(not 0 < number < 1e9 for number in positive):
+            raise invalid(
+                f"{flag} {text}: expected start, start:end or start:end:step, all above 0 (an end of 0: none)"
+            )
         first = numbers[0]
         last = numbers[1] if len(numbers) > 1 else first
-        if last < first:
+        if last < first and not endless:
             raise invalid(f"{flag} {text}: the end is below the start")
         return cls(first, last, numbers[2] if len(numbers) > 2 else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceOptions:
+    """``length`` is that of sequences, give or take ``variation`` of it (0: as long as the data, or 20).
+
+    ``count`` of them run at a time where rates are given.  Ids begin at ``first`` and end before ``last`` (0: no end).
+    """
+
+    length: int = 0
+    variation: float = 0.2
+    count: int = 4
+    first: int = 1
+    last: int = 0
+
+    @classmethod
+    def ids(cls, text: str) -> tuple[int, int]:
+        """``start`` or ``start:end``; raises INVALID_ARG for anything else."""
+        first, colon, last = text.partition(":")
+        if not first.isdecimal() or (colon and not last.isdecimal()) or not 0 < int(first) < 1 << 63:
+            raise invalid(f"--sequence-id-range {text}: expected start or start:end, from 1 on")
+        if colon and int(last) <= int(first):
+            raise invalid(f"--sequence-id-range {text}: there is no id from {first} to before {last}")
+        return int(first), int(last or 0)
+
+
+@dataclass(frozen=True, slots=True)
 class PerfPlan:
-    """``rates`` (requests a second) is given for an open load, otherwise ``concurrency`` counts.
+    """``rates`` (requests a second) is given for an open load, otherwise ``concurrency`` counts; ``intervals`` (ns) are
+    the distances of requests where they are given one by one.
 
     ``interval`` is the length of a window (s), ``share`` how far windows that agree may be from their mean,
     ``percentile`` the latency that has to agree (0 for the average), ``trials`` how many windows there are at most.
     ``timeout`` ends requests (s); ``processes`` send (0: as many as are worth it).  With ``requests`` a window lasts
-    until so many have ended.
+    until so many have ended.  With ``total_requests`` so many are sent, and that is the only window.  ``warm_up`` (s)
+    or ``warm_up_requests`` come first and do not count.
+
+    Levels end where latency is above ``latency_limit`` (s, 0: never); ``binary_search`` looks for the highest one that
+    keeps it.
 
     Each level is measured ``runs`` times.  ``sender_limit`` measures what the senders can do; ``keep_records`` keeps
     every request in the result.  ``metrics_url`` is where the server's metrics are read every ``metrics_interval``
     seconds, if they are.
 
     ``endpoint`` is ``infer``, ``generate`` or ``generate_stream`` of the model, or a path of OpenAI's API;
-    ``parameters`` are members of such requests.  ``streaming`` asks OpenAI's API for a stream.
+    ``parameters`` go with requests.  ``streaming`` asks OpenAI's API for a stream, and uses ``ModelStreamInfer`` of
+    gRPC; ``encoding`` compresses its messages.  ``sequences`` is given for models with state.  ``shared_memory`` puts
+    tensors there, with ``output_size`` bytes for outputs of unknown size.  ``composing`` are models that the model
+    calls, with their versions.
     """
 
     model: str
@@ -72,15 +111,21 @@ class PerfPlan:
     batch_size: int = 1
     concurrency: Levels = Levels(1, 1, 1)
     rates: Levels | None = None
-    distribution: Literal["constant", "poisson"] = "constant"
+    distribution: Literal["constant", "poisson", "given"] = "constant"
     max_calls: int = 256
     interval: float = 5.0
     share: float = 0.1
     percentile: float = 0.0
     trials: int = 10
     warm_up: float = 1.0
+    warm_up_requests: int = 0
     requests: int = 0
+    total_requests: int = 0
+    intervals: Sequence[int] = ()
+    latency_limit: float = 0.0
+    binary_search: bool = False
     binary: bool = True
+    binary_output: bool = True
     timeout: float = 600.0
     processes: int = 0
     endpoint: str = "infer"
@@ -94,11 +139,23 @@ class PerfPlan:
     keep_records: bool = False
     metrics_url: str = ""
     metrics_interval: float = 1.0
+    encoding: str = ""
+    sequences: SequenceOptions | None = None
+    shared_memory: bool = False
+    output_size: int = 100 * 1024
+    composing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def percentiles(self) -> tuple[float, ...]:
         """The percentiles to show: the usual ones, and the one that has to agree."""
         return tuple(sorted({*PERCENTILES, *([self.percentile] if self.percentile else [])}))
+
+    @property
+    def callers(self) -> int:
+        """How many requests may run at a time, at most."""
+        if self.rates is None:
+            return int(self.concurrency.last or self.concurrency.first)
+        return self.max_calls if self.sequences is None else self.sequences.count
 
 
 def read_address(url: str, protocol: Protocol) -> tuple[Address, str]:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 
 class Outcome(IntEnum):
-    """How a request ended; ``NONE`` is one that had not ended when its load was stopped."""
+    """How a request ended; ``NONE`` is one that had not ended when its load was stopped, ``WRONG`` one that got another
+    answer than the one that is known to be right."""
 
     OK = 0
     REFUSED = 1
@@ -23,6 +24,7 @@ class Outcome(IntEnum):
     TIMED_OUT = 3
     UNREADABLE = 4
     NONE = 5
+    WRONG = 6
 
 
 #: The columns.  ``due``, ``sent``, ``written``, ``first`` and ``end`` are moments (ns, monotonic, 0 for never): when

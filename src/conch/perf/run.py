@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic, monotonic_ns, sleep
 from typing import Any, Final
 
@@ -21,9 +22,11 @@ from conch.perf.inputs.specs import ModelSpec, read_model
 from conch.perf.level import LevelRun, OnWindow, Surroundings
 from conch.perf.limit import SenderLimit
 from conch.perf.measured import Measured
+from conch.perf.memory import MemoryLayout, SharedRegion
 from conch.perf.metrics import MetricsSampler
 from conch.perf.plan import PerfPlan
-from conch.perf.schedule import Constant, Poisson, Schedule
+from conch.perf.schedule import Constant, Intervals, Poisson, Schedule
+from conch.perf.search import LevelSearch
 from conch.perf.server_api import GrpcApi, HttpApi, ServerApi, check_listens
 from conch.perf.server_process import ServerProcesses, find_server
 from conch.perf.summing import Observed, sum_up
@@ -34,6 +37,8 @@ from conch.perf.watching import MachineWatch
 _CALLERS_PER_PROCESS: Final = 128
 #: How long requests of a level that is over may take to end before the next one begins all the same (s).
 _REST_SECONDS: Final = 5.0
+#: How often it is looked whether a warm-up is over (s).
+_LOOK_SECONDS: Final = 0.02
 
 
 class Measurement:
@@ -44,7 +49,13 @@ class Measurement:
 
     def __init__(self, plan: PerfPlan, prefix: str = "") -> None:
         self.plan = plan
-        self._api: ServerApi = GrpcApi(plan.address) if plan.protocol == "grpc" else HttpApi(plan.address, prefix)
+        self._search = LevelSearch(plan.rates or plan.concurrency, plan.latency_limit, binary=plan.binary_search)
+        self._closing = ExitStack()
+        self._api: ServerApi
+        if plan.protocol == "grpc":
+            self._api = self._closing.enter_context(GrpcApi(plan.address, plan.headers))
+        else:
+            self._api = HttpApi(plan.address, prefix, plan.headers)
         self.server: Mapping[str, Any] = {}
         self.model = ModelSpec(plan.model, plan.version, {}, 0, decoupled=True)
         if plan.protocol == "openai":
@@ -55,24 +66,31 @@ class Measurement:
             self.server = self._api.server()
             metadata = self._api.metadata(plan.model, plan.version)
             self.model = read_model(metadata, self._api.config(plan.model, plan.version), plan.version)
-        traffic = traffic_of(plan, self.model, prefix)
+            for name, version in plan.composing.items():
+                self._api.metadata(name, version)
+        memory = MemoryLayout.of(self.model, plan.batch_size, plan.output_size) if plan.shared_memory else None
+        traffic = traffic_of(plan, self.model, prefix, memory)
         self._inferences = np.array([payload.inferences for payload in traffic.payloads])
-        self._writes_text = traffic.read is not None
+        self._writes_text = traffic.generates
+        self._sequences = traffic.sequences is not None
         self._counts = False
         self._generators = Generators(traffic, self._processes())
+        self._closing.callback(self._end)
         self._limit = SenderLimit(traffic, self._processes()) if plan.sender_limit else None
+        if self._limit is not None:
+            self._closing.callback(self._limit.close)
+        if memory is not None:
+            self._closing.callback(SharedRegion(memory, self._api).close)
 
     def __enter__(self) -> Measurement:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._generators.close()
-        if self._limit is not None:
-            self._limit.close()
+        self._closing.close()
 
     def levels(self) -> Iterator[float]:
         """The levels of the plan: callers at a time, or requests a second."""
-        return iter(self.plan.rates or self.plan.concurrency)
+        return iter(self._search)
 
     def measure(self, level: float, on_window: OnWindow = lambda window: None) -> Measured:
         """Measure one level, as often as the plan says.
@@ -86,8 +104,9 @@ class Measurement:
         server = find_server(self.plan.address)
         watch = MachineWatch(server)
         gpus, metrics = self._samplers(server)
+        around = Surroundings(self._statistics, watch.since_last, self._gone, begin=partial(self._load, level))
         with gpus or nullcontext(), metrics or nullcontext():
-            runs = self._runs(level, Surroundings(self._statistics, watch.since_last, self._gone), on_window)
+            runs = self._runs(level, around, on_window)
         counted = [window for run in runs for window in run.counted]
         spans = [window.span for window in counted]
         used = watch.resources([window.sight for window in counted])
@@ -96,14 +115,16 @@ class Measurement:
         observed = Observed(
             watch.machine([window.sight for window in counted]), used, metrics.figures(spans) if metrics else {}, limit
         )
-        return sum_up(self.plan, level, runs, self._inferences, observed, writes_text=self._writes_text)
+        measured = sum_up(self.plan, level, runs, self._inferences, observed, writes_text=self._writes_text)
+        self._search.note(measured.figures.judged(self.plan.percentile))
+        return measured
 
     def _runs(self, level: float, around: Surroundings, on_window: OnWindow) -> list[LevelRun]:
         """The runs of a level, one at least; fewer than planned where one was ended before its time."""
         runs: list[LevelRun] = []
         for _ in range(self.plan.runs):
             run = LevelRun(self.plan, self._generators, around, self._inferences)
-            self._load(level)
+            self._warm_up(level)
             try:
                 run.take(on_window)
             except KeyboardInterrupt:
@@ -124,13 +145,37 @@ class Measurement:
         metrics = MetricsSampler(plan.metrics_url, plan.metrics_interval) if plan.metrics_url else None
         return GpuSampler(reader) if reader else None, metrics
 
+    def _warm_up(self, level: float) -> None:
+        """Start requests: so many as the plan wants for a warm-up, or those that go on until the level is over."""
+        plan = self.plan
+        if plan.warm_up_requests:
+            self._start(level, plan.warm_up_requests)
+            while self._generators.progress()[0] < plan.warm_up_requests:
+                sleep(_LOOK_SECONDS)
+        if not plan.total_requests:
+            self._start(level)
+
     def _load(self, level: float) -> None:
+        """What is measured begins: where the plan says how many requests, those."""
+        if self.plan.total_requests:
+            self._start(level, self.plan.total_requests)
+
+    def _start(self, level: float, requests: int = 0) -> None:
         plan = self.plan
         if plan.rates is None:
-            self._generators.run_closed(int(level))
+            self._generators.run_closed(int(level), requests)
             return
         schedule: Schedule = Poisson(level) if plan.distribution == "poisson" else Constant(level)
-        self._generators.run_open(schedule, monotonic_ns(), plan.max_calls)
+        if plan.intervals:
+            schedule = Intervals(plan.intervals)
+        self._generators.run_open(schedule, monotonic_ns(), plan.callers, requests)
+
+    def _end(self) -> None:
+        """End the processes that send; sequences are ended before, so that the server does not wait for their rest."""
+        if self._sequences and not self._gone():
+            with suppress(ConchError):
+                self._rest()
+        self._generators.close()
 
     def _rest(self) -> None:
         """Start no more requests, and wait for those that run."""
@@ -158,5 +203,4 @@ class Measurement:
         plan = self.plan
         if plan.processes:
             return plan.processes
-        callers = plan.max_calls if plan.rates is not None else plan.concurrency.last
-        return int(max(1, min(os.cpu_count() or 1, callers // _CALLERS_PER_PROCESS)))
+        return int(max(1, min(os.cpu_count() or 1, plan.callers // _CALLERS_PER_PROCESS)))

@@ -26,7 +26,7 @@ def check_listens(address: Address) -> None:
     try:
         socket.create_connection((address.host, address.port), _CONNECT_SECONDS).close()
     except OSError as error:
-        raise unavailable(f"no server answers at {address.host}:{address.port}: {error}") from None
+        raise unavailable(f"no server answers at {address.shown}: {error}") from None
 
 
 class ServerApi(Protocol):
@@ -44,13 +44,20 @@ class ServerApi(Protocol):
     def statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
         """``model_stats``: of the model's versions, or of all models; empty where the server counts nothing."""
 
+    def register_memory(self, region: str, key: str, size: int) -> None:
+        """Tell the server of system shared memory of ``size`` bytes under ``key``."""
+
+    def unregister_memory(self, region: str) -> None:
+        """Let the server forget it."""
+
 
 class HttpApi:
     """Over HTTP."""
 
-    def __init__(self, address: Address, prefix: str = "") -> None:
+    def __init__(self, address: Address, prefix: str = "", headers: Mapping[str, str] | None = None) -> None:
         scheme = "https" if address.encrypted else "http"
-        self._base = f"{scheme}://{address.host}:{address.port}{prefix}"
+        self._base = f"{scheme}://{address.shown}{prefix}"
+        self._headers = {"Accept": "application/json", **(headers or {})}
         self._tls: ssl.SSLContext | None = address.tls()
 
     def server(self) -> Mapping[str, Any]:
@@ -67,6 +74,12 @@ class HttpApi:
         found: list[Mapping[str, Any]] = self._optional(path).get("model_stats", [])
         return found
 
+    def register_memory(self, region: str, key: str, size: int) -> None:
+        self._post(f"{_region(region)}/register", {"key": key, "offset": 0, "byte_size": size})
+
+    def unregister_memory(self, region: str) -> None:
+        self._post(f"{_region(region)}/unregister", {})
+
     def _optional(self, path: str) -> Mapping[str, Any]:
         try:
             return self._get(path)
@@ -76,17 +89,23 @@ class HttpApi:
             raise
 
     def _get(self, path: str) -> Mapping[str, Any]:
-        request = Request(self._base + path, headers={"Accept": "application/json"})
+        document: Mapping[str, Any] = self._ask(Request(self._base + path, headers=self._headers))
+        return document
+
+    def _post(self, path: str, document: Mapping[str, Any]) -> None:
+        self._ask(Request(self._base + path, json.dumps(document).encode(), self._headers, method="POST"))
+
+    def _ask(self, request: Request) -> Any:
         try:
             with urlopen(request, timeout=_SECONDS, context=self._tls) as answer:
-                document: Mapping[str, Any] = json.load(answer)
-                return document
+                body = answer.read()
+                return json.loads(body) if body else {}
         except HTTPError as error:
             message = _message(error.read()) or f"{error.code} {error.reason}"
             # Triton answers 400 for a model that it does not have.
             if error.code in (400, 404):
                 raise not_found(message) from None
-            raise internal(f"{self._base}{path}: {message}") from None
+            raise internal(f"{request.full_url}: {message}") from None
         except (OSError, ValueError) as error:
             why = error.reason if isinstance(error, URLError) else error
             raise unavailable(f"no server answers at {self._base}: {why}") from None
@@ -95,11 +114,22 @@ class HttpApi:
 class GrpcApi:
     """Over gRPC, with NVIDIA's client."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, headers: Mapping[str, str] | None = None) -> None:
         from tritonclient.grpc import InferenceServerClient
 
-        self._where = f"{address.host}:{address.port}"
-        self._client = InferenceServerClient(self._where, ssl=address.encrypted)
+        self._where = address.shown
+        self._headers = {name.lower(): value for name, value in (headers or {}).items()}
+        address.tls()  # says what is wrong with files, which gRPC does not
+        self._client = InferenceServerClient(
+            self._where, ssl=address.encrypted, root_certificates=address.authorities or None,
+            private_key=address.key or None, certificate_chain=address.certificate or None,
+        )  # fmt: skip
+
+    def __enter__(self) -> GrpcApi:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._client.close()
 
     def server(self) -> Mapping[str, Any]:
         return self._ask(self._client.get_server_metadata)
@@ -112,14 +142,26 @@ class GrpcApi:
         return config
 
     def statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = self._ask(self._client.get_inference_statistics, model, version)["model_stats"]
+        found: list[Mapping[str, Any]] = self._ask(self._client.get_inference_statistics, model, version).get(
+            "model_stats", []
+        )
         return found
 
+    def register_memory(self, region: str, key: str, size: int) -> None:
+        self._call(self._client.register_system_shared_memory, region, key, size)
+
+    def unregister_memory(self, region: str) -> None:
+        self._call(self._client.unregister_system_shared_memory, region)
+
     def _ask(self, call: Any, *arguments: str) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = self._call(call, *arguments, as_json=True)
+        return answer
+
+    def _call(self, call: Any, *arguments: Any, **options: Any) -> Any:
         from tritonclient.utils import InferenceServerException
 
         try:
-            answer: Mapping[str, Any] = call(*arguments, as_json=True, client_timeout=_SECONDS)
+            return call(*arguments, **options, headers=self._headers, client_timeout=_SECONDS)
         except InferenceServerException as error:
             status = str(error.status())
             if status.endswith(("UNAVAILABLE", "DEADLINE_EXCEEDED")):
@@ -127,12 +169,15 @@ class GrpcApi:
             if status.endswith(("NOT_FOUND", "INVALID_ARGUMENT")):
                 raise not_found(str(error.message())) from None
             raise internal(f"{self._where}: {error.message()}") from None
-        return answer
 
 
 def _path(model: str, version: str) -> str:
     path = f"/v2/models/{quote(model, safe='')}"
     return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def _region(name: str) -> str:
+    return f"/v2/systemsharedmemory/region/{name}"
 
 
 def _message(body: bytes) -> str:

@@ -51,7 +51,7 @@ def sum_up(
         figures_of(records, spans, inferences, plan.percentiles),
         generation_of(records, events, spans, plan.objective) if writes_text else None,
         tuple(window.figures for run in runs for window in run.windows),
-        all(run.stability.stable for run in runs),
+        bool(plan.total_requests) or all(run.stability.stable for run in runs),
         tuple(added([differences(*window.statistics) for window in counted])),
         dict(errors),
         max(run.recording.busy for run in runs),

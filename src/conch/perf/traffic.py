@@ -6,61 +6,115 @@ Chosen here, once, for every protocol and endpoint.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from conch.errors import invalid, unsupported
-from conch.perf.calls import Payload
+from conch.perf.answers import Expected, RightAnswers
 from conch.perf.channels.events import read_generate, read_openai
+from conch.perf.channels.rpc import Rpc
 from conch.perf.generator import Traffic
-from conch.perf.inputs.data import in_batches, samples
+from conch.perf.inputs.data import SampleSet, in_batches
+from conch.perf.inputs.files import samples
 from conch.perf.inputs.specs import ModelSpec, check_batch_size, check_shapes
-from conch.perf.plan import PerfPlan
-from conch.perf.requests import MODEL_INFER, generate_request, grpc_message, http_request, openai_request
+from conch.perf.memory import MemoryLayout
+from conch.perf.plan import PerfPlan, SequenceOptions
+from conch.perf.requests.form import RequestForm
+from conch.perf.requests.grpc import MODEL_INFER, MODEL_STREAM_INFER, infer_message, stream_message
+from conch.perf.requests.http import generate_request, infer_request, openai_request
+from conch.perf.sequences import SequencePlan
 
 _GENERATE: Final = ("generate", "generate_stream")
 #: What is asked of OpenAI's API where nothing is given.
 _PROMPT: Final = "Tell me something about the sea."
+#: The length of sequences where neither data nor the command line says it, as in perf_analyzer.
+_SEQUENCE_LENGTH: Final = 20
 
 
-def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str) -> Traffic:
-    """What a plan sends; raises INVALID_ARG or UNSUPPORTED for what the model or the endpoint does not take."""
-    where, timeout = plan.address, plan.timeout
+def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str, memory: MemoryLayout | None = None) -> Traffic:
+    """What a plan sends; raises INVALID_ARG or UNSUPPORTED for what the model or the endpoint does not take.
+
+    Tensors are given places in ``memory`` where it is given.
+    """
+    sequences = plan.sequences is not None or model.stateful
+    form = RequestForm(
+        plan.address.shown, prefix, plan.headers, plan.parameters, sequences, plan.binary, plan.binary_output, memory,
+        plan.encoding,
+    )  # fmt: skip
     if plan.protocol == "openai":
-        return Traffic(where, _openai(plan, prefix), read=read_openai, timeout=timeout)
+        asked = [
+            openai_request(plan.model, one, form, plan.endpoint, streaming=plan.streaming) for one in _prompts(plan)
+        ]
+        return Traffic(plan.address, asked, read=read_openai, timeout=plan.timeout)
     check_shapes(model, plan.data.shapes)
     check_batch_size(model, plan.batch_size)
     found = samples(model, plan.data)
-    host = f"{where.host}:{where.port}"
     if plan.endpoint in _GENERATE:
-        if plan.protocol == "grpc" or plan.batch_size > 1:
-            raise invalid(f"--endpoint {plan.endpoint} is for one inference a request, over HTTP")
-        generate = [
-            generate_request(model, sample, host, plan.headers, plan.parameters, plan.endpoint, prefix)
-            for sample in found
-        ]
-        return Traffic(where, generate, read=read_generate, timeout=timeout)
-    batches = in_batches(found, plan.batch_size)
-    if plan.protocol == "grpc":
-        return Traffic(where, [grpc_message(model, batch) for batch in batches], MODEL_INFER, timeout=timeout)
-    if model.decoupled:
+        _check_generate(plan, found)
+        generate = [generate_request(model, sample, form, plan.endpoint) for sample in found.samples]
+        return Traffic(plan.address, generate, read=read_generate, timeout=plan.timeout)
+    _check_infer(plan, model, sequences=sequences)
+    batches = in_batches(found.samples, plan.batch_size)
+    kind: Literal["http", "grpc"] = "grpc" if plan.protocol == "grpc" else "http"
+    judge = RightAnswers(_expected(found.expected, plan.batch_size), kind) if found.expected else None
+    followers = _sequences(plan, found) if sequences else None
+    if kind == "http":
+        requests = [infer_request(model, one, form) for one in batches]
+        return Traffic(plan.address, requests, judge=judge, sequences=followers, timeout=plan.timeout)
+    prepare, path = (stream_message, MODEL_STREAM_INFER) if plan.streaming else (infer_message, MODEL_INFER)
+    return Traffic(
+        plan.address, [prepare(model, batch, form) for batch in batches], Rpc(path, plan.headers, plan.encoding),
+        plan.streaming, model.decoupled, judge=judge, sequences=followers, timeout=plan.timeout,
+    )  # fmt: skip
+
+
+def _check_generate(plan: PerfPlan, found: SampleSet) -> None:
+    name = f"--endpoint {plan.endpoint}"
+    if plan.protocol == "grpc" or plan.batch_size > 1:
+        raise invalid(f"{name} is for one inference a request, over HTTP")
+    if found.expected:
+        raise invalid(f"{name}: validation_data is for infer; texts are not compared")
+    if plan.shared_memory or plan.sequences is not None:
+        raise invalid(f"{name} has neither shared memory nor sequences")
+
+
+def _check_infer(plan: PerfPlan, model: ModelSpec, *, sequences: bool) -> None:
+    if plan.streaming and plan.protocol == "http":
+        raise invalid("--streaming is for -i grpc and -i openai; over HTTP, --endpoint generate_stream streams")
+    if model.decoupled and not plan.streaming:
         raise unsupported(
-            f"model '{model.name}' is decoupled, which infer over HTTP does not allow: use --endpoint generate_stream"
+            f"model '{model.name}' is decoupled: a request may get any number of responses, so use -i grpc --streaming,"
+            " or --endpoint generate_stream over HTTP"
         )
-    requests = [http_request(model, one, host, plan.headers, binary=plan.binary, prefix=prefix) for one in batches]
-    return Traffic(where, requests, timeout=timeout)
+    if sequences and plan.batch_size > 1:
+        raise invalid(f"-b {plan.batch_size}: a request of a sequence is one inference")
+    if plan.encoding and (plan.streaming or sequences):
+        raise invalid(
+            "--grpc-compression-algorithm is for requests that stand alone: neither --streaming nor sequences"
+        )
 
 
-def _openai(plan: PerfPlan, prefix: str) -> list[Payload]:
-    given = _prompts(plan)
-    host = f"{plan.address.host}:{plan.address.port}"
+def _expected(expected: Sequence[Expected], batch_size: int) -> list[Expected]:
+    """The right outputs of requests; where one of a batch is not known, nothing is compared."""
     return [
-        openai_request(
-            plan.model, one, host, plan.headers, plan.parameters, plan.endpoint, streaming=plan.streaming, prefix=prefix
-        )
-        for one in given
+        {name: b"".join(one[name] for one in batch) for name in batch[0] if all(name in one for one in batch)}
+        for batch in in_batches(expected, batch_size)
     ]
+
+
+def _sequences(plan: PerfPlan, found: SampleSet) -> SequencePlan:
+    """Which samples follow one another; raises INVALID_ARG for fewer ids than sequences."""
+    options = plan.sequences or SequenceOptions()
+    length = options.length
+    if not length and plan.data.source in ("random", "zero"):
+        length = _SEQUENCE_LENGTH
+    if options.last and options.last - options.first < plan.callers:
+        raise invalid(
+            f"--sequence-id-range {options.first}:{options.last}: {plan.callers} sequences at a time need as many ids"
+        )
+    form: Literal["json", "grpc"] = "grpc" if plan.protocol == "grpc" else "json"
+    return SequencePlan(found.streams, form, length, options.variation, options.first, options.last)
 
 
 def _prompts(plan: PerfPlan) -> list[Mapping[str, Any] | str]:

@@ -15,10 +15,11 @@ from conch.perf.calls import CallChannel, Payload, TimedCall
 from conch.perf.channels.connecting import Address
 from conch.perf.channels.grpc import GrpcChannel
 from conch.perf.channels.http import HttpChannel
+from conch.perf.channels.rpc import Rpc
 from conch.perf.records import Outcome
 
 MakeChannel = Callable[[asyncio.AbstractEventLoop, Address], CallChannel]
-CHANNELS: list[MakeChannel] = [HttpChannel, lambda loop, address: GrpcChannel(loop, address, "/method")]
+CHANNELS: list[MakeChannel] = [HttpChannel, lambda loop, address: GrpcChannel(loop, address, Rpc("/method"))]
 
 
 def _call(data: bytes, on_end: Callable[[TimedCall], None]) -> TimedCall:
@@ -42,7 +43,7 @@ def test_calls_that_start_together_are_written_each_by_itself() -> None:
 
     async def start(listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        channel = GrpcChannel(loop, Address(*listener.getsockname()), "/method")
+        channel = GrpcChannel(loop, Address(*listener.getsockname()), Rpc("/method"))
         over = loop.create_future()
 
         def again(call: TimedCall) -> None:

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from conch.errors import ConchError
-from conch.perf.inputs.data import DataOptions, in_batches, samples
+from conch.perf.inputs.data import DataOptions, in_batches
+from conch.perf.inputs.files import samples
 from conch.perf.inputs.specs import ModelSpec, read_model
 from conch.perf.plan import Levels, read_address
-from conch.perf.requests import grpc_message, http_request
+from conch.perf.requests.form import RequestForm
+from conch.perf.requests.grpc import infer_message
+from conch.perf.requests.http import infer_request
 from conch.perf.schedule import Constant, Intervals, Poisson, share_of
 from conch.perf.server_side import differences
 from conch.perf.stability import Stability
@@ -69,7 +72,7 @@ def test_stability_needs_three_windows_that_agree() -> None:
 def test_variable_shapes_have_to_be_given(model: ModelSpec) -> None:
     with pytest.raises(ConchError, match=r"input 'ids' .* --shape ids:16"):
         samples(model, DataOptions())
-    found = samples(model, DataOptions(shapes={"ids": (3,)}))
+    found = samples(model, DataOptions(shapes={"ids": (3,)})).samples
     assert len(found) > 1 and set(found[0]) == {"ids"} and len(found[0]["ids"].data) == 24
 
 
@@ -82,7 +85,7 @@ def test_data_of_files_is_read_in_all_forms(model: ModelSpec, tmp_path: Path) ->
         [{"ids": {"b64": encoded, "shape": [1]}}],
     ]
     file.write_text(json.dumps({"data": entries}))
-    found = samples(model, DataOptions(str(file)))
+    found = samples(model, DataOptions(str(file))).samples
     assert [one["ids"].dims for one in found] == [(3,), (2,), (1,)]
     assert found[2]["ids"].data == (7).to_bytes(8, "little")
     assert found[0]["text"].data == b"\x01\0\0\0a"
@@ -109,7 +112,7 @@ def test_what_is_wrong_in_a_file_is_named(model: ModelSpec, tmp_path: Path, text
 
 def test_folders_have_a_file_for_each_input(model: ModelSpec, tmp_path: Path) -> None:
     (tmp_path / "ids").write_bytes(bytes(16))
-    [found] = samples(model, DataOptions(str(tmp_path), {"ids": (2,)}))
+    [found] = samples(model, DataOptions(str(tmp_path), {"ids": (2,)})).samples
     assert found["ids"].data == bytes(16)
     with pytest.raises(ConchError, match="16 bytes, and INT64"):
         samples(model, DataOptions(str(tmp_path), {"ids": (3,)}))
@@ -118,11 +121,11 @@ def test_folders_have_a_file_for_each_input(model: ModelSpec, tmp_path: Path) ->
 def test_both_protocols_send_the_same(model: ModelSpec) -> None:
     from tritonclient.grpc import service_pb2
 
-    found = samples(model, DataOptions("zero", {"ids": (2,)}))
+    found = list(samples(model, DataOptions("zero", {"ids": (2,)})).samples)
     [batch] = in_batches(found, 1)
-    message = service_pb2.ModelInferRequest.FromString(grpc_message(model, batch).data[5:])
+    message = service_pb2.ModelInferRequest.FromString(infer_message(model, batch, RequestForm()).data[5:])
     assert message.raw_input_contents == [bytes(16)] and list(message.inputs[0].shape) == [1, 2]
-    request = http_request(model, batch, "h:1", {}, binary=False).data
+    request = infer_request(model, batch, RequestForm("h:1", binary_input=False)).data
     assert json.loads(request.partition(b"\r\n\r\n")[2])["inputs"][0]["data"] == [0, 0]
     assert len(in_batches(found * 5, 2)) == 3
 

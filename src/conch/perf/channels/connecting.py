@@ -10,27 +10,50 @@ import ssl
 from dataclasses import dataclass
 from typing import Final
 
+from conch.errors import invalid
+
 #: How long a connection may take to be made (s).
 CONNECT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server listens; ``encrypted`` says by TLS, ``verified`` that its certificate is checked."""
+    """Where the server listens; ``encrypted`` says by TLS, ``verified`` that its certificate is checked.
+
+    ``named`` says that the certificate has to be for ``host``.  ``authorities`` is a file with the certificates that
+    are trusted (empty: the system's); ``certificate`` and ``key`` are files with the client's own (PEM).
+    """
 
     host: str
     port: int
     encrypted: bool = False
     verified: bool = True
+    named: bool = True
+    authorities: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    @property
+    def shown(self) -> str:
+        """``host:port``, as in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def tls(self, *protocols: str) -> ssl.SSLContext | None:
-        """How to encrypt, with the application protocols to agree on."""
+        """How to encrypt, with the application protocols to agree on.  Raises INVALID_ARG for files that do not do."""
         if not self.encrypted:
             return None
-        context = ssl.create_default_context()
+        try:
+            context = ssl.create_default_context(cafile=self.authorities or None)
+        except (OSError, ssl.SSLError) as error:
+            raise invalid(f"{self.authorities}: no certificates of authorities: {error}") from None
+        context.check_hostname = self.verified and self.named
         if not self.verified:
-            context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
+        if self.certificate:
+            try:
+                context.load_cert_chain(self.certificate, self.key or None)
+            except (OSError, ssl.SSLError) as error:
+                raise invalid(f"{self.certificate}: no certificate of a client: {error}") from None
         if protocols:
             context.set_alpn_protocols(list(protocols))
         return context
@@ -107,7 +130,7 @@ class Connecting(asyncio.Protocol):
                     lambda: self, address.host, address.port, ssl=address.tls(*self.protocols)
                 )
         except (OSError, TimeoutError) as failure:
-            error = f"no connection to {address.host}:{address.port}: {failure or 'timed out'}"
+            error = f"no connection to {address.shown}: {failure or 'timed out'}"
         self._connecting = None
         if error:
             self.on_lost(error)

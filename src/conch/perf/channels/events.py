@@ -38,14 +38,13 @@ class EventChannel(HttpChannel):
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, read: ReadEvent) -> None:
         super().__init__(loop, address)
         self._read = read
-        self._body = b""
         self._streams = False
         self._error = ""
 
     # Called by the parser
 
     def on_message_begin(self) -> None:
-        self._body = b""
+        super().on_message_begin()
         self._streams = False
         self._error = ""
 
@@ -60,19 +59,13 @@ class EventChannel(HttpChannel):
             for event in events:
                 self._note(self._call, event)
 
-    def on_message_complete(self) -> None:
-        call = self._call
-        if call is not None and self._body:
+    def _answered(self, call: TimedCall) -> None:
+        if self._body:
             if self._streams:
                 self._note(call, self._body)
-            elif self._parser.get_status_code() < 300:
+            else:
                 self._understand(call, self._body)
-        if call is not None and self._error and self._parser.get_status_code() < 300:
-            if not self._parser.should_keep_alive():
-                self.close()
-            self._end(call, Outcome.REFUSED, self._error)
-            return
-        super().on_message_complete()
+        self._end(call, Outcome.REFUSED if self._error else Outcome.OK, self._error)
 
     def _note(self, call: TimedCall, event: bytes) -> None:
         data = b"\n".join([line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")])

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from time import monotonic_ns
-from typing import Final, NamedTuple
-from urllib.parse import unquote
+from typing import Final
 
 import hpack
 
 from conch.frontends.grpc.http2 import frames
-from conch.frontends.grpc.http2.headers import Field, HeaderDecoder
-from conch.perf.calls import TimedCall
+from conch.frontends.grpc.http2.headers import HeaderDecoder
+from conch.perf.calls import Judge, TimedCall
 from conch.perf.channels.connecting import Address, Connecting
+from conch.perf.channels.rpc import Rpc, RpcStatus, finish, status_of
 from conch.perf.records import Outcome
 
 #: Calls at a time on one connection, as in NVIDIA's clients, where so many share a channel.
@@ -33,32 +32,31 @@ _GREETING: Final = (
 _SETTINGS_ACK: Final = frames.frame(frames.SETTINGS, frames.ACK, 0)
 
 
-class _End(NamedTuple):
-    """The status in a header block: that of HTTP, and that of gRPC where the block has one."""
-
-    http: int | None
-    grpc: int | None
-    message: str
-
-
 class _Sending:
-    """A message of which a part waits for room in a window."""
+    """A message of which a part waits for room in a window; ``flags`` are those of its last frame."""
 
-    def __init__(self, call: TimedCall, stream: int, window: int) -> None:
+    def __init__(self, call: TimedCall, stream: int, data: bytes, flags: int) -> None:
         self.call = call
         self.stream = stream
-        self.window = window
-        self.left = memoryview(call.payload.data)
+        self.flags = flags
+        self.left = memoryview(data)
 
 
 class GrpcChannel(Connecting):
-    """Sends prepared messages to one method, each in a stream of its own."""
+    """Sends prepared messages to one method, each in a stream of its own.
+
+    ``judge`` tells what is wrong with the answer to a payload; without it answers are not looked at.
+    """
 
     protocols = ("h2",)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, path: str, most: int = SHARED_BY) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, address: Address, method: Rpc, judge: Judge | None = None,
+        most: int = SHARED_BY,
+    ) -> None:  # fmt: skip
         super().__init__(loop, address)
-        self._path = path
+        self._method = method
+        self._judge = judge
         self._most = most
         self._calls: dict[int, TimedCall] = {}
         #: Calls whose last bytes the transport has.
@@ -68,7 +66,7 @@ class GrpcChannel(Connecting):
         self._reset()
 
     def _reset(self) -> None:
-        self._decoder: HeaderDecoder[_End] = HeaderDecoder(_end_of)
+        self._decoder: HeaderDecoder[RpcStatus] = HeaderDecoder(status_of)
         self._encoder = hpack.Encoder()
         self._head = b""
         self._rest = b""
@@ -83,6 +81,10 @@ class GrpcChannel(Connecting):
         self._received = 0
         self._block: tuple[int, int, bytes] | None = None
         self._sending: dict[int, _Sending] = {}
+        #: What may still be sent in a stream, of those where it matters (bytes).
+        self._windows: dict[int, int] = {}
+        #: Answers that are looked at, as far as they are there.
+        self._answers: dict[int, bytes] = {}
 
     @property
     def room(self) -> int:
@@ -107,7 +109,7 @@ class GrpcChannel(Connecting):
         for stream, one in self._calls.items():
             if one is call:
                 del self._calls[stream]
-                self._sending.pop(stream, None)
+                self._forget(stream)
                 self._out.append(frames.rst_stream(stream, frames.Http2ErrorCode.CANCEL))
                 self._flush()
                 return
@@ -128,7 +130,7 @@ class GrpcChannel(Connecting):
         self._unsent.clear()
         self._writing.clear()
         for call in calls:
-            _finish(call, Outcome.CONNECTION_LOST, 0, error)
+            finish(call, Outcome.CONNECTION_LOST, 0, error)
 
     def resume_writing(self) -> None:
         now = monotonic_ns()
@@ -150,31 +152,45 @@ class GrpcChannel(Connecting):
     # Sending
 
     def _open(self, call: TimedCall) -> None:
-        stream = self._next_stream
-        self._next_stream = stream + 2
+        stream = self._open_stream()
         call.sent = monotonic_ns()
         self._calls[stream] = call
+        if self._judge is not None:
+            self._answers[stream] = b""
+        self._send_message(stream, call, call.payload.data, frames.END_STREAM)
+
+    def _open_stream(self) -> int:
+        stream = self._next_stream
+        self._next_stream = stream + 2
         head = self._head or self._encode_head()
-        data = call.payload.data
-        size = len(data)
         self._out.append(frames.FRAME.pack(len(head) << 8 | frames.HEADERS, frames.END_HEADERS, stream))
         self._out.append(head)
-        if size <= self._frame_size and size <= self._window and size <= self._stream_window:
+        return stream
+
+    def _send_message(self, stream: int, call: TimedCall, data: bytes, flags: int) -> None:
+        size = len(data)
+        if size <= self._frame_size and size <= self._window and size <= self._windows.get(stream, self._stream_window):
             self._window -= size
-            self._out.append(frames.FRAME.pack(size << 8 | frames.DATA, frames.END_STREAM, stream))
+            if stream in self._windows:
+                self._windows[stream] -= size
+            self._out.append(frames.FRAME.pack(size << 8 | frames.DATA, flags, stream))
             self._out.append(data)
             self._ending.append(call)
         else:
-            self._sending[stream] = _Sending(call, stream, self._stream_window)
+            self._windows.setdefault(stream, self._stream_window)
+            self._sending[stream] = _Sending(call, stream, data, flags)
             self._pump()
 
     def _encode_head(self) -> bytes:
         """The header block of a call; from the second on, all its fields are in the server's table."""
         fields = [
             (b":method", b"POST"), (b":scheme", b"https" if self._address.encrypted else b"http"),
-            (b":path", self._path.encode()), (b":authority", f"{self._address.host}:{self._address.port}".encode()),
+            (b":path", self._method.path.encode()), (b":authority", self._address.shown.encode()),
             (b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"conch-perf"),
+            *((name.lower().encode(), value.encode()) for name, value in self._method.metadata.items()),
         ]  # fmt: skip
+        if self._method.encoding:
+            fields.append((b"grpc-encoding", self._method.encoding.encode()))
         first: bytes = self._encoder.encode(fields)
         second: bytes = self._encoder.encode(fields)
         self._head = second
@@ -183,16 +199,17 @@ class GrpcChannel(Connecting):
     def _pump(self) -> None:
         """Send what windows allow of the messages that wait."""
         for sending in list(self._sending.values()):
-            while sending.left and (room := min(self._window, sending.window, self._frame_size)) > 0:
+            stream = sending.stream
+            while sending.left and (room := min(self._window, self._windows[stream], self._frame_size)) > 0:
                 part, sending.left = sending.left[:room], sending.left[room:]
-                flags = 0 if sending.left else frames.END_STREAM
-                self._out.append(frames.FRAME.pack(len(part) << 8 | frames.DATA, flags, sending.stream))
+                flags = 0 if sending.left else sending.flags
+                self._out.append(frames.FRAME.pack(len(part) << 8 | frames.DATA, flags, stream))
                 self._out.append(part)
                 self._window -= len(part)
-                sending.window -= len(part)
+                self._windows[stream] -= len(part)
             if not sending.left:
                 self._ending.append(sending.call)
-                del self._sending[sending.stream]
+                del self._sending[stream]
 
     def _flush(self) -> None:
         out, ending = self._out, self._ending
@@ -220,6 +237,8 @@ class GrpcChannel(Connecting):
             kind = word & 0xFF
             if kind == frames.DATA:
                 self._on_data(stream, flags, size, now)
+                if stream in self._answers:
+                    self._on_answer(stream, data[at + 9 : stop], now)
             elif kind == frames.HEADERS:
                 block = data[at + 9 : stop]
                 if flags & (frames.PADDED | frames.HAS_PRIORITY):
@@ -249,6 +268,10 @@ class GrpcChannel(Connecting):
         if flags & frames.END_STREAM:
             self._end(stream, Outcome.UNREADABLE, 0, "the stream ended without a status")
 
+    def _on_answer(self, stream: int, data: bytes, now: int) -> None:
+        """A part of an answer that is looked at."""
+        self._answers[stream] += data
+
     def _on_block(self, stream: int, flags: int, block: bytes, now: int) -> None:
         end = self._decoder.head(block)
         call = self._calls.get(stream)
@@ -260,7 +283,8 @@ class GrpcChannel(Connecting):
             return
         if end.grpc == 0:
             call.responses += 1
-            self._end(stream, Outcome.OK, 0, "")
+            wrong = self._judge(call.number, self._answers[stream][5:]) if self._judge is not None else ""
+            self._end(stream, Outcome.WRONG if wrong else Outcome.OK, 0, wrong, now)
         elif end.grpc is not None:
             self._end(stream, Outcome.REFUSED, end.grpc, end.message)
         else:
@@ -271,8 +295,8 @@ class GrpcChannel(Connecting):
             increment = frames.WORD.unpack(payload)[0]
             if not stream:
                 self._window += increment
-            elif stream in self._sending:
-                self._sending[stream].window += increment
+            elif stream in self._windows:
+                self._windows[stream] += increment
             if self._sending:
                 self._pump()
         elif kind == frames.SETTINGS and not flags & frames.ACK:
@@ -296,8 +320,8 @@ class GrpcChannel(Connecting):
         if frames.INITIAL_WINDOW_SIZE in values:
             grown = values[frames.INITIAL_WINDOW_SIZE] - self._stream_window
             self._stream_window += grown
-            for sending in self._sending.values():
-                sending.window += grown
+            for stream in self._windows:
+                self._windows[stream] += grown
         self._out.append(_SETTINGS_ACK)
         if self._sending:
             self._pump()
@@ -318,32 +342,22 @@ class GrpcChannel(Connecting):
             if self._unsent:
                 self.connect()
 
-    def _end(self, stream: int, outcome: Outcome, code: int, error: str) -> None:
+    def _end(self, stream: int, outcome: Outcome, code: int, error: str, end: int = 0) -> None:
         call = self._calls.pop(stream, None)
-        self._sending.pop(stream, None)
+        self._forget(stream)
         if call is not None:
-            _finish(call, outcome, code, error)
+            finish(call, outcome, code, error, end)
             if self._going_away:
                 self._reconnect_when_idle()
+
+    def _forget(self, stream: int) -> None:
+        """A stream has ended."""
+        self._sending.pop(stream, None)
+        self._windows.pop(stream, None)
+        self._answers.pop(stream, None)
 
     def _fail(self, error: str) -> None:
         calls = list(self._calls.values())
         self._calls.clear()
         for call in calls:
-            _finish(call, Outcome.UNREADABLE, 0, error)
-
-
-def _finish(call: TimedCall, outcome: Outcome, code: int, error: str) -> None:
-    call.end = monotonic_ns()
-    call.outcome = outcome
-    call.code = code
-    call.error = error
-    call.on_end(call)
-
-
-def _end_of(fields: Sequence[Field]) -> _End:
-    """The status that a block of headers or trailers tells."""
-    found = dict(fields)
-    http, grpc = found.get(b":status"), found.get(b"grpc-status")
-    message = unquote(found.get(b"grpc-message", b"").decode("latin-1"))
-    return _End(int(http) if http is not None else None, int(grpc) if grpc is not None else None, message)
+            finish(call, Outcome.UNREADABLE, 0, error)

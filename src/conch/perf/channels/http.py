@@ -10,12 +10,13 @@ from time import monotonic_ns
 from typing import Any, Final
 
 import httptools
+import orjson
 
-from conch.perf.calls import TimedCall
+from conch.perf.calls import Judge, TimedCall
 from conch.perf.channels.connecting import Address, Connecting
 from conch.perf.records import Outcome
 
-#: How much of the body of an error is kept (bytes).
+#: How much of an error is shown (characters).
 _SHOWN: Final = 400
 
 
@@ -26,7 +27,7 @@ class HttpChannel(Connecting):
         super().__init__(loop, address)
         self._call: TimedCall | None = None
         self._parser: Any = None
-        self._data = b""
+        self._body = b""
 
     @property
     def room(self) -> int:
@@ -70,7 +71,6 @@ class HttpChannel(Connecting):
         if not call.first:
             call.first = monotonic_ns()
         call.received += len(data)
-        self._data = data
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -80,29 +80,77 @@ class HttpChannel(Connecting):
 
     # Called by the parser
 
+    def on_message_begin(self) -> None:
+        self._body = b""
+
+    def on_body(self, body: bytes) -> None:
+        if self._parser.get_status_code() >= 300:
+            self._body += body
+
     def on_message_complete(self) -> None:
         call, parser = self._call, self._parser
         code = parser.get_status_code()
         if code < 200 or call is None:  # 100 Continue
             return
         call.code = code
-        call.responses += 1
         if not parser.should_keep_alive():
             self.close()
         if code < 300:
-            self._end(call, Outcome.OK, "")
+            self._answered(call)
         else:
-            shown = self._data.rpartition(b"\r\n\r\n")[2][:_SHOWN]
-            self._end(call, Outcome.REFUSED, shown.decode("utf-8", "replace"))
+            self._end(call, Outcome.REFUSED, error_text(self._body) or f"HTTP status {code}")
+
+    def _answered(self, call: TimedCall) -> None:
+        """The server has answered, and not with an error."""
+        call.responses += 1
+        self._end(call, Outcome.OK, "")
 
     def _write(self, call: TimedCall) -> None:
         call.sent = monotonic_ns()
         if self.write(call.payload.data):
             call.written = monotonic_ns()
 
-    def _end(self, call: TimedCall, outcome: Outcome, error: str) -> None:
-        call.end = monotonic_ns()
+    def _end(self, call: TimedCall, outcome: Outcome, error: str, end: int = 0) -> None:
+        call.end = end or monotonic_ns()
         call.outcome = outcome
         call.error = error
         self._call = None
         call.on_end(call)
+
+
+class JudgedHttpChannel(HttpChannel):
+    """The same for answers that are compared with the right ones."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, judge: Judge) -> None:
+        super().__init__(loop, address)
+        self._judge = judge
+        self._json_size = 0
+
+    # Called by the parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._json_size = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"inference-header-content-length":
+            self._json_size = int(value)
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def _answered(self, call: TimedCall) -> None:
+        call.responses += 1
+        end = monotonic_ns()
+        wrong = self._judge(call.number, self._body, self._json_size)
+        self._end(call, Outcome.WRONG if wrong else Outcome.OK, wrong, end)
+
+
+def error_text(body: bytes) -> str:
+    """What the body of an error says: the message in JSON as Triton and OpenAI's API write it, or else all of it."""
+    try:
+        error = orjson.loads(body)["error"]
+        text = str(error.get("message", error)) if isinstance(error, dict) else str(error)
+    except (ValueError, KeyError, TypeError):
+        text = body.decode("utf-8", "replace").strip()
+    return text[:_SHOWN]

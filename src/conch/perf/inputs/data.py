@@ -1,30 +1,25 @@
-"""The data of requests: made up, or read from files in perf_analyzer's formats.
+"""The data of requests where no files give it: zeros or random values, in the shapes of the model.
 
-``samples`` is the only way in.  A sample is the data of one inference, by input; those of a batch are put one behind
-the other.  Source of the formats: perf_analyzer's documentation, "Input Data".
+A sample is the data of one inference, by input; those of a batch are put one behind the other.  Pure.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 import numpy as np
 
-from conch.errors import ConchError, invalid
 from conch.perf.inputs.specs import InputSpec, ModelSpec
-from conch.tensors import ELEMENT_SIZE, format_shape, pack_bytes
-from conch.wire.json.tensor import from_json
+from conch.tensors import ELEMENT_SIZE, pack_bytes
 
 #: How many different samples are made up: more than caches of small models hold, fewer than fill memory.
 MADE_UP: Final = 64
 #: How many bytes made-up samples may take together.
 _MOST_BYTES: Final = 256 << 20
+#: The input of models that write text, in the generate extension's examples and in all of Triton's backends for them.
+_TEXT: Final = "text_input"
 _LETTERS: Final = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", np.uint8)
 
 
@@ -37,11 +32,24 @@ class Value:
 
 
 Sample = Mapping[str, Value]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSet:
+    """``samples`` are sent in turn; ``streams`` are the numbers of those that follow one another in a sequence.
+
+    ``expected`` are the right outputs for each sample, by output and as they travel; empty where none are known.
+    """
+
+    samples: Sequence[Sample]
+    streams: Sequence[Sequence[int]]
+    expected: Sequence[Mapping[str, bytes]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """Where data comes from: ``source`` is ``random``, ``zero``, or a file or folder.
+    """Where data comes from: ``source`` is ``random``, ``zero``, or a file or folder; ``more`` are further files.
 
     ``shapes`` are dims by input, ``string_data`` is the text of every BYTES element, or else each has
     ``string_length`` random letters.
@@ -52,34 +60,29 @@ class DataOptions:
     string_data: str | None = None
     string_length: int = 128
     seed: int = 0
+    more: Sequence[str] = ()
 
 
-def samples(model: ModelSpec, options: DataOptions) -> list[Sample]:
-    """The samples that requests send in turn, at least one.
-
-    Raises INVALID_ARG, naming the input and how to give it, where data is missing or does not fit.
-    """
-    shapes = options.shapes
-    if options.source in ("random", "zero"):
-        return _made_up(model, options, shapes)
-    path = Path(options.source)
-    if path.is_dir():
-        return [_of_folder(model, path, shapes)]
-    return _of_file(model, path, shapes)
-
-
-def _made_up(model: ModelSpec, options: DataOptions, shapes: Mapping[str, tuple[int, ...]]) -> list[Sample]:
+def made_up(model: ModelSpec, options: DataOptions) -> SampleSet:
+    """Samples of zeros or of random values; raises INVALID_ARG for an input whose shape has to be given."""
     random = np.random.default_rng(options.seed)
-    needed = {name: spec for name, spec in model.inputs.items() if not spec.optional or name in shapes}
-    dims = {name: model.shape_of(shapes, name) for name in needed}
-    fixed = options.source == "zero" and not any(spec.datatype == "BYTES" for spec in needed.values())
-    one = {name: _value(spec, dims[name], options, random) for name, spec in needed.items()}
+    needed = [model.inputs[name] for name in _sent(model, options)]
+    dims = {spec.name: model.shape_of(options.shapes, spec.name) for spec in needed}
+    fixed = options.source == "zero" and not any(spec.datatype == "BYTES" for spec in needed)
+    one = {spec.name: _value(spec, dims[spec.name], options, random) for spec in needed}
     size = sum(len(value.data) for value in one.values())
     count = 1 if fixed or not size else max(1, min(MADE_UP, _MOST_BYTES // size))
-    more = [
-        {name: _value(spec, dims[name], options, random) for name, spec in needed.items()} for _ in range(count - 1)
-    ]
-    return [one, *more]
+    more = [{spec.name: _value(spec, dims[spec.name], options, random) for spec in needed} for _ in range(count - 1)]
+    return SampleSet([one, *more], [range(count)])
+
+
+def _sent(model: ModelSpec, options: DataOptions) -> list[str]:
+    """The inputs that get data: what an optional one means, nobody here knows.
+
+    A model that takes nothing but optional inputs needs one all the same, the text where it takes texts.
+    """
+    asked = [name for name, spec in model.inputs.items() if not spec.optional or name in options.shapes]
+    return asked or [name for name in (_TEXT,) if name in model.inputs]
 
 
 def _value(spec: InputSpec, dims: tuple[int, ...], options: DataOptions, random: np.random.Generator) -> Value:
@@ -112,99 +115,7 @@ def _random_numbers(datatype: str, count: int, random: np.random.Generator) -> b
     return random.integers(0, min(np.iinfo(kind).max, 1000), count).astype(kind).tobytes()
 
 
-def _of_folder(model: ModelSpec, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Sample:
-    """A file for each input, named as it is: raw bytes, or the text of its only element."""
-    sample = {}
-    for name, spec in model.inputs.items():
-        file = folder / name
-        if not file.is_file():
-            if spec.optional:
-                continue
-            raise invalid(f"--input-data {folder}: there is no file '{name}' with the data of that input")
-        content = file.read_bytes()
-        dims = model.shape_of(shapes, name)
-        if spec.datatype == "BYTES":
-            sample[name] = Value(dims, pack_bytes([content]))
-            continue
-        expected = int(np.prod(dims, dtype=np.int64)) * ELEMENT_SIZE[spec.datatype]
-        if len(content) != expected:
-            raise invalid(f"{file}: {len(content)} bytes, and {spec.datatype} {format_shape(dims)} takes {expected}")
-        sample[name] = Value(dims, content)
-    return sample
-
-
-def _of_file(model: ModelSpec, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> list[Sample]:
-    """The entries of ``data`` in a JSON file; a list of entries in it is a sequence, whose entries are sent in turn."""
-    try:
-        document = json.loads(file.read_bytes())
-    except OSError as error:
-        raise invalid(f"--input-data {file}: {error.strerror}") from None
-    except ValueError as error:
-        raise invalid(f"--input-data {file}: not JSON: {error}") from None
-    entries = document.get("data") if isinstance(document, dict) else None
-    if not isinstance(entries, list) or not entries:
-        raise invalid(f'--input-data {file}: expected {{"data": [{{"INPUT": [...]}}, ...]}}')
-    flat: list[Any] = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
-    return [_of_entry(model, entry, shapes, f"{file}, entry {number}") for number, entry in enumerate(flat)]
-
-
-def _of_entry(model: ModelSpec, entry: Any, shapes: Mapping[str, tuple[int, ...]], where: str) -> Sample:
-    if not isinstance(entry, dict):
-        raise invalid(f"{where}: not an object with the inputs' data")
-    sample = {}
-    for name, given in entry.items():
-        spec = model.inputs.get(name)
-        if spec is None:
-            raise invalid(f"{where}: model '{model.name}' has no input '{name}'")
-        try:
-            sample[name] = _of_json(model, spec, given, shapes)
-        except ConchError as error:
-            raise invalid(f"{where}, input '{name}': {error.message}") from None
-    missing = [name for name, spec in model.inputs.items() if not spec.optional and name not in sample]
-    if missing:
-        raise invalid(f"{where}: no data for the inputs {', '.join(missing)}")
-    return sample
-
-
-def _of_json(model: ModelSpec, spec: InputSpec, given: Any, shapes: Mapping[str, tuple[int, ...]]) -> Value:
-    """One value: a flat list, ``{"content": [...], "shape": [...]}``, or ``{"b64": "..."}``."""
-    dims: tuple[int, ...] | None = None
-    if isinstance(given, dict):
-        if "shape" in given:
-            dims = tuple(int(dim) for dim in given["shape"])
-        if "b64" in given:
-            return Value(dims or model.shape_of(shapes, spec.name), _decoded(spec, given["b64"]))
-        if "content" not in given:
-            raise invalid("expected 'content' or 'b64'")
-        given = given["content"]
-    if not isinstance(given, list):
-        given = [given]
-    if dims is None:
-        dims = _dims_for(model, spec, len(given), shapes)
-    count = int(np.prod(dims, dtype=np.int64)) if dims else 1
-    return Value(dims, from_json(spec.name, spec.datatype, count, given))
-
-
-def _dims_for(model: ModelSpec, spec: InputSpec, count: int, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The dims of ``count`` values: where a single dimension is variable, there is only one that fits."""
-    variable = [place for place, dim in enumerate(spec.dims) if dim == -1]
-    if spec.name in shapes or len(variable) != 1:
-        return model.shape_of(shapes, spec.name)
-    rest = int(np.prod([dim for dim in spec.dims if dim != -1], dtype=np.int64))
-    if not rest or count % rest:
-        return model.shape_of(shapes, spec.name)
-    return tuple(count // rest if dim == -1 else dim for dim in spec.dims)
-
-
-def _decoded(spec: InputSpec, text: Any) -> bytes:
-    try:
-        content = base64.b64decode(text, validate=True)
-    except (Base64Error, TypeError, ValueError):
-        raise invalid("'b64' is not base64") from None
-    return pack_bytes([content]) if spec.datatype == "BYTES" else content
-
-
-def in_batches(found: Sequence[Sample], batch_size: int) -> list[list[Sample]]:
+def in_batches(found: Sequence[_T], batch_size: int) -> list[list[_T]]:
     """Samples for requests of ``batch_size`` inferences each, every sample the same number of times if that can be."""
     if batch_size == 1:
         return [[one] for one in found]

@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from conch.errors import invalid, not_found
@@ -15,7 +15,7 @@ from conch.tensors import CONFIG_NAME, format_shape
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input: ``dims`` is its shape without the batch dimension, with -1 where requests choose."""
+    """One input, or output: ``dims`` is its shape without the batch dimension, with -1 where requests choose."""
 
     name: str
     datatype: str
@@ -25,13 +25,18 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What requests need to know of a model; ``max_batch_size`` is 0 for one without a batch dimension."""
+    """What requests need to know of a model; ``max_batch_size`` is 0 for one without a batch dimension.
+
+    ``stateful`` says that its requests belong to sequences.
+    """
 
     name: str
     version: str
     inputs: Mapping[str, InputSpec]
     max_batch_size: int
     decoupled: bool
+    outputs: Mapping[str, InputSpec] = field(default_factory=dict)
+    stateful: bool = False
 
     def shape_of(self, given: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
         """The dims of an input for which no data is given: its own, with those ``given`` on the command line.
@@ -63,15 +68,22 @@ def read_model(metadata: Mapping[str, Any], config: Mapping[str, Any], version: 
     """The model that a server's metadata and configuration describe; the configuration may be empty."""
     max_batch_size = int(config.get("max_batch_size", 0))
     optional = {one["name"] for one in config.get("input", ()) if one.get("optional")}
-    inputs = {}
-    for one in metadata.get("inputs", ()):
-        if one["datatype"] not in CONFIG_NAME:
-            raise invalid(f"input '{one['name']}' has the datatype '{one['datatype']}', for which there is no data")
-        shape = tuple(int(dim) for dim in one.get("shape", ()))
-        dims = shape[1:] if max_batch_size > 0 else shape
-        inputs[one["name"]] = InputSpec(one["name"], one["datatype"], dims, one["name"] in optional)
+    inputs, outputs = (
+        {one["name"]: _spec(one, max_batch_size > 0, one["name"] in optional) for one in metadata.get(kind, ())}
+        for kind in ("inputs", "outputs")
+    )
+    for spec in inputs.values():
+        if spec.datatype not in CONFIG_NAME:
+            raise invalid(f"input '{spec.name}' has the datatype '{spec.datatype}', for which there is no data")
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
-    return ModelSpec(str(metadata["name"]), version, inputs, max_batch_size, decoupled)
+    return ModelSpec(
+        str(metadata["name"]), version, inputs, max_batch_size, decoupled, outputs, "sequence_batching" in config
+    )
+
+
+def _spec(one: Mapping[str, Any], batches: bool, optional: bool) -> InputSpec:
+    shape = tuple(int(dim) for dim in one.get("shape", ()))
+    return InputSpec(one["name"], one["datatype"], shape[1:] if batches else shape, optional)
 
 
 def check_shapes(model: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -42,9 +42,11 @@ def level_of(plan: PerfPlan, level: float) -> str:
 
 
 class LiveLine:
-    """A line on the terminal that tells how the measurement of a level goes."""
+    """A line on the terminal that tells how the measurement of a level goes; with ``each``, one that stays for each
+    window."""
 
-    def __init__(self, console: Console, plan: PerfPlan, level: float) -> None:
+    def __init__(self, console: Console, plan: PerfPlan, level: float, *, each: bool = False) -> None:
+        self._console, self._each = console, each
         self._level = level_of(plan, level)
         self._trials = plan.trials
         self._windows = 0
@@ -63,9 +65,12 @@ class LiveLine:
         """Show the figures of a window that has just ended."""
         self._windows += 1
         latency = f", {_us(window.latency.average)} on average" if window.latency else ", no answers"
-        self._status.update(
+        said = (
             f"{self._level}: window {self._windows} of {self._trials} at most: {window.throughput:.0f} infer/s{latency}"
         )
+        self._status.update(said)
+        if self._each:
+            self._console.print(f"{said}, {window.seconds:.1f} s", highlight=False)
 
 
 def details(plan: PerfPlan, measured: Measured) -> str:

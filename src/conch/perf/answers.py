@@ -1,0 +1,66 @@
+"""Whether answers are the right ones, where those are known (``validation_data`` of perf_analyzer's files).
+
+Pure; called by channels, after a request's time was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import orjson
+
+from conch.wire.json.tensor import from_json
+
+#: The right outputs of a payload, by name and as they travel.
+Expected = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RightAnswers:
+    """``expected`` is by the number of the payload; ``form`` is how answers come."""
+
+    expected: Sequence[Expected]
+    form: Literal["http", "grpc"]
+
+    def __call__(self, payload: int, answer: bytes, json_size: int = 0) -> str:
+        """What is wrong with the answer to a payload, empty if nothing; outputs that are not expected are not asked.
+
+        ``answer`` is a ``ModelInferResponse``, or a body of HTTP whose first ``json_size`` bytes are JSON (0: all).
+        """
+        expected = self.expected[payload]
+        if not expected:
+            return ""
+        try:
+            found = _of_http(answer, json_size) if self.form == "http" else _of_grpc(answer)
+        except (ValueError, KeyError, TypeError) as error:
+            return f"the answer cannot be read: {error}"
+        for name, right in expected.items():
+            if name not in found:
+                return f"output '{name}' is not in the answer"
+            if found[name] != right:
+                return f"output '{name}' is not as in validation_data"
+        return ""
+
+
+def _of_http(body: bytes, json_size: int) -> dict[str, bytes]:
+    document: dict[str, Any] = orjson.loads(body[:json_size] if json_size else body)
+    found, at = {}, json_size
+    for output in document["outputs"]:
+        size = output.get("parameters", {}).get("binary_data_size")
+        if size is not None:
+            found[output["name"]] = body[at : at + size]
+            at += size
+        elif "data" in output:
+            count = prod(output["shape"])
+            found[output["name"]] = from_json(output["name"], output["datatype"], count, output["data"])
+    return found
+
+
+def _of_grpc(message: bytes) -> dict[str, bytes]:
+    from tritonclient.grpc import service_pb2
+
+    response = service_pb2.ModelInferResponse.FromString(message)
+    return {output.name: data for output, data in zip(response.outputs, response.raw_output_contents, strict=False)}

@@ -1,0 +1,120 @@
+"""System shared memory: where the tensors of requests are in it, and the region itself while it is registered.
+
+The layout is pure; :class:`SharedRegion` is of the process that measures.  Source: Triton's system shared memory
+extension.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any, Final, Protocol
+
+from conch.errors import ConchError, unsupported
+from conch.perf.inputs.specs import ModelSpec
+from conch.tensors import ELEMENT_SIZE
+
+#: Where tensors may begin (bytes).
+_ALIGNED: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """A tensor's place in a region (bytes)."""
+
+    region: str
+    offset: int
+    size: int
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What says so in a request."""
+        found: dict[str, Any] = {"shared_memory_region": self.region, "shared_memory_byte_size": self.size}
+        return found | ({"shared_memory_offset": self.offset} if self.offset else {})
+
+
+@dataclass
+class MemoryLayout:
+    """Where everything is in one region: ``outputs`` by name, then all inputs as they come.
+
+    Requests share the places of outputs, as perf_analyzer's do: nobody reads them.
+    """
+
+    region: str
+    outputs: Mapping[str, MemoryPart]
+    size: int
+    contents: list[tuple[int, bytes]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: ModelSpec, batch_size: int, output_size: int) -> MemoryLayout:
+        """Room for a model's outputs: ``output_size`` (bytes) for each inference where shapes do not tell."""
+        region = f"conch_perf_{os.getpid()}"
+        outputs, size = {}, 0
+        for name, spec in model.outputs.items():
+            each = output_size
+            if spec.datatype != "BYTES" and -1 not in spec.dims:
+                each = ELEMENT_SIZE[spec.datatype]
+                for dim in spec.dims:
+                    each *= dim
+            outputs[name] = MemoryPart(region, size, each * batch_size)
+            size += _rounded(each * batch_size)
+        return cls(region, outputs, size)
+
+    def place(self, data: bytes) -> MemoryPart:
+        """Give an input tensor a place."""
+        part = MemoryPart(self.region, self.size, len(data))
+        self.contents.append((self.size, data))
+        self.size += _rounded(len(data))
+        return part
+
+
+def _rounded(size: int) -> int:
+    return -(-max(1, size) // _ALIGNED) * _ALIGNED
+
+
+class MemoryApi(Protocol):
+    """A server that can be told of regions."""
+
+    def register_memory(self, region: str, key: str, size: int) -> None:
+        """Tell the server of a region of ``size`` bytes under ``key``."""
+
+    def unregister_memory(self, region: str) -> None:
+        """Let the server forget it."""
+
+
+class SharedRegion:
+    """A region with the data of all requests, which a server knows until it is closed."""
+
+    def __init__(self, layout: MemoryLayout, api: MemoryApi) -> None:
+        """Raises UNSUPPORTED for a server that takes none, or that is on another machine."""
+        self._api, self._region = api, layout.region
+        self._memory = SharedMemory(layout.region, create=True, size=max(1, layout.size))
+        try:
+            for offset, data in layout.contents:
+                assert self._memory.buf is not None
+                self._memory.buf[offset : offset + len(data)] = data
+            api.register_memory(layout.region, f"/{layout.region}", layout.size)
+        except ConchError as error:
+            self._free()
+            raise unsupported(
+                f"--shared-memory system: the server does not take the region: {error.message} (it has to be on this"
+                " machine, and to have the extension system_shared_memory)"
+            ) from None
+        except BaseException:
+            self._free()
+            raise
+
+    def close(self) -> None:
+        """Let the server forget the region, if it still answers, and free it."""
+        try:
+            self._api.unregister_memory(self._region)
+        except ConchError:
+            pass
+        finally:
+            self._free()
+
+    def _free(self) -> None:
+        self._memory.close()
+        self._memory.unlink()

@@ -1,0 +1,1 @@
+"""From samples to requests as they are sent.  Made once, before anything is measured; pure."""

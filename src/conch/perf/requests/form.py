@@ -1,0 +1,47 @@
+"""How requests for inferences look, whatever carries them: their tensors, where those are, what goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conch.errors import invalid
+from conch.perf.inputs.data import Sample
+from conch.perf.inputs.specs import ModelSpec
+from conch.perf.memory import MemoryLayout
+from conch.tensors import WireTensor, format_shape
+
+
+@dataclass(frozen=True, slots=True)
+class RequestForm:
+    """``parameters`` go with each request; ``sequence`` leaves room for those of a sequence.
+
+    ``binary_input`` and ``binary_output`` are for HTTP, as are ``prefix``, the path before all paths, ``host`` and
+    ``headers``.  Tensors are in ``memory`` where it is given.  ``encoding`` compresses messages of gRPC.
+    """
+
+    host: str = ""
+    prefix: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    sequence: bool = False
+    binary_input: bool = True
+    binary_output: bool = True
+    memory: MemoryLayout | None = None
+    encoding: str = ""
+
+
+def tensors_of(model: ModelSpec, batch: Sequence[Sample]) -> list[WireTensor]:
+    """The input tensors of a request for a batch; raises INVALID_ARG where its samples differ in shape."""
+    tensors = []
+    for name, spec in model.inputs.items():
+        values = [sample[name] for sample in batch if name in sample]
+        if not values:
+            continue
+        if len(values) != len(batch) or any(value.dims != values[0].dims for value in values):
+            shown = ", ".join(format_shape(value.dims) for value in values[:2])
+            raise invalid(f"samples of input '{name}' cannot share a batch: {shown}; use -b 1")
+        shape = (len(batch), *values[0].dims) if model.max_batch_size > 0 else values[0].dims
+        tensors.append(WireTensor(name, spec.datatype, shape, b"".join(value.data for value in values)))
+    return tensors

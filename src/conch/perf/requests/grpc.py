@@ -1,0 +1,81 @@
+"""Requests over gRPC: messages of the inference service with their prefixes."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from conch.perf.calls import Payload
+from conch.perf.inputs.data import Sample
+from conch.perf.inputs.specs import ModelSpec
+from conch.perf.requests.form import RequestForm, tensors_of
+from conch.perf.sequences import grpc_fields
+
+#: The RPCs that infer.
+MODEL_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+MODEL_STREAM_INFER: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
+#: The digits of a request's id in a stream, with which its message ends.
+ID_SIZE: Final = 8
+#: Field 3 of ``ModelInferRequest``, a text of that length.
+_ID_FIELD: Final = bytes([3 << 3 | 2, ID_SIZE])
+_COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
+    "gzip": lambda data: gzip.compress(data, 6, mtime=0),
+    "deflate": zlib.compress,
+}
+
+
+def infer_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
+    """A ``ModelInferRequest`` with its prefix."""
+    encoded, place = _encode(model, batch, form)
+    if form.encoding:
+        encoded = _COMPRESS[form.encoding](encoded)
+    return Payload(_prefixed(encoded, compressed=bool(form.encoding)), len(batch), place)
+
+
+def stream_message(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
+    """The same for a stream: it ends with an id, and asks decoupled models to say which response is the last."""
+    if model.decoupled:
+        form = replace(form, parameters={**form.parameters, "triton_enable_empty_final_response": True})
+    encoded, place = _encode(model, batch, form)
+    return Payload(_prefixed(encoded + _ID_FIELD + b"0" * ID_SIZE), len(batch), place)
+
+
+def _encode(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> tuple[bytes, int]:
+    """The message, and where fields of a sequence are in it with its prefix (-1: nowhere)."""
+    from tritonclient.grpc import service_pb2
+
+    message = service_pb2.ModelInferRequest(model_name=model.name, model_version=model.version)
+    _set(message.parameters, form.parameters)
+    for tensor in tensors_of(model, batch):
+        entry = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if form.memory is not None:
+            _set(entry.parameters, form.memory.place(bytes(tensor.data)).parameters)
+        else:
+            message.raw_input_contents.append(bytes(tensor.data))
+    if form.memory is not None:
+        for name, part in form.memory.outputs.items():
+            _set(message.outputs.add(name=name).parameters, part.parameters)
+    encoded: bytes = message.SerializeToString()
+    if not form.sequence:
+        return encoded, -1
+    return encoded + grpc_fields(0), 5 + len(encoded)
+
+
+def _set(parameters: Any, given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        parameter = parameters[name]
+        if isinstance(value, bool):
+            parameter.bool_param = value
+        elif isinstance(value, int):
+            parameter.int64_param = value
+        elif isinstance(value, float):
+            parameter.double_param = value
+        else:
+            parameter.string_param = value
+
+
+def _prefixed(message: bytes, *, compressed: bool = False) -> bytes:
+    return bytes([compressed]) + len(message).to_bytes(4, "big") + message

@@ -1,0 +1,101 @@
+"""Requests over HTTP: of the KServe protocol, of the generate extension and of OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from conch.perf.calls import Payload
+from conch.perf.inputs.data import Sample
+from conch.perf.inputs.specs import ModelSpec
+from conch.perf.requests.form import RequestForm, tensors_of
+from conch.perf.sequences import json_fields
+from conch.tensors import WireTensor
+from conch.wire.json.tensor import to_json
+
+#: Tells how much of a body is JSON; what follows are tensors.
+_JSON_LENGTH: Final = "Inference-Header-Content-Length"
+
+
+def infer_request(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
+    """A whole ``POST …/infer``, with binary tensors, all in JSON, or with tensors in shared memory."""
+    inputs: list[dict[str, Any]] = []
+    data: list[bytes] = []
+    for tensor in tensors_of(model, batch):
+        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        if form.memory is not None:
+            entry["parameters"] = form.memory.place(bytes(tensor.data)).parameters
+        elif form.binary_input:
+            entry["parameters"] = {"binary_data_size": len(tensor.data)}
+            data.append(bytes(tensor.data))
+        else:
+            entry["data"] = to_json(tensor)
+        inputs.append(entry)
+    document: dict[str, Any] = {"inputs": inputs}
+    if form.memory is not None:
+        outputs = form.memory.outputs
+        document["outputs"] = [{"name": name, "parameters": part.parameters} for name, part in outputs.items()]
+    binary = {"binary_data_output": True} if form.binary_output and form.memory is None else {}
+    document["parameters"] = binary | dict(form.parameters)
+    head = json.dumps(document, separators=(",", ":")).encode()
+    place = -1
+    if form.sequence:
+        fields = json_fields(0)
+        head = head[:-2] + (b"," if document["parameters"] else b"") + fields + b"}}"
+        place = len(head) - 2 - len(fields)
+    lines = {"Host": form.host, "Content-Type": "application/octet-stream" if data else "application/json"}
+    if data or binary:
+        lines[_JSON_LENGTH] = str(len(head))
+    body = b"".join([head, *data])
+    request = http_post(f"{_model_path(model, form)}/infer", lines | dict(form.headers), body)
+    return Payload(request, len(batch), len(request) - len(body) + place if form.sequence else -1)
+
+
+def generate_request(model: ModelSpec, sample: Sample, form: RequestForm, endpoint: str) -> Payload:
+    """A ``POST …/generate`` or ``…/generate_stream``: each input a value, or a list where it has several.
+
+    The form's parameters are members beside the inputs, as ``max_tokens``.
+    """
+    document = {tensor.name: _value(tensor) for tensor in tensors_of(model, [sample])}
+    return _json_post(f"{_model_path(model, form)}/{endpoint}", document | dict(form.parameters), form)
+
+
+def openai_request(
+    model: str, given: Mapping[str, Any] | str, form: RequestForm, endpoint: str, *, streaming: bool
+) -> Payload:
+    """A request of OpenAI's API: ``given`` is a body, or the text of its prompt; a stream is asked for its usage."""
+    document: dict[str, Any] = {"model": model}
+    if not isinstance(given, str):
+        document |= given
+    elif endpoint.endswith("chat/completions"):
+        document["messages"] = [{"role": "user", "content": given}]
+    else:
+        document["input" if endpoint.endswith("embeddings") else "prompt"] = given
+    document |= form.parameters
+    if streaming:
+        document |= {"stream": True, "stream_options": {"include_usage": True}}
+    return _json_post(f"{form.prefix}/{endpoint.strip('/')}", document, form)
+
+
+def http_post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    """The bytes of a POST."""
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    lines += [f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+def _value(tensor: WireTensor) -> Any:
+    values = to_json(tensor)
+    return values[0] if len(values) == 1 else values
+
+
+def _model_path(model: ModelSpec, form: RequestForm) -> str:
+    path = f"{form.prefix}/v2/models/{quote(model.name, safe='')}"
+    return f"{path}/versions/{model.version}" if model.version else path
+
+
+def _json_post(path: str, document: Mapping[str, Any], form: RequestForm) -> Payload:
+    body = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    return Payload(http_post(path, {"Host": form.host, "Content-Type": "application/json", **form.headers}, body))
