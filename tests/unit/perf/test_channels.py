@@ -70,6 +70,35 @@ def test_calls_that_start_together_are_written_each_by_itself() -> None:
     assert received == [(b"first.", True), (b"second", True)]
 
 
+class FakeTransport(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+
+    def write(self, data: bytes | bytearray | memoryview[int]) -> None:
+        self.written += data
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def test_a_server_may_speak_first() -> None:
+    """As the real Triton does: it must not get an answer before the connection's preface."""
+    loop = asyncio.new_event_loop()
+    channel = GrpcChannel(loop, Address("host", 1), Rpc("/method"))
+    transport = FakeTransport()
+    channel.connection_made(transport)
+    channel.data_received(frames.settings({}))
+    assert transport.written.startswith(frames.PREFACE)
+    assert transport.written.endswith(frames.frame(frames.SETTINGS, frames.ACK, 0))
+    loop.close()
+
+
 @pytest.mark.parametrize("make", CHANNELS, ids=["http", "grpc"])
 def test_a_large_request_is_written_when_its_last_byte_is(make: MakeChannel) -> None:
     """As long as the server doesn't read, it is not."""

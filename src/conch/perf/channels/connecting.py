@@ -115,6 +115,9 @@ class Connecting(asyncio.Protocol):
         assert self.transport is not None
         # Then it gives what it gets to the kernel at once, and not at the end of the loop's turn.
         self.transport.set_write_buffer_limits(0)
+        # Now, and not when the task goes on: the server may speak first, and that must not be read before.
+        self._connecting = None
+        self.on_connected()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.transport is not None:
@@ -123,16 +126,12 @@ class Connecting(asyncio.Protocol):
 
     async def _connect(self) -> None:
         address = self._address
-        error = ""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self.loop.create_connection(
                     lambda: self, address.host, address.port, ssl=address.tls(*self.protocols)
                 )
         except (OSError, TimeoutError) as failure:
-            error = f"no connection to {address.shown}: {failure or 'timed out'}"
-        self._connecting = None
-        if error:
-            self.on_lost(error)
-        elif self.transport is not None:
-            self.on_connected()
+            if self._connecting is asyncio.current_task():
+                self._connecting = None
+                self.on_lost(f"no connection to {address.shown}: {failure or 'timed out'}")

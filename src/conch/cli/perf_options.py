@@ -1,0 +1,199 @@
+"""The flags of ``conch perf``: perf_analyzer's, with their meanings, and what it has besides.
+
+Each is declared here, once; ``REFUSED`` are perf_analyzer's that are not taken, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from conch.cli.grouped import GroupedOption
+
+FILE: Final = click.Path(dir_okay=False, path_type=Path)
+_READ: Final = click.Path(dir_okay=False, exists=True)
+
+_GENERAL = partial(GroupedOption, group="Model and server")
+_LOAD = partial(GroupedOption, group="Load")
+_WINDOWS = partial(GroupedOption, group="Measuring")
+_DATA = partial(GroupedOption, group="Data")
+_TEXT = partial(GroupedOption, group="Models that write text")
+_SEQUENCES = partial(GroupedOption, group="Sequences")
+_TLS = partial(GroupedOption, group="TLS")
+_OUTPUT = partial(GroupedOption, group="Output")
+
+OPTIONS: Final = [
+    _GENERAL(["-m", "--model-name", "model"], required=True, metavar="MODEL", help="The model to ask."),
+    _GENERAL(["-x", "--model-version", "version"], default="", metavar="N",
+             help="Its version (default: the server's choice)."),
+    _GENERAL(["-u", "--url"], default="", metavar="URL",
+             help="host:port of the server (default: localhost and Triton's port); https:// for TLS."),
+    _GENERAL(["-i", "--protocol"], type=click.Choice(["http", "grpc", "openai"], case_sensitive=False), default="http",
+             metavar="NAME", help="http (default), grpc or openai."),
+    _GENERAL(["-b", "--batch-size"], type=click.IntRange(1), default=1, metavar="N",
+             help="Inferences in a request (default: 1)."),
+    _GENERAL(["--streaming"], is_flag=True,
+             help="Over grpc, a ModelStreamInfer call for each caller; of openai, ask for a stream."),
+    _GENERAL(["-H", "--header", "headers"], multiple=True, metavar="NAME:VALUE",
+             help="A header of requests; metadata over grpc."),
+    _GENERAL(["--request-parameter", "parameters"], multiple=True, metavar="NAME:VALUE[:TYPE]",
+             help="A parameter of requests, as max_tokens:64; TYPE is int, float, bool or string."),
+    _GENERAL(["--grpc-compression-algorithm", "encoding"], type=click.Choice(["none", "gzip", "deflate"]),
+             default="none", metavar="NAME", help="Compress requests over grpc: none (default), gzip or deflate."),
+    _GENERAL(["--shared-memory"], type=click.Choice(["none", "system", "cuda"]), default="none", metavar="NAME",
+             help="Pass tensors through system memory; the server is on this machine (default: none)."),
+    _GENERAL(["--output-shared-memory-size", "output_size"], type=click.IntRange(1), default=100 * 1024,
+             metavar="BYTES", help="Room for an output of texts or of variable shape (default: 102400)."),
+    _GENERAL(["--bls-composing-models", "composing"], default="", metavar="NAME[:N],…",
+             help="Models that this one calls; they have to be there, and are shown beside it."),
+    _GENERAL(["--timeout"], type=click.FloatRange(0.001), default=600.0, metavar="S",
+             help="How long a request may take (default: 600)."),
+    _LOAD(["--concurrency-range"], metavar="A:B:S",
+          help="Callers at a time: start, start:end or start:end:step (default: 1); end 0 goes on to -l."),
+    _LOAD(["--request-rate-range"], metavar="A:B:S",
+          help="Requests a second instead, whether or not those before are answered."),
+    _LOAD(["--request-distribution"], type=click.Choice(["constant", "poisson"]), default="constant", metavar="NAME",
+          help="constant (default) or poisson distances between them."),
+    _LOAD(["--request-intervals"], type=_READ, metavar="FILE",
+          help="The distances instead, again and again: microseconds, one a line."),
+    _LOAD(["--max-threads", "max_calls"], type=click.IntRange(1), default=256, metavar="N",
+          help="Requests at a time for rates; more wait, and their wait counts (default: 256)."),
+    _LOAD(["-l", "--latency-threshold"], type=click.FloatRange(0), default=0.0, metavar="MS",
+          help="Stop after the first level whose latency is higher."),
+    _LOAD(["--binary-search"], is_flag=True,
+          help="Find the highest level below -l by halves; the step is how exactly."),
+    _LOAD(["-a", "--async", "asynchronous"], is_flag=True, expose_value=False,
+          help="Changes nothing: no thread waits for an answer here."),
+    _LOAD(["--sync", "synchronous"], is_flag=True, expose_value=False, help="Changes nothing, for the same reason."),
+    _LOAD(["--processes"], type=click.IntRange(0), default=0, metavar="N",
+          help="Processes that send (default: by the callers)."),
+    _WINDOWS(["-p", "--measurement-interval"], type=click.IntRange(50), default=5000, metavar="MS",
+             help="Length of a window (default: 5000)."),
+    _WINDOWS(["--measurement-mode"], type=click.Choice(["time_windows", "count_windows"]), default="time_windows",
+             metavar="NAME", help="count_windows end with a number of requests instead."),
+    _WINDOWS(["--measurement-request-count"], type=click.IntRange(1), default=50, metavar="N",
+             help="Requests in such a window (default: 50)."),
+    _WINDOWS(["--request-count"], type=click.IntRange(0), default=0, metavar="N",
+             help="Send so many requests at each level, and measure them all, in one window."),
+    _WINDOWS(["--warmup-request-count"], type=click.IntRange(0), default=0, metavar="N",
+             help="Requests before those that count, instead of a warm-up of a time."),
+    _WINDOWS(["-s", "--stability-percentage"], type=click.FloatRange(0.1, 999), default=10.0, metavar="N",
+             help="How far three windows in a row may be from their mean (default: 10)."),
+    _WINDOWS(["-r", "--max-trials"], type=click.IntRange(1), default=10, metavar="N",
+             help="Windows at most (default: 10)."),
+    _WINDOWS(["--percentile"], type=click.IntRange(1, 99), default=None, metavar="N",
+             help="The latency that has to be stable, and below -l (default: the average)."),
+    _DATA(["--input-data"], multiple=True, metavar="WHAT",
+          help="random (default), zero, a folder with a file for each input, or JSON files (repeat the flag)."),
+    _DATA(["--shape", "shapes"], multiple=True, metavar="NAME:D,D",
+          help="Dimensions of an input that has variable ones, without the batch."),
+    _DATA(["--string-data"], default=None, metavar="TEXT", help="Every text."),
+    _DATA(["--string-length"], type=click.IntRange(1), default=128, metavar="N",
+          help="Length of random texts (default: 128)."),
+    _DATA(["--input-tensor-format"], type=click.Choice(["binary", "json"]), default="binary", metavar="NAME",
+          help="binary (default) or json, over HTTP."),
+    _DATA(["--output-tensor-format"], type=click.Choice(["binary", "json"]), default="binary", metavar="NAME",
+          help="The same for answers."),
+    _TEXT(["--endpoint"], default="", metavar="PATH",
+          help="infer (default), generate or generate_stream; of openai v1/chat/completions (default) or another."),
+    _TEXT(["--slo"], default="", metavar="ttft:MS,itl:MS",
+          help="Count the requests whose first token and distances keep this."),
+    _SEQUENCES(["--sequence-length"], type=click.IntRange(1), default=None, metavar="N",
+               help="Requests in a sequence (default: as many as the data has, or 20)."),
+    _SEQUENCES(["--sequence-length-variation"], type=click.FloatRange(0, 100), default=20.0, metavar="N",
+               help="Per cent by which lengths differ from that (default: 20)."),
+    _SEQUENCES(["--sequence-id-range"], default=None, metavar="A:B", help="Ids from A to before B (default: from 1)."),
+    _SEQUENCES(["--num-of-sequences"], type=click.IntRange(1), default=None, metavar="N",
+               help="Sequences at a time for rates (default: 4); otherwise one for each caller."),
+    _SEQUENCES(["--serial-sequences"], is_flag=True, expose_value=False,
+               help="Changes nothing: a sequence has one request at a time."),
+    _TLS(["--ssl-grpc-use-ssl"], is_flag=False, flag_value="true", default="false", metavar="BOOL",
+         help="Encrypt, as -u https://… does for both protocols."),
+    _TLS(["--ssl-grpc-root-certifications-file", "grpc_authorities"], type=_READ, metavar="FILE",
+         help="Trust these certificates (PEM) over grpc."),
+    _TLS(["--ssl-grpc-certificate-chain-file", "grpc_certificate"], type=_READ, metavar="FILE",
+         help="The client's certificate (PEM)."),
+    _TLS(["--ssl-grpc-private-key-file", "grpc_key"], type=_READ, metavar="FILE", help="Its key (PEM)."),
+    _TLS(["--ssl-https-ca-certificates-file", "https_authorities"], type=_READ, metavar="FILE",
+         help="Trust these certificates (PEM) over HTTP."),
+    _TLS(["--ssl-https-client-certificate-file", "https_certificate"], type=_READ, metavar="FILE",
+         help="The client's certificate (PEM)."),
+    _TLS(["--ssl-https-private-key-file", "https_key"], type=_READ, metavar="FILE", help="Its key (PEM)."),
+    _TLS(["--ssl-https-verify-peer", "verified"], type=click.IntRange(0, 1), default=1, metavar="0|1",
+         help="Whether the server's certificate is checked over HTTP (default: 1)."),
+    _TLS(["--ssl-https-verify-host", "named"], type=click.IntRange(0, 2), default=2, metavar="0|2",
+         help="Whether it has to be for the host (default: 2)."),
+    _TLS(["--ssl-https-client-certificate-type"], type=click.Choice(["PEM"]), default="PEM", expose_value=False,
+         metavar="PEM", help="Its form."),
+    _TLS(["--ssl-https-private-key-type"], type=click.Choice(["PEM"]), default="PEM", expose_value=False,
+         metavar="PEM", help="The key's form."),
+    _OUTPUT(["-v", "--verbose"], count=True, help="A line for each window."),
+    _OUTPUT(["-f", "--latency-report-file", "csv"], type=FILE, metavar="FILE",
+            help="Write a CSV file, in perf_analyzer's columns."),
+    _OUTPUT(["--json", "json_file"], type=FILE, metavar="FILE", help="Write all figures as JSON."),
+]  # fmt: skip
+
+_TRACE: Final = "tracing is set at the server: curl SERVER/v2/trace/setting -d '{…}'"
+_IN_PROCESS: Final = "there is no server within the process here: start one, and give its address with -u"
+_PERIODIC: Final = "levels are measured one after the other: use --concurrency-range start:end:step"
+#: perf_analyzer's flags that are not taken, and what to do instead.
+REFUSED: Final[Mapping[str, str]] = {
+    "--model-signature-name": "it is for TensorFlow Serving, whose protocol is not spoken here",
+    "--triton-server-directory": _IN_PROCESS,
+    "--model-repository": _IN_PROCESS,
+    "--trace-file": _TRACE,
+    "--trace-level": _TRACE,
+    "--trace-rate": _TRACE,
+    "--trace-count": _TRACE,
+    "--log-frequency": _TRACE,
+    "--periodic-concurrency-range": _PERIODIC,
+    "--request-period": _PERIODIC,
+    "--verbose-csv": "write everything with --json; the CSV file of -f has perf_analyzer's usual columns",
+    "--profile-export-file": "write everything with --json",
+    "--collect-metrics": "the server's statistics are always shown",
+    "--metrics-url": "the server's statistics are always shown",
+    "--metrics-interval": "the server's statistics are always shown",
+    "--version": "use conch --version",
+    "-t": "perf_analyzer has dropped it: use --concurrency-range N",
+    "-c": "perf_analyzer has dropped it: use --concurrency-range 1:N",
+    "-d": "perf_analyzer has dropped it: use --concurrency-range 1:0 with -l",
+    "-z": "perf_analyzer has dropped it: use --input-data zero",
+    "--data-directory": "perf_analyzer has dropped it: use --input-data DIR",
+}
+_KINDS: Final = {
+    "tfserving": "TensorFlow Serving's protocol is not spoken here",
+    "torchserve": "TorchServe's protocol is not spoken here",
+    "triton_c_api": _IN_PROCESS,
+    "openai": "use -i openai",
+}
+
+
+def not_taken() -> Iterator[click.Option]:
+    """Options that only say why they are refused; whether they have a value does not matter then.
+
+    ``--service-kind triton`` is what there is.
+    """
+    for flag in REFUSED:
+        yield click.Option(
+            [flag, f"_refused_{flag.strip('-').replace('-', '_')}"], hidden=True, expose_value=False, is_flag=False,
+            flag_value="", callback=_refuse,
+        )  # fmt: skip
+    yield click.Option(["--service-kind"], hidden=True, expose_value=False, callback=_check_kind)
+
+
+def _refuse(context: click.Context, option: click.Parameter, value: Any) -> None:
+    from conch.errors import unsupported
+
+    if value is not None:
+        raise unsupported(f"{option.opts[0]} is not supported: {REFUSED[option.opts[0]]}")
+
+
+def _check_kind(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    from conch.errors import unsupported
+
+    if value not in (None, "triton"):
+        raise unsupported(f"--service-kind {value} is not supported: {_KINDS.get(str(value), 'there is triton')}")
