@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+import click
 import pytest
 
+from conch.cli.perf import perf_command
 from tests.conftest import Server
 from tests.oracle import OracleUnavailable, perf_analyzer
 
@@ -27,6 +31,17 @@ CASES: dict[str, list[str]] = {
     ],
     "request rate": [*TEXT, "--request-rate-range", "50"],
 }  # fmt: skip
+
+
+def test_conch_perf_takes_every_flag_or_says_why_not() -> None:
+    try:
+        said = perf_analyzer("--help").stderr
+    except OracleUnavailable as error:
+        pytest.skip(f"perf_analyzer is not available here: {error}")
+    synopsis = said[said.index("==== SYNOPSIS ====") : said.index("==== OPTIONS ====")]
+    flags = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", synopsis))
+    known = {flag for one in perf_command.params if isinstance(one, click.Option) for flag in one.opts}
+    assert len(flags) > 60 and flags - known == set()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -29,7 +29,8 @@ def plan_of(
     warmup_request_count: int, stability_percentage: float, max_trials: int, percentile: int | None,
     input_data: Sequence[str], shapes: Sequence[str], string_data: str | None, string_length: int,
     input_tensor_format: str, output_tensor_format: str, headers: Sequence[str], parameters: Sequence[str],
-    encoding: str, shared_memory: str, composing: str, endpoint: str, slo: str, warm_up: float = 1.0, **given: Any,
+    encoding: str, shared_memory: str, composing: str, endpoint: str, slo: str, warm_up: float, collect_metrics: bool,
+    metrics_url: str, metrics_interval: int, **given: Any,
 ) -> tuple[PerfPlan, str]:  # fmt: skip
     """The plan that the flags mean, and the path before all paths.  Raises INVALID_ARG for what contradicts itself."""
     loads = (concurrency_range, request_rate_range, request_intervals)
@@ -63,6 +64,8 @@ def plan_of(
         endpoint=endpoint or ("v1/chat/completions" if protocol == "openai" else "infer"),
         parameters=dict(_parameter(one) for one in parameters),
         objective=Objective.parse(slo) if slo else None,
+        metrics_url=(metrics_url or f"http://{replace(address, port=8002).shown}/metrics") if collect_metrics else "",
+        metrics_interval=metrics_interval / 1000,
         headers=dict(_pair("-H", one) for one in headers),
         encoding="" if encoding == "none" else encoding,
         shared_memory=shared_memory == "system",

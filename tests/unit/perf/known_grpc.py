@@ -86,11 +86,15 @@ def _answer(request: Any) -> Any:
 
 
 @contextmanager
-def running_grpc(server: KnownGrpcServer) -> Iterator[KnownGrpcServer]:
+def running_grpc(
+    server: KnownGrpcServer, credentials: grpc.ServerCredentials | None = None
+) -> Iterator[KnownGrpcServer]:
     """The server on a free port of this machine."""
     listener = grpc.server(ThreadPoolExecutor(8))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(server, listener)
-    server.port = listener.add_insecure_port("127.0.0.1:0")
+    where = "127.0.0.1:0"
+    secure = credentials is not None
+    server.port = listener.add_secure_port(where, credentials) if secure else listener.add_insecure_port(where)
     listener.start()
     try:
         yield server

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,8 +28,9 @@ CONFIG: Final = {"name": "known", "max_batch_size": 8}
 class KnownServer:
     """``slots`` requests run at a time, for ``service`` seconds each; every ``fails``-th gets an error (0: none).
 
-    Nobody is served between ``frozen_from`` and ``frozen_until`` (s, monotonic).  After ``dies_after`` answers (0:
-    never) it is gone.  ``bodies`` are those that came; ``reached`` is set after ``tells_after`` answers.
+    ``chunked`` sends bodies in pieces; ``answer`` is that of an inference.  Nobody is served from ``frozen_from`` to
+    ``frozen_until`` (s, monotonic).  After ``dies_after`` answers (0: never) it is gone.  ``bodies`` are those that
+    came; ``reached`` is set after ``tells_after`` answers.
     """
 
     service: float = 0.0
@@ -38,6 +40,8 @@ class KnownServer:
     frozen_until: float = 0.0
     dies_after: int = 0
     tells_after: int = 0
+    chunked: bool = False
+    answer: bytes = b'{"outputs":[]}'
     port: int = 0
     answered: int = 0
 
@@ -68,7 +72,12 @@ class KnownServer:
                 sizes = [int(one.partition(":")[2]) for one in lines if one.lower().startswith("content-length:")]
                 body = await reader.readexactly(sizes[0]) if sizes else b""
                 status, answer = await self._answer(line.split()[1], body)
-                writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(answer)) + answer)
+                if self.chunked:
+                    writer.write(b"HTTP/1.1 %b\r\nTransfer-Encoding: chunked\r\n\r\n" % status)
+                    for part in (answer[:5], answer[5:], b""):
+                        writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+                else:
+                    writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(answer)) + answer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -76,7 +85,7 @@ class KnownServer:
             writer.close()
 
     async def _answer(self, path: str, body: bytes) -> tuple[bytes, bytes]:
-        if not path.endswith("/infer"):
+        if not path.endswith(("/infer", "/generate", "/generate_stream")):
             found = {"/v2": {"name": "known"}, "/v2/models/known": METADATA, "/v2/models/known/config": CONFIG}.get(
                 path
             )
@@ -94,7 +103,7 @@ class KnownServer:
             self.reached.set()
         if self.fails and self.answered % self.fails == 0:
             return b"500 Internal Server Error", b'{"error":"it is the turn of an error"}'
-        return b"200 OK", b'{"outputs":[]}'
+        return b"200 OK", self.answer
 
 
 def _json(document: object) -> bytes:
@@ -102,14 +111,14 @@ def _json(document: object) -> bytes:
 
 
 @contextmanager
-def running(server: KnownServer) -> Iterator[KnownServer]:
+def running(server: KnownServer, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[KnownServer]:
     """The server on a free port of this machine."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
     async def start() -> asyncio.Server:
-        return await asyncio.start_server(server.serve, "127.0.0.1", 0)
+        return await asyncio.start_server(server.serve, host, 0, ssl=tls)
 
     server.listener = listener = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
     server.port = listener.sockets[0].getsockname()[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import grpc
 import pytest
 
 from conch.errors import ConchError
@@ -18,8 +19,9 @@ from tests.unit.perf.known_grpc import KnownGrpcServer, running_grpc
 
 
 def _measure(server: KnownGrpcServer, level: float = 1, **given: object) -> Measured:
-    fields = {"warm_up": 0.0, "requests": 12, "total_requests": 12, "trials": 1, "streaming": True} | given
-    plan = PerfPlan("known", Address("127.0.0.1", server.port), "grpc", **fields)  # type: ignore[arg-type]
+    fields = {"warm_up": 0.0, "requests": 12, "total_requests": 12, "trials": 1, "streaming": True}
+    fields |= {"address": Address("127.0.0.1", server.port), **given}
+    plan = PerfPlan("known", protocol="grpc", **fields)  # type: ignore[arg-type]
     with Measurement(plan) as measurement:
         return measurement.measure(level)
 
@@ -96,6 +98,17 @@ def test_a_wrong_answer_is_a_failed_request(streaming: bool, tmp_path: Path) -> 
         measured = _measure(server, streaming=streaming, data=DataOptions(str(file)))
     assert measured.figures.failures == {Outcome.WRONG: 6} and measured.figures.requests == 6
     assert measured.errors == {"output 'IN' is not as in validation_data": 6}
+
+
+def test_calls_travel_over_tls(certificate: Path) -> None:
+    key, chain = certificate.with_name("key.pem").read_bytes(), certificate.read_bytes()
+    credentials = grpc.ssl_server_credentials([(key, chain)], chain, require_client_auth=True)
+    with running_grpc(KnownGrpcServer(), credentials) as server:
+        address = Address(
+            "localhost", server.port, encrypted=True, authorities=str(certificate), certificate=str(certificate),
+            key=str(certificate.with_name("key.pem")),
+        )  # fmt: skip
+        assert _measure(server, address=address).figures.requests == 12
 
 
 def test_decoupled_models_need_streams() -> None:
