@@ -19,12 +19,21 @@ _INTERRUPTED: Final = 130
 
 
 @click.command("perf", cls=GroupedCommand, params=[*OPTIONS, *not_taken()], context_settings={"max_content_width": 120})
-def perf_command(csv: Path | None, json_file: Path | None, verbose: int, **given: Any) -> int:
+def perf_command(
+    csv: Path | None,
+    json_file: Path | None,
+    verbose: int,
+    against: str,
+    against_model: str,
+    rounds: int,
+    **given: Any,
+) -> int:
     """Send requests to a model, and show how many it answers and how long they take.
 
     Measures in windows until three in a row agree.  Latency is from the moment at which a request should have started.
     """
     from conch.cli import terminal
+    from conch.cli.perf_against import Against, run_against
     from conch.cli.perf_plan import plan_of
     from conch.perf.report import files
     from conch.perf.report import terminal as shown
@@ -32,6 +41,8 @@ def perf_command(csv: Path | None, json_file: Path | None, verbose: int, **given
 
     plan, prefix = plan_of(**given)
     console = terminal.console()
+    if other := Against(against, against_model, rounds):
+        return run_against(plan, prefix, other, json_file, console)
     measured: list[Measured] = []
     # What is registered with a server is unregistered, however this ends.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

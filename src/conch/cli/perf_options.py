@@ -23,6 +23,7 @@ _WINDOWS = partial(GroupedOption, group="Measuring")
 _DATA = partial(GroupedOption, group="Data")
 _TEXT = partial(GroupedOption, group="Models that write text")
 _SEQUENCES = partial(GroupedOption, group="Sequences")
+_AGAINST = partial(GroupedOption, group="Comparing two servers")
 _TLS = partial(GroupedOption, group="TLS")
 _OUTPUT = partial(GroupedOption, group="Output")
 
@@ -113,6 +114,11 @@ OPTIONS: Final = [
           help="infer (default), generate or generate_stream; of openai v1/chat/completions (default) or another."),
     _TEXT(["--slo"], default="", metavar="ttft:MS,itl:MS",
           help="Count the requests whose first token and distances keep this."),
+    _AGAINST(["--against"], metavar="URL", default="",
+             help="Measure this server in turns with that of -u, and show ratios with their 95 % ranges."),
+    _AGAINST(["--against-model"], metavar="MODEL", default="", help="The model of the other side (default: the same)."),
+    _AGAINST(["--rounds"], type=click.IntRange(1), default=5, metavar="N",
+             help="Rounds of A, B, B, A, with a window each (default: 5)."),
     _SEQUENCES(["--sequence-length"], type=click.IntRange(1), default=None, metavar="N",
                help="Requests in a sequence (default: as many as the data has, or 20)."),
     _SEQUENCES(["--sequence-length-variation"], type=click.FloatRange(0, 100), default=20.0, metavar="N",

@@ -1,0 +1,92 @@
+"""``conch perf --against``: two servers or two models in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from conch.perf.against import ComparedRound, Comparison
+    from conch.perf.plan import PerfPlan
+
+#: What shells say of a program that Ctrl+C has ended.
+_INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """The flags: the other server, the other model (empty for the same), how many rounds."""
+
+    url: str
+    model: str
+    rounds: int
+
+    def __bool__(self) -> bool:
+        return bool(self.url or self.model)
+
+    def plan(self, plan: PerfPlan, prefix: str) -> tuple[PerfPlan, str]:
+        """The plan of the other side, and the path before its paths; all else is as for the first one."""
+        from conch.errors import invalid
+        from conch.perf.plan import read_address
+
+        model = self.model or plan.model
+        if not self.url:
+            return replace(plan, model=model), prefix
+        scheme = self.url.partition("://")[0] if "://" in self.url else ""
+        protocol = "grpc" if scheme.startswith("grpc") else plan.protocol
+        if scheme.startswith("http") and protocol == "grpc":
+            protocol = "http"
+        if "openai" in (plan.protocol, protocol) and protocol != plan.protocol:
+            raise invalid(f"--against {self.url}: OpenAI's API is compared with OpenAI's API only")
+        address, other = read_address(self.url, protocol)
+        return replace(plan, model=model, address=address, protocol=protocol), other
+
+
+def run_against(plan: PerfPlan, prefix: str, against: Against, json_file: Path | None, console: Any) -> int:
+    """Compare at every level, show and write the ratios; returns the exit status."""
+    from conch.perf.against import compare
+    from conch.perf.report import comparison as shown
+    from conch.perf.run import Measurement
+
+    a = replace(plan, trials=1, runs=1, sender_limit=False)
+    b, other = against.plan(a, prefix)
+    compared: list[Comparison] = []
+    try:
+        with Measurement(a, prefix) as first, Measurement(b, other) as second:
+            console.print(f"A: {shown.side(a)}\nB: {shown.side(b)}", highlight=False)
+            for level in first.levels():
+                heading = f"{'rate' if plan.rates is not None else 'concurrency'} {level:g}"
+                with console.status(f"{heading}: round 1 of {against.rounds}") as status:
+                    found = compare(
+                        level, partial(first.measure, level), partial(second.measure, level), against.rounds,
+                        partial(_tell, status, heading, against.rounds),
+                    )  # fmt: skip
+                compared.append(found)
+                _show(console, heading, found, open_load=plan.rates is not None)
+                if found.stopped or found.ended:
+                    break
+    finally:
+        if json_file is not None and compared:
+            json_file.write_text(shown.json(a, b, compared), encoding="utf-8")
+    if any(one.stopped for one in compared):
+        return _INTERRUPTED
+    return 0 if all(one.whole for one in compared) else 1
+
+
+def _tell(status: Any, heading: str, wanted: int, rounds: Sequence[ComparedRound]) -> None:
+    disturbed = sum(one.disturbed for one in rounds)
+    status.update(f"{heading}: {len(rounds)} of {wanted} rounds, {disturbed} of them disturbed")
+
+
+def _show(console: Any, heading: str, found: Comparison, *, open_load: bool) -> None:
+    from conch.perf.report import comparison as shown
+
+    console.print(f"\n{heading}, {len(found.counted)} of {len(found.rounds)} rounds count:", highlight=False)
+    if found.figures:
+        console.print(shown.table(found))
+    console.print(found.sentence(open_load), highlight=False)
+    for warning in found.warnings:
+        console.print(f"[yellow]warning[/yellow]  {warning}", highlight=False)

@@ -1,0 +1,182 @@
+"""Two servers, or two models, measured in turns: how many times as fast one is as the other, and how sure that is.
+
+Rounds are A, B, B, A, so that a machine that becomes slower or faster does so for both; each gives a ratio, and what
+counts is the mean of the ratios with its 95 % interval.  The absolute figures of a shared machine change from minute
+to minute, the ratio of two that were taken in the same minute does not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Final
+
+from conch.perf.confidence import Interval, ratio_interval
+from conch.perf.figures import PERCENTILES, WindowFigures
+from conch.perf.measured import Measured
+
+#: Undisturbed rounds that are enough; with fewer, the disturbed ones count as well.
+ENOUGH: Final = 3
+THROUGHPUT: Final = "throughput"
+
+#: Measures one side for a window.
+TakeTurn = Callable[[], Measured]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRound:
+    """The turns of both sides in one round."""
+
+    a: tuple[Measured, Measured]
+    b: tuple[Measured, Measured]
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others used the machine during one of the turns."""
+        return any(turn.disturbed for turn in (*self.a, *self.b))
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFigure:
+    """A figure of both sides (inferences a second, or seconds), ``b`` over ``a``, and the ratio's interval (None for a
+    single round)."""
+
+    name: str
+    a: float
+    b: float
+    ratio: float
+    interval: Interval | None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the difference is larger than the noise."""
+        return self.interval is not None and 1.0 not in self.interval
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sides at one level.
+
+    ``disturbed`` says that rounds count in which others used the machine, ``errors`` counts what went wrong on each
+    side by message; ``ended`` is why there are fewer rounds than were wanted, empty if there are not.
+    """
+
+    level: float
+    figures: tuple[ComparedFigure, ...]
+    rounds: tuple[ComparedRound, ...]
+    counted: tuple[ComparedRound, ...]
+    disturbed: bool
+    errors: tuple[dict[str, int], dict[str, int]]
+    ended: str = ""
+    stopped: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all rounds were taken and every request was answered well."""
+        return bool(self.figures) and not (self.ended or self.stopped or any(self.errors))
+
+    def sentence(self, open_load: bool = False) -> str:
+        """What there is to be known, in words: of the throughput, or of the median where the load sets the rate."""
+        if not self.figures:
+            return "nothing could be compared"
+        name = "p50" if open_load else THROUGHPUT
+        figure = next(one for one in self.figures if one.name == name)
+        what = f"takes {figure.ratio:.2f} times as long" if open_load else f"answers {figure.ratio:.2f} times as many"
+        if figure.interval is None:
+            return f"B {what}, in one round, which says nothing of the noise"
+        within = f"({figure.interval.low:.2f} … {figure.interval.high:.2f})"
+        if figure.differs:
+            return f"B {what} {within}: the difference is larger than the noise"
+        return f"no difference can be told: B {what} {within}"
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """What casts doubt on the ratios, in a sentence each."""
+        if self.ended:
+            yield self.ended
+        if self.stopped:
+            yield f"stopped after {len(self.rounds)} rounds"
+        if self.disturbed:
+            quiet = sum(not one.disturbed for one in self.rounds)
+            yield (
+                f"others used the machine in {len(self.rounds) - quiet} of {len(self.rounds)} rounds, and {ENOUGH}"
+                " quiet ones are needed: the ratios are fair, their intervals wide"
+            )
+        for name, errors in zip("AB", self.errors, strict=True):
+            if errors:
+                message, _ = max(errors.items(), key=lambda one: one[1])
+                yield f"{sum(errors.values())} requests to {name} failed and are not among the latencies: {message}"
+
+
+@dataclass(slots=True)
+class _RoundsSoFar:
+    taken: list[ComparedRound] = field(default_factory=list)
+    errors: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
+
+    def quiet(self) -> list[ComparedRound]:
+        return [one for one in self.taken if not one.disturbed]
+
+
+def compare(
+    level: float, a: TakeTurn, b: TakeTurn, rounds: int,
+    on_round: Callable[[Sequence[ComparedRound]], object] = lambda rounds: None,
+) -> Comparison:  # fmt: skip
+    """Take ``rounds`` rounds, and as many again at most for those that were disturbed.
+
+    ``on_round`` is shown all so far.  Ends before its time when a side does not answer, or at KeyboardInterrupt, with
+    the rounds that were whole.
+    """
+    found = _RoundsSoFar()
+    ended, stopped = "", False
+    try:
+        while len(found.taken) < 2 * rounds and len(found.quiet()) < rounds:
+            turns: dict[str, list[Measured]] = {"A": [], "B": []}
+            for name in "ABBA":
+                turn = a() if name == "A" else b()
+                found.errors["AB".index(name)].update(turn.errors)
+                if turn.figures.latency is None:
+                    ended = f"{name}: {next(turn.warnings)}"
+                    break
+                turns[name].append(turn)
+            if ended:
+                break
+            (first_a, last_a), (first_b, last_b) = turns.values()
+            found.taken.append(ComparedRound((first_a, last_a), (first_b, last_b)))
+            on_round(found.taken)
+    except KeyboardInterrupt:
+        stopped = True
+    quiet = found.quiet()
+    counted = quiet if len(quiet) >= min(ENOUGH, rounds) else found.taken
+    return Comparison(
+        level, _figures(counted), tuple(found.taken), tuple(counted), any(one.disturbed for one in counted),
+        (dict(found.errors[0]), dict(found.errors[1])), ended, stopped,
+    )  # fmt: skip
+
+
+def _figures(rounds: Sequence[ComparedRound]) -> tuple[ComparedFigure, ...]:
+    """Every figure over the rounds; none without any."""
+    if not rounds:
+        return ()
+    found = []
+    for name in (THROUGHPUT, "average", *(f"p{number}" for number in PERCENTILES)):
+        of_a, of_b = (
+            [_mean(side, name) for side in sides] for sides in zip(*((r.a, r.b) for r in rounds), strict=True)
+        )
+        ratio, interval = ratio_interval([b / a for a, b in zip(of_a, of_b, strict=True)])
+        found.append(ComparedFigure(name, ratio_interval(of_a)[0], ratio_interval(of_b)[0], ratio, interval))
+    return tuple(found)
+
+
+def _mean(turns: tuple[Measured, Measured], name: str) -> float:
+    """The geometric mean of a figure over both turns, in which a drift of the machine cancels out."""
+    first, last = (_value(turn.figures, name) for turn in turns)
+    return sqrt(first * last)
+
+
+def _value(figures: WindowFigures, name: str) -> float:
+    if name == THROUGHPUT:
+        return figures.throughput
+    assert figures.latency is not None
+    return figures.latency.average if name == "average" else figures.latency.percentiles[int(name[1:])]

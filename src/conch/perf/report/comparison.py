@@ -1,0 +1,73 @@
+"""Two servers side by side: a table for the terminal, and JSON.  Pure."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from conch.machine.facts import MachineFacts
+from conch.perf.against import THROUGHPUT, ComparedFigure, Comparison
+from conch.perf.plan import PerfPlan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def side(plan: PerfPlan) -> str:
+    """Who is compared."""
+    return f"'{plan.model}' at {plan.address.host}:{plan.address.port} over {plan.protocol.upper()}"
+
+
+def table(comparison: Comparison) -> Table:
+    """Every figure of both, B over A, and whether they differ."""
+    from rich.table import Table
+
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    shown.add_column("")
+    for heading in ("A", "B", "B / A", "95% range"):
+        shown.add_column(heading, justify="right")
+    shown.add_column("")
+    for one in comparison.figures:
+        interval = f"{one.interval.low:.3f} … {one.interval.high:.3f}" if one.interval else "–"
+        shown.add_row(
+            "infer/s" if one.name == THROUGHPUT else one.name, _value(one, one.a), _value(one, one.b),
+            f"{one.ratio:.3f}", interval, "" if one.differs else "no difference can be told",
+        )  # fmt: skip
+    return shown
+
+
+def json(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> str:
+    """Everything that is known, with times in seconds."""
+    document = {
+        "a": side(a),
+        "b": side(b),
+        "batch_size": a.batch_size,
+        "machine": asdict(MachineFacts.read()),
+        "levels": [_level(a, one) for one in compared],
+    }
+    return json_module.dumps(document, indent=2) + "\n"
+
+
+def _level(plan: PerfPlan, comparison: Comparison) -> dict[str, Any]:
+    return {
+        "request_rate" if plan.rates is not None else "concurrency": comparison.level,
+        "conclusion": comparison.sentence(plan.rates is not None),
+        "figures": [asdict(one) | {"differs": one.differs} for one in comparison.figures],
+        "rounds": [
+            {
+                "a": [turn.figures.throughput for turn in one.a],
+                "b": [turn.figures.throughput for turn in one.b],
+                "disturbed": one.disturbed,
+                "counts": one in comparison.counted,
+            }
+            for one in comparison.rounds
+        ],
+        "errors": dict(zip("ab", comparison.errors, strict=True)),
+        "warnings": list(comparison.warnings),
+    }
+
+
+def _value(figure: ComparedFigure, value: float) -> str:
+    return f"{value:.1f}" if figure.name == THROUGHPUT else f"{value * 1e6:.0f} us"
