@@ -21,7 +21,7 @@ def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
     steps = settings.run_config_search_max_binary_search_steps
 
     def climb() -> LoadClimb:
-        return LoadClimb(axis.least, axis.most, steps, axis.given)
+        return LoadClimb(axis, steps, early_exit=settings.early_exit_enable)
 
     exploration = Exploration(search.space, search.goals, axis)
     finder: FullSweep | HillClimb | ParzenSearch | TopSweep

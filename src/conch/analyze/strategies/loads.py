@@ -6,63 +6,65 @@ are constraints, a binary search between the last load that kept them and the fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Final
 
-#: Throughput that grows by less than this share from one load to the next does not grow: noise is about as large.
+from conch.analyze.strategies.axis import LoadAxis
+
+#: Throughput that grows by less than this share does not grow: noise is about as large.
 GROWTH: Final = 0.05
 #: So many loads in a row without growth end the climb; one may be an accident.
 FLAT: Final = 2
 
 
 class LoadClimb:
-    """The loads of one candidate.  ``given`` are the user's: they are all measured, and nothing is searched."""
+    """The loads of one candidate.  Where the user gave loads, there are no others."""
 
-    def __init__(self, least: float, most: float, steps: int, given: Sequence[float] = ()) -> None:
-        """``steps`` bounds the binary search."""
-        self._least, self._most, self._steps = least, most, steps
-        self._given = tuple(given)
-        self._measured: dict[float, tuple[float, bool]] = {}
+    def __init__(self, axis: LoadAxis, steps: int, *, early_exit: bool = False) -> None:
+        """``steps`` bounds the binary search; ``early_exit`` lets loads that the user gave end as others do."""
+        self._axis, self._steps = axis, steps
+        self._all = bool(axis.given) and not early_exit
+        self._rising = list(axis.given) or list(_doubled(axis.least, axis.most))
+        self._throughput: dict[float, float] = {}
+        self._kept: dict[float, bool] = {}
 
     def next(self) -> float | None:
         """The next load; None when no more is needed."""
-        if self._given:
-            return next((load for load in self._given if load not in self._measured), None)
-        if not self._measured:
-            return self._least
-        climbed = self._climb()
-        return climbed if climbed is not None else self._bisect()
+        done = [load for load in self._rising if load in self._throughput]
+        if len(done) < len(self._rising) and (self._all or not self._over(done)):
+            return self._rising[len(done)]
+        return None if self._axis.given else self._between()
 
-    def add(self, load: float, throughput: float, satisfied: bool) -> None:
+    def add(self, load: float, throughput: float, kept: bool) -> None:
         """Learn what a load gave: inferences a second, and whether the constraints are kept."""
-        self._measured[load] = (throughput, satisfied)
+        self._throughput[load] = throughput
+        self._kept[load] = kept
 
-    def _climb(self) -> float | None:
-        """Twice the highest load, while it is worth it."""
-        doubled = [self._least]
-        while doubled[-1] in self._measured:
-            doubled.append(min(doubled[-1] * 2, self._most))
-            if doubled[-1] == doubled[-2]:
-                return None
-        done = doubled[:-1]
-        rates = [self._measured[load][0] for load in done]
-        if not self._measured[done[-1]][1] and any(self._measured[load][1] for load in done):
-            return None  # more load does not make latency better
-        best_before = max(rates[:-FLAT], default=0.0)
-        if len(rates) > FLAT and all(rate < best_before * (1 + GROWTH) for rate in rates[-FLAT:]):
-            return None
-        return doubled[-1]
+    def _over(self, done: list[float]) -> bool:
+        """Whether more load gives no more throughput, or has broken the constraints."""
+        if done and not self._kept[done[-1]] and any(self._kept[load] for load in done):
+            return True
+        rates = [self._throughput[load] for load in done]
+        before, last = rates[:-FLAT], rates[-FLAT:]
+        return bool(before) and all(rate < max(before) * (1 + GROWTH) for rate in last)
 
-    def _bisect(self) -> float | None:
-        kept = [load for load, (_, satisfied) in self._measured.items() if satisfied]
-        broken = [load for load, (_, satisfied) in self._measured.items() if not satisfied]
-        if not kept or not broken or self._steps <= 0:
+    def _between(self) -> float | None:
+        """The middle between the highest load that kept the constraints and the next that did not."""
+        highest = max((load for load, kept in self._kept.items() if kept), default=None)
+        above = [load for load, kept in self._kept.items() if not kept and highest is not None and load > highest]
+        if highest is None or not above or self._steps <= 0:
             return None
-        above = [load for load in broken if load > max(kept)]
-        if not above:
-            return None
-        middle = float(int((max(kept) + min(above)) / 2))
-        if middle in self._measured or middle <= max(kept):
+        middle = (highest + min(above)) / 2
+        middle = middle if self._axis.rates else float(int(middle))
+        if middle in self._kept:
             return None
         self._steps -= 1
         return middle
+
+
+def _doubled(least: float, most: float) -> Iterator[float]:
+    load = least
+    while load < most:
+        yield load
+        load *= 2
+    yield most
