@@ -55,3 +55,10 @@ class Goals:
 
     models: Mapping[str, ModelGoals]
     price: Price = field(default_factory=Price)
+
+    @property
+    def percentiles(self) -> tuple[float, ...]:
+        """The percentiles of latency that are needed, besides the usual ones."""
+        metrics = [one.metric for wanted in self.models.values() for one in wanted.objectives]
+        metrics += [one.metric for wanted in self.models.values() for one in wanted.constraints]
+        return tuple(sorted({float(one.rpartition("_p")[2]) for one in metrics if one.startswith("latency_p")}))

@@ -70,6 +70,8 @@ def metric(name: str) -> Figure | None:
 def value_of(name: str, point: Point, model: str, price: Price) -> float | None:
     """The figure of a model at a point; None where it was not measured."""
     figures = point.models.get(model)
+    if figures is not None and not figures.requests and name != "throughput":
+        return None  # what answered nothing was not fast
     percentile = _PERCENTILE.fullmatch(name)
     if figures is not None and percentile:
         return figures.percentiles.get(float(percentile[1]))

@@ -53,6 +53,8 @@ class ModelFigures:
 class Point:
     """A candidate at one load: all models at the same time, and what the server used meanwhile.
 
+    ``noise`` is the standard error of its throughput over its windows, as a share of it (0: not known).
+
     ``disturbed`` says that others used the machine, in spite of repetition; ``warnings`` are sentences.  ``stopped``
     is set where measuring ended early, because the candidate was clearly worse than another.
     """
@@ -63,6 +65,7 @@ class Point:
     disturbed: bool = False
     warnings: Sequence[str] = ()
     stopped: bool = False
+    noise: float = 0.0
 
     @property
     def throughput(self) -> float:
