@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from conch.analyze.facts import ModelFacts
 from conch.analyze.overrides import Path, at
-from conch.analyze.settings import AnalyzeSettings
-from conch.analyze.space import BATCH, DELAY, INSTANCES, OFF, PREFERRED, Dimension
+from conch.analyze.settings import SWEPT, AnalyzeSettings
+from conch.analyze.space import BATCH, DELAY, INSTANCES, OFF, PREFERRED, Dimension, Shares
 
 #: Queue delays (microseconds): requests leave at once, or wait for about as long as small, middling and large models
 #: compute.
 DELAYS: Final = (OFF, 0, 100, 500, 2000)
 #: Preferred sizes, as shares of the largest batch.
-PREFERENCES: Final = ((), (1.0,), (0.5, 1.0))
+PREFERENCES: Final = (Shares(), Shares((1.0,)), Shares((0.5, 1.0)))
 
 #: By backend, the parameter that says how many cores the instances share.
 _THREADS: Final[Mapping[str, str]] = {
@@ -27,16 +27,15 @@ _THREADS: Final[Mapping[str, str]] = {
     "openvino": "INFERENCE_NUM_THREADS",
 }
 _BY_DEFAULT: Final[Mapping[str, tuple[str, ...]]] = {"brute": ("instances", "batch", "variant")}
-_ALL: Final = ("instances", "batch", "delay", "preferred", "variant", "threads")
 
 
-def dimensions_of(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimension]:
+def automatic_dimensions(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimension]:
     """The dimensions of a model under the settings; none for an ensemble, which computes nothing itself."""
     if facts.config.get("ensemble_scheduling") or facts.config.get("platform") == "ensemble":
         return []
     if settings.run_config_search_disable or settings.reload_model_disable:
         return []
-    chosen = settings.sweep or _BY_DEFAULT.get(settings.run_config_search_mode, _ALL)
+    chosen = settings.sweep or _BY_DEFAULT.get(settings.run_config_search_mode, SWEPT)
     return [one for one in _automatic(settings, facts) if _kind(one) in chosen and len(one.values) > 1]
 
 
@@ -53,7 +52,9 @@ def _automatic(settings: AnalyzeSettings, facts: ModelFacts) -> Iterator[Dimensi
     yield _dimension(name, config, INSTANCES, range(least, most + 1))
     if int(config.get("max_batch_size", 0)) > 0 and not config.get("sequence_batching"):
         least, most = settings.run_config_search_min_model_batch_size, settings.run_config_search_max_model_batch_size
-        yield _dimension(name, config, BATCH, doubled(least, most))
+        # A request has to fit into a batch.
+        least = max(least, settings.batch_size_of(name))
+        yield _dimension(name, config, BATCH, doubled(least, max(least, most)))
         delay = int(at(config, DELAY) or 0) if config.get("dynamic_batching") is not None else OFF
         yield Dimension(name, DELAY, DELAYS, _nearest(DELAYS, delay))
         yield Dimension(name, PREFERRED, PREFERENCES)

@@ -74,7 +74,7 @@ def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
     names = {row.name for row in tied} if len(tied) > 1 else set()
     rows = tuple(replace(row, place=place, tied=row.name in names) for place, row in enumerate(found, 1))
     winner = rows[0] if rows[0].satisfied else None
-    default = next((row for row in rows if not row.result.candidate.overrides), None)
+    default = next((row for row in rows if row.result.candidate.is_default), None)
     return Ranking(rows, winner, default, (*_notes(rows, winner, reference, goals), *_failures(results)))
 
 
@@ -85,7 +85,7 @@ def best_point(result: CandidateResult, reference: Point, goals: Goals) -> Point
 
 def _reference(results: Sequence[CandidateResult], goals: Goals) -> Point | None:
     """The best point of the default; of another candidate where it has none; None where no point is valid."""
-    for candidates in ([one for one in results if not one.candidate.overrides], results):
+    for candidates in ([one for one in results if one.candidate.is_default], results):
         points = [point for one in candidates for point in one.points if valid(point)]
         if points:
             return max(points, key=lambda point: _preference(point, worth(point, points[0], goals)))

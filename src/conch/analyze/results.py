@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from conch.perf.resources import ResourceFigures
 
 #: What is swept besides configurations: callers at a time, or requests a second.
 LoadKind = Literal["concurrency", "request_rate"]
+
+
+#: What the name of the repository's own configuration ends with.
+DEFAULT: Final = "_config_default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +27,17 @@ class Candidate:
     ``overrides`` are by model the fields of its configuration that differ from the repository's, nested and named as
     ``GET /v2/models/M/config`` shows them (``{"instance_group": [{"count": 2}]}``): messages are merged into it, lists
     replaced, and None takes a field away.  ``name`` is unique, as
-    ``falcon7b_config_7``; ``falcon7b_config_default`` is the repository's own configuration and overrides nothing.
+    ``falcon7b_config_7``; ``falcon7b_config_default`` is the repository's own configuration, which overrides nothing
+    but what holds for all candidates.
     """
 
     name: str
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the repository's own configuration."""
+        return self.name.endswith(DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

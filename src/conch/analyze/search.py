@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from conch.analyze.automatic import dimensions_of
+from conch.analyze.automatic import automatic_dimensions
 from conch.analyze.facts import ModelFacts
 from conch.analyze.goals import Goals
+from conch.analyze.manual import manual_dimensions
 from conch.analyze.settings import AnalyzeSettings
-from conch.analyze.space import SearchSpace
+from conch.analyze.space import Dimension, SearchSpace
 from conch.errors import invalid
 
 
@@ -51,8 +53,37 @@ def _search(settings: AnalyzeSettings, names: Sequence[str], facts: Mapping[str,
     used = [*names, *(one for name in names for one in composing(settings, name, facts))]
     tuned = list(dict.fromkeys(used))
     dimensions = [one for name in tuned for one in dimensions_of(settings, facts[name])]
-    space = SearchSpace("+".join(names), tuple(dimensions), {name: facts[name].config for name in tuned})
+    configs = {name: facts[name].config for name in tuned}
+    base = {name: changes for name in tuned if (changes := _base(settings, facts[name]))}
+    space = SearchSpace("+".join(names), tuple(dimensions), configs, base)
     return Search(tuple(names), space, settings.goals(names), {name: facts[name] for name in tuned})
+
+
+def dimensions_of(settings: AnalyzeSettings, facts: ModelFacts) -> list[Dimension]:
+    """What is tried of a model: the fields that the settings name, and by itself what they leave open.
+
+    A full sweep of fields that are named leaves the others as they are, as model analyzer's does.
+    """
+    named = settings.model(facts.name).config
+    manual = manual_dimensions(facts.name, named, facts.config)
+    if manual and settings.run_config_search_mode == "brute" and not settings.sweep:
+        return manual
+    taken = {one.path[:2] if one.path[0] == "parameters" else one.path[:1] for one in manual}
+    return [
+        *manual,
+        *(one for one in automatic_dimensions(settings, facts) if taken.isdisjoint((one.path[:1], one.path[:2]))),
+    ]
+
+
+def _base(settings: AnalyzeSettings, facts: ModelFacts) -> dict[str, Any]:
+    """What all candidates of a model have, the default too: instances on the CPU where that is wanted."""
+    groups = facts.config.get("instance_group") or []
+    if not settings.stays_on_cpu(facts.name) or all(group.get("kind") == "KIND_CPU" for group in groups):
+        return {}
+    moved = [
+        {name: value for name, value in group.items() if name != "gpus"} | {"kind": "KIND_CPU"} for group in groups
+    ]
+    return {"instance_group": moved}
 
 
 def composing(settings: AnalyzeSettings, name: str, facts: Mapping[str, ModelFacts]) -> list[str]:

@@ -170,6 +170,12 @@ class AnalyzeSettings:
                 )
         if self.concurrency and self.request_rate:
             raise invalid("concurrency and request_rate exclude each other")
+        for sizes in (self.batch_sizes, *(one.batch_sizes for one in self.profile_models)):
+            if len(sizes) > 1:
+                raise invalid(
+                    "batch_sizes: configurations are compared under requests of one size; run once for each of "
+                    + ", ".join(map(str, sizes))
+                )
 
     @property
     def loads_are_rates(self) -> bool:
@@ -180,6 +186,14 @@ class AnalyzeSettings:
     def checkpoints(self) -> Path:
         """The folder of the checkpoint."""
         return self.checkpoint_directory or self.export_path / "checkpoints"
+
+    def batch_size_of(self, model: str) -> int:
+        """How many inferences a request to a model has."""
+        return (self.model(model).batch_sizes or self.batch_sizes)[0]
+
+    def stays_on_cpu(self, model: str) -> bool:
+        """Whether a model is kept on the CPU, whatever its configuration says."""
+        return self.cpu_only or self.model(model).cpu_only or model in self.cpu_only_composing_models
 
     def goals(self, names: Sequence[str]) -> Goals:
         """What is wanted of models that are profiled together: of each its own goals, else those of the analysis.

@@ -6,15 +6,14 @@ configurations are the same (a queue delay without a batch) give the same candid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from typing import Any, Final
 
-from conch.analyze.overrides import Path, at, difference, key, put
-from conch.analyze.results import Candidate
+from conch.analyze.overrides import Path, difference, key, merged, put
+from conch.analyze.results import DEFAULT, Candidate
 
 Choice = tuple[int, ...]
 
@@ -24,6 +23,10 @@ INSTANCES: Final[Path] = ("instance_group", 0, "count")
 BATCH: Final[Path] = ("max_batch_size",)
 DELAY: Final[Path] = ("dynamic_batching", "max_queue_delay_microseconds")
 PREFERRED: Final[Path] = ("dynamic_batching", "preferred_batch_size")
+
+
+class Shares(tuple[float, ...]):
+    """Preferred sizes of batches, as shares of the largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +51,22 @@ class Dimension:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The dimensions, the configurations that candidates start from (by model, completed), and the space's name.
+    """The dimensions, the repository's configurations (by model, completed), and the space's name.
 
-    ``name`` begins the names of candidates: the models that are measured.
+    ``name`` begins the names of candidates: the models that are measured.  ``base`` are overrides that all candidates
+    have, also the default.
     """
 
     name: str
     dimensions: tuple[Dimension, ...]
     configs: Mapping[str, Mapping[str, Any]]
+    base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def default(self) -> Candidate:
-        """The repository's own configuration, which overrides nothing."""
-        return Candidate(f"{self.name}_config_default")
+        """The repository's own configuration."""
+        return Candidate(f"{self.name}{DEFAULT}", self.base)
 
     @property
     def start(self) -> Choice:
@@ -79,7 +84,7 @@ class SearchSpace:
 
     def candidate(self, choice: Choice) -> Candidate:
         """The candidate of a choice.  Names are numbered in the order in which candidates are first asked for."""
-        wanted = {model: deepcopy(dict(config)) for model, config in self.configs.items()}
+        wanted = {model: merged(config, self.base.get(model, {})) for model, config in self.configs.items()}
         for dimension, index in zip(self.dimensions, choice, strict=True):
             _set(wanted[dimension.model], dimension.path, dimension.values[index])
         overrides = {}
@@ -87,7 +92,7 @@ class SearchSpace:
             _settle(config)
             if changes := difference(self.configs[model], config):
                 overrides[model] = changes
-        if not overrides:
+        if overrides == self.base:
             return self.default
         number = len(self._names)
         return Candidate(self._names.setdefault(key(overrides), f"{self.name}_config_{number}"), overrides)
@@ -114,14 +119,14 @@ def _set(config: dict[str, Any], path: Path, value: Any) -> None:
         return
     if path == DELAY and value == OFF:
         config.pop("dynamic_batching", None)
-    elif path == PREFERRED:
+    elif isinstance(value, Shares):
         _prefer(config, value)
     else:
         put(config, path, value)
 
 
-def _prefer(config: dict[str, Any], shares: Sequence[float]) -> None:
-    """Set preferred sizes, which are given as shares of the largest batch."""
+def _prefer(config: dict[str, Any], shares: Shares) -> None:
+    """Set preferred sizes."""
     batching = config.get("dynamic_batching")
     if batching is None:
         return
@@ -146,6 +151,3 @@ def _settle(config: dict[str, Any]) -> None:
         config.pop("dynamic_batching")
     elif not int(batching.get("max_queue_delay_microseconds", 0)):
         batching.pop("max_queue_delay_microseconds", None)
-
-
-__all__ = ["BATCH", "DELAY", "INSTANCES", "OFF", "PREFERRED", "Choice", "Dimension", "SearchSpace", "at"]

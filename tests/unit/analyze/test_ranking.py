@@ -7,7 +7,7 @@ from conch.analyze.ranking import rank
 from tests.unit.analyze.points import goals, point, result
 
 P99 = Constraint("latency_p99", maximum=0.03)
-DEFAULT = result("default", point(100))
+DEFAULT = result("m_config_default", point(100))
 
 
 def test_the_best_score_wins_and_is_told_beside_the_default() -> None:
@@ -21,21 +21,21 @@ def test_the_best_score_wins_and_is_told_beside_the_default() -> None:
 def test_what_breaks_a_constraint_comes_after_all_that_keep_it() -> None:
     fast = result("fast", point(500, p99=0.05), instances=2)
     ranking = rank([DEFAULT, fast], goals(constraints=[P99]))
-    assert ranking.winner is not None and ranking.winner.name == "default"
+    assert ranking.winner is not None and ranking.winner.name == "m_config_default"
     assert ranking.rows[1].violations[0].constraint == P99
 
 
 def test_the_best_point_of_a_candidate_is_one_that_keeps_the_constraints() -> None:
     one = result("one", point(90, load=4), point(500, p99=0.05, load=64), instances=2)
-    ranking = rank([result("default", point(50)), one], goals(constraints=[P99]))
+    ranking = rank([result("m_config_default", point(50)), one], goals(constraints=[P99]))
     assert ranking.winner is not None and ranking.winner.point.load == 4
 
 
 def test_without_a_candidate_that_keeps_the_constraints_the_nearest_is_named() -> None:
     far, near = result("far", point(500, p99=0.9), instances=2), result("near", point(50, p99=0.04), instances=3)
-    ranking = rank([result("default", point(100, p99=0.5)), far, near], goals(constraints=[P99]))
+    ranking = rank([result("m_config_default", point(100, p99=0.5)), far, near], goals(constraints=[P99]))
     assert ranking.winner is None
-    assert [row.name for row in ranking.rows] == ["near", "default", "far"]
+    assert [row.name for row in ranking.rows] == ["near", "m_config_default", "far"]
     assert ranking.notes == (
         "No candidate keeps the constraints. The nearest is near at 8: latency_p99 is 40.0 ms and must be at most"
         " 30.0 ms.",
@@ -44,7 +44,11 @@ def test_without_a_candidate_that_keeps_the_constraints_the_nearest_is_named() -
 
 def test_of_what_is_within_the_noise_the_simplest_wins_and_the_tie_is_said() -> None:
     ranking = rank(
-        [result("default", point(50)), result("five", point(202), instances=5), result("two", point(200), instances=2)],
+        [
+            result("m_config_default", point(50)),
+            result("five", point(202), instances=5),
+            result("two", point(200), instances=2),
+        ],
         goals(),
     )
     assert ranking.winner is not None and ranking.winner.name == "two"
@@ -55,49 +59,51 @@ def test_of_what_is_within_the_noise_the_simplest_wins_and_the_tie_is_said() -> 
 def test_less_memory_is_simpler_where_instances_are_as_many() -> None:
     big = result("big", point(201, memory=4 * 10**9), overrides={"max_batch_size": 64})
     small = result("small", point(200, memory=10**9), overrides={"max_batch_size": 16})
-    ranking = rank([result("default", point(50)), big, small], goals())
+    ranking = rank([result("m_config_default", point(50)), big, small], goals())
     assert ranking.winner is not None and ranking.winner.name == "small"
 
 
 def test_what_windows_say_of_their_noise_decides_what_is_tied() -> None:
-    rows = [result("default", point(190, noise=0.05)), result("two", point(210, noise=0.05), instances=2)]
+    rows = [result("m_config_default", point(190, noise=0.05)), result("two", point(210, noise=0.05), instances=2)]
     assert rank(rows, goals()).rows[0].tied
-    rows = [result("default", point(190)), result("two", point(210), instances=2)]
+    rows = [result("m_config_default", point(190)), result("two", point(210), instances=2)]
     assert not rank(rows, goals()).rows[0].tied
 
 
 def test_a_disturbed_point_does_not_win_in_silence() -> None:
     ranking = rank([DEFAULT, result("two", point(200, disturbed=True), instances=2)], goals())
-    assert ranking.winner is not None and ranking.winner.name == "default"
+    assert ranking.winner is not None and ranking.winner.name == "m_config_default"
     assert ranking.notes == (
-        "two looked better (2.00 times as good as default), but was disturbed while it was measured: measure it again"
-        " before you trust either.",
+        "two looked better (2.00 times as good as m_config_default), but was disturbed while it was measured: measure"
+        " it again before you trust either.",
     )
 
 
 def test_where_all_was_disturbed_the_winner_is_said_to_be() -> None:
-    ranking = rank([result("default", point(100, disturbed=True)), result("two", point(200, disturbed=True))], goals())
+    ranking = rank(
+        [result("m_config_default", point(100, disturbed=True)), result("two", point(200, disturbed=True))], goals()
+    )
     assert ranking.winner is not None and ranking.winner.name == "two"
     assert "two was disturbed" in ranking.notes[0]
 
 
 def test_requests_that_fail_are_not_fast_ones() -> None:
     ranking = rank([DEFAULT, result("broken", point(900, failed=100), instances=2)], goals())
-    assert ranking.winner is not None and ranking.winner.name == "default"
+    assert ranking.winner is not None and ranking.winner.name == "m_config_default"
     assert not ranking.rows[1].satisfied
 
 
 def test_nothing_measured_is_said_with_the_reasons() -> None:
-    ranking = rank([result("default", error="it did not start")], goals())
+    ranking = rank([result("m_config_default", error="it did not start")], goals())
     assert (ranking.rows, ranking.winner) == ((), None)
     assert ranking.notes == (
         "There is no valid point: nothing was measured.",
-        "default was not measured: it did not start",
+        "m_config_default was not measured: it did not start",
     )
 
 
 def test_without_the_default_scores_are_beside_the_best_of_the_first() -> None:
-    ranking = rank([result("default", error="too large"), result("one", point(100), instances=2)], goals())
+    ranking = rank([result("m_config_default", error="too large"), result("one", point(100), instances=2)], goals())
     assert ranking.winner is not None and ranking.winner.score == 1.0
     assert ranking.default is None
 

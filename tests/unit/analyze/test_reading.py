@@ -27,7 +27,7 @@ profile_models:
   add:
     parameters:
       concurrency: {start: 2, stop: 6, step: 2}
-      batch_sizes: 1,4
+      batch_sizes: 4
     model_config_parameters:
       max_batch_size: [6, 8]
     objectives: [perf_throughput]
@@ -46,7 +46,7 @@ min_percentage_of_search_space: 3
     )
     settings = read_settings({}, file).settings
     add, sub = settings.profile_models
-    assert (add.concurrency, add.batch_sizes, add.cpu_only) == ((2, 4, 6), (1, 4), True)
+    assert (add.concurrency, add.batch_sizes, add.cpu_only) == ((2, 4, 6), (4,), True)
     assert add.config == {"max_batch_size": [6, 8]}
     assert sub.name == "sub"
     assert settings.optuna_min_percentage_of_search_space == 3
@@ -105,6 +105,7 @@ def test_goals_are_said_in_words() -> None:
         ("constraints:\n  perf_latency_p99: {max: 1, min: 2}\n", "nothing can satisfy latency_p99"),
         ("run_config_search_min_concurrency: 8\nrun_config_search_max_concurrency: 4\n", "nothing is between them"),
         ("concurrency: 1\nrequest_rate: 5\n", "exclude each other"),
+        ("batch_sizes: 1,4\n", "run once for each of 1, 4"),
         ("profile_models: [a, a]\n", "a is there twice"),
     ],
 )  # fmt: skip

@@ -40,7 +40,7 @@ class Placed:
     @property
     def is_default(self) -> bool:
         """Whether it is the repository's own configuration."""
-        return not self.result.candidate.overrides
+        return self.result.candidate.is_default
 
 
 @dataclass(frozen=True, slots=True)
