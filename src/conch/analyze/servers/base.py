@@ -35,6 +35,9 @@ class AnalyzedServer(Protocol):
     def check(self) -> None:
         """Raise ServerGone for a server that is not there any more."""
 
+    def complaints(self) -> str:
+        """What the server has complained of since the last load; empty where its log is not known."""
+
     def restart(self) -> None:
         """Start the server again after :class:`ServerGone`; raises it again for a server that cannot be started."""
 

@@ -37,6 +37,8 @@ class LocalServer:
         self._environment = environment or {}
         self._home = TemporaryFolder("analyze")
         self._process: ServerProcess | None = None
+        #: How long the server's log was at the last load.
+        self._marked = 0
         try:
             write_repository(self._home.path, source, {})
             self._start()
@@ -58,6 +60,7 @@ class LocalServer:
 
     def load(self, overrides: Overrides) -> Configs:
         process = self._running()
+        self._marked = process.log_size()
         try:
             for model in [*reversed(self._models), *self._control.ready()]:
                 if model in self._control.ready():
@@ -79,6 +82,9 @@ class LocalServer:
         process = self._running()
         if not process.alive:
             raise ServerGone(f"the server has ended:\n{process.log_end()}")
+
+    def complaints(self) -> str:
+        return self._running().complaints(self._marked)
 
     def restart(self) -> None:
         if self._process is not None:

@@ -25,7 +25,9 @@ HOST: Final = "127.0.0.1"
 _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 15.0
 #: How many lines of a log a message quotes.
-_QUOTED: Final = 5
+_QUOTED: Final = 3
+#: An error in the log, whose line begins with its level, time and place.
+_COMPLAINT: Final = re.compile(r"^[EF]\d[^\]]*\] (.*)$", re.MULTILINE)
 #: How the server's log tells where it listens.
 _LISTENING: Final = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Service) at [^ ,\"]*:(\d+)")
 
@@ -69,11 +71,17 @@ class ServerProcess:
         """Where it listens for ``http`` or ``grpc``."""
         return Address(HOST, self._ports["GRPCInferenceService" if protocol == "grpc" else "HTTPService"])
 
-    def log_end(self, words: str = "") -> str:
-        """The last lines of its log that say more than that all is well, or those with ``words``."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        told = [line for line in lines if (words and words in line) or line[:1] in ("E", "F")] or lines
-        return "\n".join(told[-_QUOTED:])
+    def log_size(self) -> int:
+        """How long its log is now (bytes)."""
+        return self._log.stat().st_size
+
+    def complaints(self, since: int = 0) -> str:
+        """The last errors in its log from the byte ``since`` on, without time and place; empty without any."""
+        return "\n".join(_COMPLAINT.findall(self._text(since))[-_QUOTED:])
+
+    def log_end(self) -> str:
+        """Its last errors, or the last lines of its log where it told of none."""
+        return self.complaints() or "\n".join(self._text().splitlines()[-_QUOTED:])
 
     def close(self) -> None:
         """End it, with all that it has started."""
@@ -91,10 +99,13 @@ class ServerProcess:
         self._guard.stdin.close()
         self._guard.wait()
 
+    def _text(self, since: int = 0) -> str:
+        return self._log.read_bytes()[since:].decode(errors="replace")
+
     def _wait_for_ports(self) -> dict[str, int]:
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end:
-            found = _LISTENING.findall(self._log.read_text(encoding="utf-8", errors="replace"))
+            found = _LISTENING.findall(self._text())
             if found:
                 return {service: int(port) for service, port in found}
             if not self.alive:

@@ -69,6 +69,9 @@ class RemoteServer:
     def check(self) -> None:
         self._control.known()
 
+    def complaints(self) -> str:
+        return ""
+
     def restart(self) -> None:
         """See whether the server is there again; somebody else starts it."""
         self._control.known()

@@ -1,0 +1,61 @@
+"""The server of an analysis, chosen once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from conch.analyze.servers.base import AnalyzedServer
+from conch.analyze.servers.control import GrpcControl, HttpControl
+from conch.analyze.servers.local import LocalServer
+from conch.analyze.servers.remote import RemoteServer
+from conch.analyze.settings import AnalyzeSettings
+from conch.errors import invalid
+from conch.perf.plan import read_address
+from conch.repository.scan import ModelRepository
+
+#: The name of the server's log, in the folder of the reports.
+LOG: Final = "server.log"
+
+
+def open_server(settings: AnalyzeSettings, repository: ModelRepository | None, models: Sequence[str]) -> AnalyzedServer:
+    """The server that ``triton_launch_mode`` names, with ``models`` and those that they are made of.
+
+    Raises INVALID_ARG for settings that name none.
+    """
+    if settings.triton_launch_mode == "local":
+        if repository is None:
+            raise invalid("model_repository: give the models' folder (-m), or a server that runs (--mode remote)")
+        settings.export_path.mkdir(parents=True, exist_ok=True)
+        environment = {name: str(value) for name, value in settings.triton_server_environment.items()}
+        return LocalServer(
+            repository, models, settings.export_path / LOG,
+            protocol=settings.client_protocol, flags=_flags(settings), environment=environment,
+            patience=settings.perf_analyzer_timeout,
+        )  # fmt: skip
+    grpc = settings.client_protocol == "grpc"
+    endpoint = settings.triton_grpc_endpoint if grpc else settings.triton_http_endpoint
+    address, prefix = read_address(endpoint, settings.client_protocol)
+    patience = settings.perf_analyzer_timeout
+    control = GrpcControl(address, patience) if grpc else HttpControl(address, patience, prefix)
+    return RemoteServer(control, address, models, reload=not settings.reload_model_disable)
+
+
+def _flags(settings: AnalyzeSettings) -> list[str]:
+    """The further flags of ``conch serve``; those by which the server is found and told what to load are taken."""
+    flags = []
+    for name, value in settings.triton_server_flags.items():
+        flag = name.lstrip("-").replace("_", "-")
+        if flag.endswith(("-port", "-address")) or flag in ("model-repository", "model-control-mode", "load-model"):
+            raise invalid(f"triton_server_flags: {name} is chosen by the analysis")
+        flags.append(f"--{flag}={str(value).lower() if isinstance(value, bool) else value}")
+    return flags
+
+
+def repository_of(settings: AnalyzeSettings) -> ModelRepository | None:
+    """The user's models, None where a server that runs has them.  Raises INVALID_ARG for a folder without any."""
+    if settings.model_repository is None:
+        return None
+    return ModelRepository([Path(os.path.abspath(settings.model_repository))])
