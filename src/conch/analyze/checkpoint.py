@@ -1,0 +1,177 @@
+"""What was measured so far, in a file: an analysis that was interrupted goes on from it.
+
+JSON lines, appended and flushed to the disk one by one, so that whatever ends the process loses no point.  The first
+line of each start says under which conditions the points after it were measured.  A point counts again where all
+conditions that concern it are what they were: the machine, conch, how is measured, and the models' files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from conch.analyze.results import Candidate, ModelFigures, Point
+from conch.errors import invalid, unavailable
+from conch.perf.resources import GpuFigures, ResourceFigures
+
+try:
+    import fcntl
+except ImportError:  # not on this system: two analyses at a time are not noticed
+    fcntl = None  # type: ignore[assignment]
+
+FILENAME: Final = "checkpoint.jsonl"
+#: The version of the format.
+FORMAT: Final = 1
+#: Conditions of everything; others are a model's, ``model NAME``.
+_COMMON: Final = ("machine", "conch", "measuring")
+
+
+class AnalysisCheckpoint:
+    """The points of ``folder``, which is made if it is not there; ``conditions`` are texts by name, as they are now.
+
+    ``changes`` are sentences about the conditions that are not what they were.  Raises INVALID_ARG for a file of
+    something else, UNAVAILABLE while another analysis uses it.
+    """
+
+    def __init__(self, folder: Path, conditions: Mapping[str, str]) -> None:
+        self.path = folder / FILENAME
+        self._conditions = dict(conditions)
+        self._points: dict[tuple[str, str, float], Point] = {}
+        self._failures: dict[tuple[str, str], str] = {}
+        self.changes: tuple[str, ...] = ()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+        self._append({"format": FORMAT, "conditions": self._conditions})
+
+    def __enter__(self) -> AnalysisCheckpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """How many points there are, those that do not count any more among them."""
+        return len(self._points)
+
+    def close(self) -> None:
+        """Let others use the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def point(self, models: Iterable[str], candidate: Candidate, load: float) -> Point | None:
+        """What ``candidate`` measured at ``load``, if that was under the conditions of today."""
+        return self._points.get((self._under(models), _key(candidate), load))
+
+    def failure(self, models: Iterable[str], candidate: Candidate) -> str:
+        """Why the candidate could not be served or measured; empty where that is not known."""
+        return self._failures.get((self._under(models), _key(candidate)), "")
+
+    def add(self, models: Iterable[str], candidate: Candidate, point: Point) -> None:
+        """Keep a point."""
+        under = self._under(models)
+        self._points[under, _key(candidate), point.load] = point
+        self._append(
+            {
+                "under": under,
+                "candidate": candidate.name,
+                "overrides": candidate.overrides,
+                "point": dataclasses.asdict(point),
+            }
+        )
+
+    def fail(self, models: Iterable[str], candidate: Candidate, error: str) -> None:
+        """Keep that a candidate failed."""
+        under = self._under(models)
+        self._failures[under, _key(candidate)] = error
+        self._append({"under": under, "candidate": candidate.name, "overrides": candidate.overrides, "error": error})
+
+    def _under(self, models: Iterable[str]) -> str:
+        """The conditions that concern a search over ``models``, as a short text that equal ones share."""
+        concerned = {name: self._conditions.get(name, "") for name in (*_COMMON, *(f"model {one}" for one in models))}
+        return hashlib.sha256(json.dumps(concerned, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        while line:
+            line = line[os.write(self._file, line) :]
+        os.fsync(self._file)
+
+    def _lock(self) -> None:
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise unavailable(f"{self.path} is in use by another analysis: give another folder (-s)") from None
+
+    def _read(self) -> None:
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.ftruncate(self._file, whole)  # a line that was being written when the process was ended
+        before: Mapping[str, str] = {}
+        for number, line in enumerate(content[:whole].splitlines(), 1):
+            try:
+                record = json.loads(line)
+                if "conditions" in record:
+                    if record["format"] != FORMAT:
+                        raise ValueError(f"format {record['format']}")
+                    before = record["conditions"]
+                else:
+                    self._take(record)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise invalid(
+                    f"{self.path}, line {number}, is no checkpoint of this version ({error}):"
+                    " remove it, or give another folder (-s)"
+                ) from None
+        self.changes = tuple(_changes(before, self._conditions)) if before else ()
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        key = _key(Candidate(record["candidate"], record["overrides"]))
+        if "error" in record:
+            self._failures[record["under"], key] = record["error"]
+            return
+        point = _point(record["point"])
+        self._points[record["under"], key, point.load] = point
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterable[str]:
+    for name, text in now.items():
+        was = before.get(name)
+        if was is None or was == text:
+            continue
+        if name.startswith("model "):
+            yield f"{name} has changed since: what was measured of it is measured anew"
+        else:
+            yield f"{name} has changed since, so all is measured anew: it was {was}, and is {text}"
+
+
+def _key(candidate: Candidate) -> str:
+    """A text that candidates share that do the same; their names follow from the order of a search."""
+    return json.dumps(candidate.overrides, sort_keys=True)
+
+
+def _point(values: Mapping[str, Any]) -> Point:
+    resources = values["resources"]
+    if resources is not None:
+        gpus = {name: GpuFigures(**one) for name, one in resources["gpus"].items()}
+        resources = ResourceFigures(**{**resources, "gpus": gpus})
+    models = {
+        name: ModelFigures(**{**one, "percentiles": {float(key): value for key, value in one["percentiles"].items()}})
+        for name, one in values["models"].items()
+    }
+    return Point(**{**values, "models": models, "resources": resources, "warnings": tuple(values["warnings"])})
