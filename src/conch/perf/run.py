@@ -6,7 +6,7 @@ Called by the command and by the analyzer; the processes that send do nothing el
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -92,7 +92,9 @@ class Measurement:
         """The levels of the plan: callers at a time, or requests a second."""
         return iter(self._search)
 
-    def measure(self, level: float, on_window: OnWindow = lambda window: None) -> Measured:
+    def measure(
+        self, level: float, on_window: OnWindow = lambda window: None, before_rest: Callable[[], object] = lambda: None
+    ) -> Measured:
         """Measure one level, as often as the plan says.
 
         ``on_window`` is told of each window, and ends the level by answering True.  So does KeyboardInterrupt, which is
@@ -133,6 +135,7 @@ class Measurement:
                 runs[-1].stopped = True
                 break
             runs.append(run)
+            before_rest()
             if run.stopped or run.gone:
                 break
             self._rest()
