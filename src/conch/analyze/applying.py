@@ -1,0 +1,125 @@
+"""Puts a candidate's configurations into the user's repository, beside what was there.
+
+The only place of the analysis that writes there, and only when it is asked to.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from conch.analyze.ranking import Ranking
+from conch.analyze.results import CandidateResult
+from conch.analyze.servers.base import Overrides
+from conch.analyze.servers.copies import config_text
+from conch.analyze.servers.local import LocalServer
+from conch.config.editing import edit
+from conch.errors import ConchError, invalid, unavailable
+from conch.repository.scan import ModelRepository
+from conch.temporary import TemporaryFolder
+
+#: What the name of the configuration from before ends with.
+BEFORE: Final = ".before-analyze"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One model's file: its text before (empty: there was none) and after."""
+
+    model: str
+    file: Path
+    before: str
+    after: str
+
+    @property
+    def diff(self) -> str:
+        """The difference, as ``diff -u`` shows it; empty where there is none."""
+        lines = difflib.unified_diff(
+            self.before.splitlines(keepends=True), self.after.splitlines(keepends=True),
+            str(self.file) if self.before else "/dev/null", str(self.file),
+        )  # fmt: skip
+        return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def chosen(ranking: Ranking, *, disturbed: bool = False) -> CandidateResult:
+    """The candidate that may be applied; ``disturbed`` allows one whose measurement others disturbed.
+
+    Raises UNAVAILABLE where there is none, with the reason.
+    """
+    winner = ranking.winner
+    if winner is None or winner.point is None:
+        raise unavailable("nothing is applied: no configuration keeps the constraints")
+    if winner.point.disturbed and not disturbed:
+        raise unavailable(
+            f"nothing is applied: others used the machine while {winner.result.candidate.name} was measured;"
+            " measure again on a quiet machine, or apply it all the same with --apply-disturbed"
+        )
+    return winner.result
+
+
+def changes(repository: ModelRepository, overrides: Overrides) -> list[Change]:
+    """What applying ``overrides`` changes, by file; nothing where the repository says so already."""
+    found = []
+    for model, values in overrides.items():
+        before, file = config_text(repository, model)
+        after = edit(before, values, str(file))
+        if after != before:
+            found.append(Change(model, file, before, after))
+    return found
+
+
+def apply(repository: ModelRepository, changed: Sequence[Change]) -> list[Path]:
+    """Write the files, keep those from before beside them, and load the models once as they are then.
+
+    Returns the files from before.  Raises INVALID_ARG for one that somebody has changed meanwhile, and what loading
+    raises; then everything is as it was.
+    """
+    kept: dict[Path, Path | None] = {}
+    try:
+        for change in changed:
+            text = change.file.read_text(encoding="utf-8") if change.file.exists() else ""
+            if text != change.before:
+                raise invalid(f"{change.file} has been changed meanwhile: analyse again")
+            kept[change.file] = _keep(change.file) if change.before else None
+            _write(change.file, change.after)
+        _load(repository, [change.model for change in changed])
+    except BaseException:
+        for file, old in kept.items():
+            if old is not None:
+                old.replace(file)
+            else:
+                file.unlink(missing_ok=True)
+        raise
+    return [old for old in kept.values() if old is not None]
+
+
+def _keep(file: Path) -> Path:
+    """A copy of a file under a name that nothing has."""
+    number = 1
+    while True:
+        old = file.with_name(file.name + BEFORE + (f"-{number}" if number > 1 else ""))
+        try:
+            with old.open("x", encoding="utf-8") as copy:
+                copy.write(file.read_text(encoding="utf-8"))
+            return old
+        except FileExistsError:
+            number += 1
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file as a whole or not at all: a server may be looking at it."""
+    new = file.with_name(f".{file.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(file)
+
+
+def _load(repository: ModelRepository, models: Sequence[str]) -> None:
+    with TemporaryFolder() as folder:
+        try:
+            with LocalServer(repository, models, folder / "server.log") as server:
+                server.load({})
+        except ConchError as error:
+            raise ConchError(f"nothing is applied: {error.message}", error.code) from error

@@ -1,0 +1,168 @@
+"""An analysis from settings to a ranking, over a model that fails under some configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from conch.analyze.applying import BEFORE, apply, changes, chosen
+from conch.analyze.goals import Constraint
+from conch.analyze.models import ModelSettings
+from conch.analyze.profile import Profile, SearchOutcome
+from conch.analyze.progress import SearchProgress
+from conch.analyze.results import Point
+from conch.analyze.settings import AnalyzeSettings
+from conch.analyze.strategies.strategy import Trial
+from conch.errors import ConchError
+from conch.repository.scan import ModelRepository
+from tests.e2e.analyze import models
+
+
+@dataclass
+class Watching:
+    """Notes what it is told, and ends the analysis by Ctrl+C after ``most`` measurements."""
+
+    most: int = 1000
+    measured_now: list[tuple[str, float]] = field(default_factory=list)
+    from_before: list[tuple[str, float]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def measuring(self, trial: Trial, progress: SearchProgress) -> None:
+        if len(self.measured_now) == self.most:
+            raise KeyboardInterrupt
+
+    def measured(self, trial: Trial, point: Point, *, before: bool) -> None:
+        (self.from_before if before else self.measured_now).append((trial.candidate.name, trial.load))
+
+    def failed(self, trial: Trial, error: str, *, before: bool) -> None:
+        self.said.append(error)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AnalyzeSettings:
+    return AnalyzeSettings(
+        model_repository=models.write(tmp_path / "models"),
+        profile_models=(ModelSettings(name="waits"),),
+        run_config_search_mode="brute",
+        run_config_search_max_instance_count=2,
+        run_config_search_min_model_batch_size=2,
+        run_config_search_max_model_batch_size=8,
+        concurrency=(4,),
+        export_path=tmp_path / "analysis",
+        perf_analyzer_flags={"measurement-interval": 100, "max-trials": 3, "stability-percentage": 99, "warm-up": 0.1},
+    )
+
+
+def run(settings: AnalyzeSettings, watching: Watching) -> Sequence[SearchOutcome]:
+    with Profile(settings, watching) as profile:
+        return profile.run()
+
+
+def test_candidates_that_fail_are_results_and_the_others_are_ranked(settings: AnalyzeSettings) -> None:
+    kept = settings.export_path / "kept"
+
+    [outcome] = run(replace(settings, output_model_repository_path=kept), Watching())
+
+    errors = {(one.candidate.overrides.get("waits") or {}).get("max_batch_size"): one.error for one in outcome.results}
+    assert "died with status 3" in errors[4]
+    assert "8 does not fit" in errors[8]
+    # Of its points, as others who use the machine may have disturbed some.
+    best = max(outcome.results, key=lambda one: max((point.throughput for point in one.points), default=0.0))
+    assert best.configs["waits"]["instance_group"][0]["count"] == 2
+    assert chosen(outcome.ranking, disturbed=True).points
+    assert (kept / best.candidate.name / "waits" / "config.pbtxt").read_text().startswith("# What people wrote")
+
+
+def test_an_interrupted_analysis_goes_on_where_it_was(settings: AnalyzeSettings) -> None:
+    settings = replace(settings, run_config_search_max_model_batch_size=2)
+    first, second = Watching(most=1), Watching()
+    with Profile(settings, first) as profile:
+        with pytest.raises(KeyboardInterrupt):
+            profile.run()
+        [partial] = profile.outcomes
+    assert not partial.complete
+    assert partial.results[0].points
+
+    [outcome] = run(settings, second)
+
+    assert outcome.complete
+    assert second.from_before == first.measured_now
+    assert not {*second.measured_now} & {*first.measured_now}
+    third = Watching()
+    run(settings, third)
+    assert third.measured_now == []
+
+
+def test_models_at_the_same_time_and_an_ensemble_follows_its_members(settings: AnalyzeSettings) -> None:
+    both = replace(
+        settings,
+        profile_models=(ModelSettings(name="both"), ModelSettings(name="waits")),
+        run_config_profile_models_concurrently_enable=True,
+        run_config_search_max_instance_count=1,
+        run_config_search_min_model_batch_size=1,
+        run_config_search_max_model_batch_size=2,
+        client_protocol="http",
+    )
+
+    [outcome] = run(both, Watching())
+
+    smaller = next(one for one in outcome.results if one.candidate.overrides)
+    assert smaller.error == ""
+    assert [smaller.configs[name]["max_batch_size"] for name in ("waits", "both")] == [1, 1]
+    assert all(figures.requests for figures in smaller.points[0].models.values())
+
+
+def test_a_model_that_needs_data_is_told_before_anything_is_measured(settings: AnalyzeSettings) -> None:
+    file = ModelRepository([settings.model_repository or Path()]).directory("waits") / "config.pbtxt"
+    file.write_text(file.read_text().replace("dims: [ 4 ]", "dims: [ -1 ]"))
+    watching = Watching()
+
+    with pytest.raises(ConchError, match="--shape"):
+        run(settings, watching)
+    assert watching.measured_now == []
+
+
+def test_the_winner_is_applied_once_beside_what_was_there(settings: AnalyzeSettings) -> None:
+    repository = ModelRepository([settings.model_repository or Path()])
+    file = repository.directory("waits") / "config.pbtxt"
+    overrides = {"waits": {"instance_group": [{"count": 2}]}}
+
+    [change] = changes(repository, overrides)
+    [old] = apply(repository, [change])
+
+    assert "+  count: 2" in change.diff
+    assert old == file.with_name(file.name + BEFORE)
+    assert old.read_text() == models.CONFIG
+    assert "count: 2" in file.read_text() and file.read_text().startswith("# What people wrote stays.")
+    assert changes(repository, overrides) == []
+
+
+def test_what_does_not_load_is_not_applied(settings: AnalyzeSettings) -> None:
+    repository = ModelRepository([settings.model_repository or Path()])
+
+    with pytest.raises(ConchError, match=r"nothing is applied: (?s:.)*8 does not fit"):
+        apply(repository, changes(repository, {"waits": {"max_batch_size": 8}}))
+
+    folder = repository.directory("waits")
+    assert sorted(one.name for one in folder.iterdir() if one.name != "__pycache__") == ["1", "config.pbtxt"]
+    assert (folder / "config.pbtxt").read_text() == models.CONFIG
+
+
+def test_nothing_is_applied_where_no_candidate_keeps_the_constraints(settings: AnalyzeSettings) -> None:
+    impossible = replace(
+        settings,
+        constraints=(Constraint("latency_p99", maximum=1e-6),),
+        run_config_search_max_instance_count=1,
+        run_config_search_max_model_batch_size=2,
+    )
+
+    [outcome] = run(impossible, Watching())
+
+    with pytest.raises(ConchError, match="no configuration keeps the constraints"):
+        chosen(outcome.ranking)
