@@ -69,12 +69,10 @@ _SHORT: Final = {"p": "measurement-interval", "s": "stability-percentage", "r": 
 def plan_of(settings: AnalyzeSettings, model: str, address: Address) -> PerfPlan:
     """How ``model`` is asked, at a load that is put in later.
 
-    Raises INVALID_ARG for flags that are not known, and for more than one batch size.
+    Raises INVALID_ARG for flags that are not known.
     """
     own = settings.model(model)
     sizes = own.batch_sizes or settings.batch_sizes
-    if len(sizes) > 1:
-        raise invalid(f"batch_sizes: {', '.join(map(str, sizes))}: give one size, and analyse again for another one")
     fields, data = _read({**settings.perf_analyzer_flags, **own.perf_flags})
     plan = PerfPlan(
         model, address, settings.client_protocol, batch_size=sizes[0] if sizes else 1, interval=INTERVAL,

@@ -108,7 +108,7 @@ class Measurement:
         gpus, metrics = self._samplers(server)
         around = Surroundings(self._statistics, watch.since_last, self._gone, begin=partial(self._load, level))
         with gpus or nullcontext(), metrics or nullcontext():
-            runs = self._runs(level, around, on_window)
+            runs = self._runs(level, around, on_window, before_rest)
         counted = [window for run in runs for window in run.counted]
         spans = [window.span for window in counted]
         used = watch.resources([window.sight for window in counted])
@@ -121,7 +121,9 @@ class Measurement:
         self._search.note(measured.figures.judged(self.plan.percentile))
         return measured
 
-    def _runs(self, level: float, around: Surroundings, on_window: OnWindow) -> list[LevelRun]:
+    def _runs(
+        self, level: float, around: Surroundings, on_window: OnWindow, before_rest: Callable[[], object]
+    ) -> list[LevelRun]:
         """The runs of a level, one at least; fewer than planned where one was ended before its time."""
         runs: list[LevelRun] = []
         for _ in range(self.plan.runs):

@@ -41,7 +41,6 @@ def test_a_load_is_callers_or_a_rate() -> None:
         ({"perf_analyzer_flags": {"shapes": "x:1"}}, "did you mean shape"),
         ({"perf_analyzer_flags": {"url": "x"}}, "'url' is none that an analysis takes"),
         ({"perf_analyzer_flags": {"shape": "x:a"}}, "input:dimension,dimension"),
-        ({"batch_sizes": (1, 4)}, "give one size"),
     ],
 )
 def test_what_cannot_be_is_named(settings: dict[str, Any], told: str) -> None:

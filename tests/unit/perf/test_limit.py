@@ -10,13 +10,15 @@ import pytest
 from conch.perf.calls import Payload
 from conch.perf.channels.connecting import Address
 from conch.perf.channels.events import read_generate
+from conch.perf.channels.rpc import Rpc
 from conch.perf.figures import figures_of
 from conch.perf.generator import Generators, Traffic
 from conch.perf.limit import SenderLimit
 from conch.perf.measured import Measured
 from conch.perf.null_server import NullServer
 from conch.perf.records import RECORD
-from conch.perf.requests import MODEL_INFER, http_post
+from conch.perf.requests.grpc import MODEL_INFER
+from conch.perf.requests.http import http_post
 
 #: More than a frame, a window and what a socket takes at once.
 LARGE = bytes(300_000)
@@ -26,7 +28,7 @@ NOWHERE = Address("127.0.0.1", 9)
 def traffic(protocol: str) -> Traffic:
     if protocol == "grpc":
         messages = [Payload(b"\0" + len(data).to_bytes(4, "big") + data) for data in (b"small", LARGE)]
-        return Traffic(NOWHERE, messages, MODEL_INFER)
+        return Traffic(NOWHERE, messages, Rpc(MODEL_INFER))
     return Traffic(NOWHERE, [Payload(http_post("/v2/models/m/infer", {"Host": "h"}, data)) for data in (b"{}", LARGE)])
 
 
