@@ -41,11 +41,11 @@ def perf_command(
 
     plan, prefix = plan_of(**given)
     console = terminal.console()
+    # What is registered with a server is unregistered, however this ends.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if other := Against(against, against_model, rounds):
         return run_against(plan, prefix, other, json_file, console)
     measured: list[Measured] = []
-    # What is registered with a server is unregistered, however this ends.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Measurement(plan, prefix) as measurement:
             console.print(shown.opening(measurement), highlight=False)

@@ -41,7 +41,8 @@ class Against:
             protocol = "http"
         if "openai" in (plan.protocol, protocol) and protocol != plan.protocol:
             raise invalid(f"--against {self.url}: OpenAI's API is compared with OpenAI's API only")
-        address, other = read_address(self.url, protocol)
+        read, other = read_address(self.url, protocol)
+        address = replace(plan.address, host=read.host, port=read.port, encrypted=read.encrypted)
         return replace(plan, model=model, address=address, protocol=protocol), other
 
 

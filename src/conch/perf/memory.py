@@ -6,11 +6,11 @@ extension.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, Final, Protocol
+from uuid import uuid4
 
 from conch.errors import ConchError, unsupported
 from conch.perf.inputs.specs import ModelSpec
@@ -50,7 +50,7 @@ class MemoryLayout:
     @classmethod
     def of(cls, model: ModelSpec, batch_size: int, output_size: int) -> MemoryLayout:
         """Room for a model's outputs: ``output_size`` (bytes) for each inference where shapes do not tell."""
-        region = f"conch_perf_{os.getpid()}"
+        region = f"conch_perf_{uuid4().hex[:16]}"
         outputs, size = {}, 0
         for name, spec in model.outputs.items():
             each = output_size

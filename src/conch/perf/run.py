@@ -50,13 +50,18 @@ class Measurement:
     def __init__(self, plan: PerfPlan, prefix: str = "") -> None:
         self.plan = plan
         self._search = LevelSearch(plan.rates or plan.concurrency, plan.latency_limit, binary=plan.binary_search)
-        self._closing = ExitStack()
+        self.server: Mapping[str, Any] = {}
+        with ExitStack() as closing:  # what was begun is ended where the rest goes wrong
+            self._prepare(prefix, closing)
+            self._closing = closing.pop_all()
+
+    def _prepare(self, prefix: str, closing: ExitStack) -> None:
+        plan = self.plan
         self._api: ServerApi
         if plan.protocol == "grpc":
-            self._api = self._closing.enter_context(GrpcApi(plan.address, plan.headers))
+            self._api = closing.enter_context(GrpcApi(plan.address, plan.headers))
         else:
             self._api = HttpApi(plan.address, prefix, plan.headers)
-        self.server: Mapping[str, Any] = {}
         self.model = ModelSpec(plan.model, plan.version, {}, 0, decoupled=True)
         if plan.protocol == "openai":
             check_listens(plan.address)
@@ -75,12 +80,12 @@ class Measurement:
         self._sequences = traffic.sequences is not None
         self._counts = False
         self._generators = Generators(traffic, self._processes())
-        self._closing.callback(self._end)
+        closing.callback(self._end)
         self._limit = SenderLimit(traffic, self._processes()) if plan.sender_limit else None
         if self._limit is not None:
-            self._closing.callback(self._limit.close)
+            closing.callback(self._limit.close)
         if memory is not None:
-            self._closing.callback(SharedRegion(memory, self._api).close)
+            closing.callback(SharedRegion(memory, self._api).close)
 
     def __enter__(self) -> Measurement:
         return self
