@@ -27,7 +27,7 @@ VARIANT = "onnxruntime-int8"
 #: Programs that the tests below start, and those that these start in turn.
 STARTED = {
     "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "generation.__main__",
-    "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles",
+    "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing",
 }  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
@@ -179,3 +179,9 @@ def test_exporters_are_timed(tmp_path: Path) -> None:
         r"^(graph|served), (prefill|decode): conch openvino_model.xml ([0-9.]+) ms", output, re.MULTILINE
     )
     assert len(figures) == 4 and all(float(milliseconds) > 0 for *_, milliseconds in figures), output
+
+
+def test_measurements_are_what_queueing_theory_expects() -> None:
+    (table,) = tables(run("benchmarks.queueing", "--seconds", 0.5))
+    assert len(table) == 1 + 8 + 3 + 2 + 2
+    assert all(number(expected) >= 0 and number(measured) > 0 for _, _, expected, measured, _ in table[1:])

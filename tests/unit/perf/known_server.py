@@ -26,18 +26,19 @@ CONFIG: Final = {"name": "known", "max_batch_size": 8}
 
 @dataclass
 class KnownServer:
-    """``slots`` requests run at a time, for ``service`` seconds each; every ``fails``-th gets an error (0: none).
+    """``slots`` requests run at a time, for ``service`` seconds each; every ``fails``-th gets an error at once.
 
-    ``chunked`` sends bodies in pieces; ``answer`` is that of an inference.  Nobody is served from ``frozen_from`` to
-    ``frozen_until`` (s, monotonic).  After ``dies_after`` answers (0: never) it is gone.  ``bodies`` are those that
-    came; ``reached`` is set after ``tells_after`` answers.
+    When ``freezes_after`` requests have come, nobody is served for a second, between ``frozen_from`` and
+    ``frozen_until`` (s, monotonic).  After ``dies_after`` answers it is gone.  Where these are 0 that never happens.
+    ``chunked`` sends bodies in pieces; ``answer`` is that of an inference.  ``bodies`` are those that came; ``reached``
+    is set after ``tells_after`` answers.  ``served`` are the moments at which requests came and at which they were
+    done, in that order.
     """
 
     service: float = 0.0
     slots: int = 1_000
     fails: int = 0
-    frozen_from: float = 0.0
-    frozen_until: float = 0.0
+    freezes_after: int = 0
     dies_after: int = 0
     tells_after: int = 0
     chunked: bool = False
@@ -47,6 +48,8 @@ class KnownServer:
 
     def __post_init__(self) -> None:
         self.bodies: list[bytes] = []
+        self.frozen_from = self.frozen_until = 0.0
+        self.served: list[tuple[float, float]] = []
         self._busy = asyncio.Semaphore(self.slots)
         self._writers: set[asyncio.StreamWriter] = set()
         self.listener: asyncio.Server | None = None
@@ -78,7 +81,7 @@ class KnownServer:
                         writer.write(b"%x\r\n%b\r\n" % (len(part), part))
                 else:
                     writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(answer)) + answer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._writers.discard(writer)
@@ -91,19 +94,36 @@ class KnownServer:
             )
             return (b"404 Not Found", b'{"error":"not here"}') if found is None else (b"200 OK", _json(found))
         self.bodies.append(body)
-        async with self._busy:
-            now = monotonic()
-            if self.frozen_from <= now < self.frozen_until:
-                await asyncio.sleep(self.frozen_until - now)
-            await asyncio.sleep(self.service)
         self.answered += 1
-        if self.answered == self.dies_after:
-            self.die()
         if self.answered == self.tells_after:
             self.reached.set()
         if self.fails and self.answered % self.fails == 0:
             return b"500 Internal Server Error", b'{"error":"it is the turn of an error"}'
+        came = monotonic()
+        if self.answered == self.freezes_after:
+            self.frozen_from, self.frozen_until = came, came + 1.0
+        async with self._busy:
+            began = monotonic()
+            if self.frozen_from <= began < self.frozen_until:
+                await asyncio.sleep(self.frozen_until - began)
+            await asyncio.sleep(self.service)
+            self.served.append((came, monotonic()))
+        if self.dies_after and len(self.served) >= self.dies_after:
+            self.die()
         return b"200 OK", self.answer
+
+    def service_between(self, start: float, end: float) -> float:
+        """How long each request that was done between two moments kept a slot from others, on average (s).
+
+        That is from when it came, or from when the slot became free, which is a little before it noticed.
+        """
+        ends = [done for _, done in self.served]
+        durations = [
+            done - max(came, ends[number - self.slots] if number >= self.slots else 0.0)
+            for number, (came, done) in enumerate(self.served)
+            if start < done <= end
+        ]
+        return sum(durations) / len(durations)
 
 
 def _json(document: object) -> bytes:

@@ -110,6 +110,6 @@ def test_two_servers_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert "B answers 0." in shown and "infer/s" in shown
     [level] = json.loads(document.read_text())["levels"]
     # One caller: 100 answers a second against 25, less what the machine takes.
-    assert 0.2 < level["figures"][0]["ratio"] < 0.6
+    assert 0.1 < level["figures"][0]["ratio"] < 0.6
     assert main(["perf", "-m", "known", "-i", "openai", "--against", "grpc://h:1"]) == 1
     assert "is compared with OpenAI's API only" in capsys.readouterr().err

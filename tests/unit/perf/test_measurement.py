@@ -1,10 +1,9 @@
-"""Measurements of servers whose behaviour is known: queueing arithmetic holds, however slow the machine is."""
+"""Measurements of a server whose behaviour is known: what is sent, what is said where something is wrong, files."""
 
 from __future__ import annotations
 
 import json
 import struct
-from time import monotonic
 
 import numpy as np
 import pytest
@@ -14,8 +13,8 @@ from conch.perf.channels.connecting import Address
 from conch.perf.figures import figures_of
 from conch.perf.inputs.data import DataOptions
 from conch.perf.measured import Measured
-from conch.perf.plan import Levels, PerfPlan
-from conch.perf.records import RECORD, Outcome
+from conch.perf.plan import PerfPlan
+from conch.perf.records import RECORD
 from conch.perf.report import files
 from conch.perf.run import Measurement
 from tests.unit.perf.known_server import KnownServer, running
@@ -29,42 +28,6 @@ def _plan(server: KnownServer, **given: object) -> PerfPlan:
 def _measure(server: KnownServer, level: float, **given: object) -> Measured:
     with Measurement(_plan(server, **given)) as measurement:
         return measurement.measure(level)
-
-
-def test_callers_are_those_that_wait_and_those_that_are_served() -> None:
-    """Little's law: the number of callers is the throughput times the latency."""
-    with running(KnownServer(service=0.02, slots=2)) as server:
-        measured = _measure(server, 8, interval=1.0)
-    figures = measured.figures
-    assert figures.latency is not None
-    assert figures.throughput * figures.latency.average == pytest.approx(8, rel=0.2)
-    assert figures.latency.average >= 3.9 * 0.02
-    assert figures.throughput <= 2 / 0.02 * 1.1
-    assert not figures.failures and measured.unfinished == 8
-
-
-def test_requests_of_an_open_load_count_from_when_they_were_due() -> None:
-    """While the server stands still for a second, 200 requests are due, and wait from then on, not from their turn."""
-    with running(KnownServer(slots=1)) as server:
-        plan = _plan(server, rates=Levels(200, 200, 1), interval=4.0, trials=1, max_calls=4)
-        with Measurement(plan) as measurement:
-            server.frozen_from = monotonic() + 1.0
-            server.frozen_until = server.frozen_from + 1.0
-            figures = measurement.measure(200).figures
-    assert figures.latency is not None and figures.late is not None
-    assert figures.latency.longest >= 0.95
-    # A quarter of the time nothing was answered: of 800 requests some 200 waited, half a second on average.
-    assert figures.latency.percentiles[90] >= 0.4
-    assert figures.late.longest >= 0.9
-
-
-def test_failed_requests_are_counted_and_not_among_the_latencies() -> None:
-    with running(KnownServer(service=0.005, fails=3)) as server:
-        measured = _measure(server, 2)
-    failed = measured.figures.failures[Outcome.REFUSED]
-    assert failed / (failed + measured.figures.requests) == pytest.approx(1 / 3, abs=0.1)
-    assert any("it is the turn of an error" in message for message in measured.errors)
-    assert any("failed and are not among" in warning for warning in measured.warnings)
 
 
 def test_a_server_that_hangs_up_is_asked_again() -> None:
