@@ -1,8 +1,9 @@
 """What was measured so far, in a file: an analysis that was interrupted goes on from it.
 
 JSON lines, appended and flushed to the disk one by one, so that whatever ends the process loses no point.  The first
-line of each start says under which conditions the points after it were measured.  A point counts again where all
-conditions that concern it are what they were: the machine, conch, how is measured, and the models' files.
+line of each start says what the conditions were: texts by name, of which ``measuring`` is a mapping in JSON.  A point
+counts again where all conditions that concern it are what they were: the machine, conch, how is measured, and the
+models' files.
 """
 
 from __future__ import annotations
@@ -155,9 +156,13 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterable[str]
         if was is None or was == text:
             continue
         if name.startswith("model "):
-            yield f"{name} has changed since: what was measured of it is measured anew"
+            yield f"{name} has changed since: what was measured with it is measured anew"
+        elif name == "measuring":
+            old, new = json.loads(was), json.loads(text)
+            names = ", ".join(sorted(key for key in {*old, *new} if old.get(key) != new.get(key)))
+            yield f"how is measured has changed since ({names}): all is measured anew"
         else:
-            yield f"{name} has changed since, so all is measured anew: it was {was}, and is {text}"
+            yield f"the {name} is another one, so all is measured anew: it was {was}, and is {text}"
 
 
 def _key(candidate: Candidate) -> str:

@@ -7,13 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
-
 from conch import __version__
 from conch.analyze.settings import AnalyzeSettings
-from conch.backends.native.threads import usable_cores
 from conch.errors import ConchError
-from conch.machine.facts import processor
+from conch.machine.facts import MachineFacts
 from conch.repository.scan import ModelRepository
 
 #: The settings by which points differ; goals and the way of searching change no point.
@@ -29,9 +26,8 @@ def conditions(
     """The conditions by name, as a checkpoint keeps them; ``configs`` are those of the repository, completed."""
     names = [one for one in _MEASURING if settings.triton_launch_mode == "remote" or not one.endswith("_endpoint")]
     measuring = {name: getattr(settings, name) for name in names}
-    memory = psutil.virtual_memory().total / 2**30
     found = {
-        "machine": f"{processor()}, {usable_cores()} cores, {memory:.0f} GiB",
+        "machine": str(MachineFacts.read()),
         "conch": __version__,
         "measuring": json.dumps(measuring, sort_keys=True, default=str),
     }

@@ -41,12 +41,14 @@ def test_a_change_concerns_only_what_it_was_measured_with(tmp_path: Path) -> Non
         checkpoint.add(["b"], of_b, POINT)
 
     with AnalysisCheckpoint(tmp_path, {**NOW, "model a": "new"}) as changed:
-        assert changed.changes == ("model a has changed since: what was measured of it is measured anew",)
+        assert changed.changes == ("model a has changed since: what was measured with it is measured anew",)
         assert changed.point(["a"], FIRST, 8) is None
         assert changed.point(["b"], of_b, 8) == POINT
     with AnalysisCheckpoint(tmp_path, {**NOW, "machine": "slow"}) as elsewhere:
         assert any("it was fast, and is slow" in change for change in elsewhere.changes)
         assert elsewhere.point(["b"], of_b, 8) is None
+    with AnalysisCheckpoint(tmp_path, {**NOW, "machine": "slow", "measuring": '{"p": 1}'}) as differently:
+        assert differently.changes == ("how is measured has changed since (p): all is measured anew",)
     with AnalysisCheckpoint(tmp_path, NOW) as back:
         assert back.point(["a"], FIRST, 8) == POINT
 

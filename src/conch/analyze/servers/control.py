@@ -14,9 +14,10 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from conch.analyze.servers.base import ServerGone
+from conch.config import render
 from conch.errors import ConchError, internal, unavailable
 from conch.perf.channels.connecting import Address
-from conch.perf.server_api import GrpcApi, HttpApi
+from conch.perf.server_api import HttpApi
 
 #: How long questions that need no model may take (s).
 _SECONDS: Final = 10.0
@@ -140,11 +141,12 @@ class GrpcControl(ControlClient):
 
         super().__init__(address, patience)
         self._client = InferenceServerClient(self.where, ssl=address.encrypted)
-        self._api = GrpcApi(address)
 
     def config(self, model: str) -> Mapping[str, Any]:
-        # Its numbers of 64 bits are texts in protobuf's JSON, which is read back as well.
-        return self._api.config(model, "")
+        answer = self._ask(f"read the configuration of '{model}'", self._client.get_model_config, model)
+        # In the form that HTTP has: protobuf's own JSON writes numbers of 64 bits as texts, and leaves out defaults.
+        found: Mapping[str, Any] = json.loads(render.to_json(answer.config))
+        return found
 
     def load(self, model: str, config: Mapping[str, Any] | None = None) -> None:
         given = None if config is None else json.dumps(config)
