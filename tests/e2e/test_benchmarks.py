@@ -27,7 +27,7 @@ VARIANT = "onnxruntime-int8"
 #: Programs that the tests below start, and those that these start in turn.
 STARTED = {
     "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "generation.__main__",
-    "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing",
+    "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing", "analyze_modes",
 }  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
@@ -185,3 +185,24 @@ def test_measurements_are_what_queueing_theory_expects() -> None:
     (table,) = tables(run("benchmarks.queueing", "--seconds", 0.5))
     assert len(table) == 1 + 8 + 3 + 2 + 2
     assert all(number(expected) >= 0 and number(measured) > 0 for _, _, expected, measured, _ in table[1:])
+
+
+def test_modes_of_the_analyzer_search_the_same_space() -> None:
+    options = [
+        "--model",
+        "minilm_tokenizer",
+        "--modes",
+        "brute",
+        "quick",
+        "--instances",
+        1,
+        "--batches",
+        2,
+        "--sweep",
+        "batch",
+        "--concurrency",
+        2,
+    ]
+    (table,) = tables(run("benchmarks.analyze_modes", *options, "--seconds", 0.1, "--rounds", 1))
+    assert [row[0] for row in table[1:]] == ["brute", "quick"]
+    assert all(number(row[1]) > 0 and number(row[6]) > 0 for row in table[1:])

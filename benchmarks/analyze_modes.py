@@ -1,0 +1,196 @@
+"""Whether ``conch analyze`` finds the best configuration without trying all: full sweep, quick and optuna, in one run.
+
+    python -m benchmarks.analyze_modes [--model minilm] [--instances 3] [--batches 32] [--seconds 0.5] [--rounds 10]
+
+All three search the same space of a model of the demo's repository, each from nothing, for the highest throughput.
+Then what each found is measured again, in turns, on servers that are up at the same time: the ratio to the sweep's best
+has an interval over the rounds.  Measurements are those of the search; the curves that quick and optuna draw of their
+best configurations in the end are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+from benchmarks.tables import markdown
+from conch.analyze.models import ModelSettings
+from conch.analyze.plans import at_load, plan_of
+from conch.analyze.profile import Profile, SearchOutcome
+from conch.analyze.progress import SearchProgress
+from conch.analyze.results import CandidateResult, Point
+from conch.analyze.servers.base import Overrides
+from conch.analyze.servers.local import LocalServer
+from conch.analyze.settings import AnalyzeSettings, SearchMode
+from conch.analyze.strategies.strategy import Trial
+from conch.demo.build import build, require_packages
+from conch.perf.confidence import mean_interval
+from conch.perf.run import Measurement
+from conch.repository.scan import ModelRepository
+
+MODES: Final = ("brute", "quick", "optuna")
+TEXT: Final = "A sentence of a usual length, as people send it to have it embedded."
+
+
+class Counting:
+    """Counts what is measured, and says so on the standard error."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode, self.points, self.failures = mode, 0, 0
+
+    def say(self, line: str) -> None:
+        print(f"{self.mode}: {line}", file=sys.stderr)
+
+    def measuring(self, trial: Trial, progress: SearchProgress) -> None:
+        left = "" if progress.left is None else f", {progress.left:.0f} s left"
+        print(f"{self.mode} {progress.done}/{progress.expected}{left}: {trial.candidate.name}", file=sys.stderr)
+
+    def measured(self, trial: Trial, point: Point, *, before: bool) -> None:
+        self.points += 1
+
+    def failed(self, trial: Trial, error: str, *, before: bool) -> None:
+        self.failures += 1
+        self.say(f"{trial.candidate.name}: {error}")
+
+
+@dataclass
+class Found:
+    """What a mode found: the best candidate and its best load; ``again`` are its throughputs in turns (infer/s)."""
+
+    mode: str
+    points: int
+    seconds: float
+    best: CandidateResult
+    point: Point
+    overrides: Overrides
+    again: list[float]
+
+    @property
+    def choice(self) -> tuple[str, float]:
+        """What modes share that found the same."""
+        return json.dumps(self.overrides, sort_keys=True), self.point.load
+
+
+def main() -> int:
+    arguments = _arguments()
+    require_packages()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        repository = build(folder)
+        settings = _settings(arguments, repository)
+        found = [_search(settings, mode, folder / mode) for mode in arguments.modes]
+        _in_turns(settings, ModelRepository([repository]), found, arguments, folder)
+    heads = ["mode", "measurements", f"of {found[0].mode}'s", "time (s)", "found", "at", "infer/s", "ratio in turns"]
+    print(markdown([heads, *_rows(found)]))
+    for one in found:
+        print(f"\n{one.mode} found: {json.dumps(one.overrides)}")
+    return 0
+
+
+def _search(settings: AnalyzeSettings, mode: SearchMode, folder: Path) -> Found:
+    counting = Counting(mode)
+    begun = monotonic()
+    one = replace(settings, run_config_search_mode=mode, export_path=folder, concurrency_sweep_disable=mode != "brute")
+    with Profile(one, counting) as profile:
+        [outcome] = profile.run()
+        best, point = _best(outcome)
+        overrides = profile.changes(best.candidate)
+    return Found(mode, counting.points, monotonic() - begun, best, point, overrides, [])
+
+
+def _best(outcome: SearchOutcome) -> tuple[CandidateResult, Point]:
+    """The winner; where others disturbed all that was measured, the first in the order all the same."""
+    ranking = outcome.ranking
+    row = ranking.winner or ranking.rows[0]
+    assert row.point is not None
+    return row.result, row.point
+
+
+def _in_turns(
+    settings: AnalyzeSettings, repository: ModelRepository, found: Sequence[Found], arguments: argparse.Namespace,
+    folder: Path,
+) -> None:  # fmt: skip
+    """Measure what was found, once each in every round; servers that are not asked do nothing."""
+    with ExitStack() as stack:
+        measurements = []
+        for one in found:
+            server = stack.enter_context(
+                LocalServer(
+                    repository, [arguments.model], folder / f"{one.mode}.log", protocol=settings.client_protocol
+                )
+            )
+            server.load(one.overrides)
+            plan = replace(plan_of(settings, arguments.model, server.address), trials=3)
+            measurements.append(stack.enter_context(Measurement(at_load(plan, one.point.load, rate=False))))
+        for _ in range(arguments.rounds):
+            for one, measurement in zip(found, measurements, strict=True):
+                one.again.append(measurement.measure(one.point.load).figures.throughput)
+
+
+def _rows(found: Sequence[Found]) -> list[list[str]]:
+    return [
+        [
+            one.mode, str(one.points), f"{one.points / found[0].points:.2f}", f"{one.seconds:.0f}",
+            one.best.candidate.name, f"{one.point.load:g}", f"{sum(one.again) / len(one.again):.1f}",
+            "the same" if one.choice == found[0].choice else _ratio(one.again, found[0].again),
+        ]
+        for one in found
+    ]  # fmt: skip
+
+
+def _ratio(one: Sequence[float], other: Sequence[float]) -> str:
+    """The geometric mean of the ratios within rounds, and where it lies with 95 % confidence."""
+    logs = [math.log(here / there) for here, there in zip(one, other, strict=True) if here and there]
+    if not logs:
+        return "–"
+    mean = sum(logs) / len(logs)
+    if len(logs) < 2:
+        return f"{math.exp(mean):.3f}"
+    # The interval of values that may be negative: those that ``mean_interval`` takes are not.
+    lowest = min(logs)
+    interval = mean_interval([value - lowest for value in logs])
+    assert interval is not None
+    return f"{math.exp(mean):.3f} ({math.exp(interval.low + lowest):.3f}–{math.exp(interval.high + lowest):.3f})"
+
+
+def _settings(arguments: argparse.Namespace, repository: Path) -> AnalyzeSettings:
+    return AnalyzeSettings(
+        model_repository=repository,
+        profile_models=(ModelSettings(name=arguments.model),),
+        sweep=tuple(arguments.sweep),
+        run_config_search_max_instance_count=arguments.instances,
+        run_config_search_max_model_batch_size=arguments.batches,
+        concurrency=tuple(arguments.concurrency),
+        perf_analyzer_flags={
+            "string-data": TEXT,
+            "measurement-interval": arguments.seconds * 1000,
+            "max-trials": 5,
+            "warm-up": arguments.seconds,
+        },
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="minilm", help="a model of the demo that takes one text")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES, help="the first one is compared with")
+    parser.add_argument("--sweep", nargs="+", default=["instances", "batch", "threads"], help="the dimensions")
+    parser.add_argument("--instances", type=int, default=3, help="instances at most")
+    parser.add_argument("--batches", type=int, default=32, help="max_batch_size at most")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 32], help="the loads")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a window")
+    parser.add_argument("--rounds", type=int, default=10, help="in turns, at the end")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
