@@ -1,0 +1,83 @@
+"""``conch perf`` against both servers: every request that it knows how to send is answered, and as it should be."""
+
+from __future__ import annotations
+
+import json
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tritonclient.http import InferenceServerClient
+
+from conch.perf.inputs.data import DataOptions
+from conch.perf.measured import Measured
+from conch.perf.plan import PerfPlan, SequenceOptions, read_address
+from conch.perf.run import Measurement
+from tests.conftest import Server
+
+TEXT = {"model": "identity_string", "data": DataOptions(string_data="some text")}
+#: Both servers, or only the one that has it.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "http": ("both", TEXT),
+    "http json": ("both", {**TEXT, "binary": False, "binary_output": False}),
+    "http batches": ("both", {**TEXT, "batch_size": 3}),
+    "grpc": ("both", {**TEXT, "protocol": "grpc"}),
+    "grpc gzip": ("both", {**TEXT, "protocol": "grpc", "encoding": "gzip"}),
+    "stream": ("both", {**TEXT, "protocol": "grpc", "streaming": True}),
+    "stream decoupled": (
+        "both",
+        {"model": "repeat", "protocol": "grpc", "streaming": True,
+         "data": DataOptions("zero", {"IN": (3,), "DELAY": (3,)})},
+    ),
+    "ensemble": ("both", {"model": "diamond", "batch_size": 2, "data": DataOptions(shapes={"X": (4,)})}),
+    "memory http": ("triton", {"model": "add_sub", "shared_memory": True}),
+    "memory grpc": ("triton", {"model": "add_sub", "shared_memory": True, "protocol": "grpc"}),
+    "memory stream": ("triton", {**TEXT, "shared_memory": True, "protocol": "grpc", "streaming": True}),
+    "sequences http": ("triton", {"model": "accumulate"}),
+    "sequences grpc": ("triton", {"model": "accumulate", "protocol": "grpc"}),
+    "sequences stream": ("triton", {"model": "accumulate", "protocol": "grpc", "streaming": True}),
+}  # fmt: skip
+
+
+def _measure(server: Server, **given: Any) -> Measured:
+    """20 requests of two callers."""
+    address, _ = read_address(server.grpc if given.get("protocol") == "grpc" else server.http, "http")
+    fields = {"warm_up": 0.0, "requests": 20, "total_requests": 20, "trials": 1, "timeout": 30.0} | given
+    with Measurement(PerfPlan(address=address, **fields)) as measurement:
+        return measurement.measure(2)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_request_is_answered(name: str, server_kind: str, server: Server) -> None:
+    where, given = CASES[name]
+    if where not in ("both", server_kind):
+        pytest.skip("conch does not have this yet")
+    measured = _measure(server, **given)
+    assert measured.errors == {} and measured.figures.requests == 20
+    if given["model"] == "repeat":
+        assert measured.generation is not None and measured.generation.itl is not None
+        assert measured.generation.tokens * measured.figures.seconds == pytest.approx(60)
+
+
+def test_memory_is_given_back(triton: Server) -> None:
+    address, _ = read_address(triton.http, "http")
+    client = InferenceServerClient(triton.http)
+    with Measurement(PerfPlan("add_sub", address, shared_memory=True)):
+        (region,) = client.get_system_shared_memory_status()
+        assert region["name"].startswith("conch_perf_")
+    assert client.get_system_shared_memory_status() == []
+    with pytest.raises(FileNotFoundError):
+        shared_memory.SharedMemory(region["name"])
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_sequences_keep_their_state_apart(protocol: str, triton: Server, tmp_path: Path) -> None:
+    """The model answers with the sum of a sequence so far, which is right only for whole sequences in order."""
+    file = tmp_path / "data.json"
+    data = [[{"INPUT": [1]}, {"INPUT": [2]}, {"INPUT": [3]}], [{"INPUT": [10]}, {"INPUT": [20]}]]
+    sums = [[{"OUTPUT": [1]}, {"OUTPUT": [3]}, {"OUTPUT": [6]}], [{"OUTPUT": [10]}, {"OUTPUT": [30]}]]
+    file.write_text(json.dumps({"data": data, "validation_data": sums}))
+    options = SequenceOptions(first=70, last=74)
+    measured = _measure(triton, model="accumulate", protocol=protocol, data=DataOptions(str(file)), sequences=options)
+    assert measured.errors == {} and measured.figures.requests == 20
