@@ -20,6 +20,8 @@ from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.backends.tasks.table import TASKS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS
 from conch.cli.convert import convert_command
+from conch.cli.perf import perf_command
+from conch.cli.perf_options import REFUSED
 from conch.config.parameters import Parameter
 from conch.convert.causal import agreement
 from conch.convert.encoder import tolerances as encoder
@@ -27,7 +29,15 @@ from conch.telemetry.families import GENERATION, WORK
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/README.md", "benchmarks/README.md")
-DOCUMENTS = ("huggingface.md", "generation.md", "inflight_batcher.md", "openai.md", "convert.md", "backends.md")
+DOCUMENTS = (
+    "huggingface.md",
+    "generation.md",
+    "inflight_batcher.md",
+    "openai.md",
+    "convert.md",
+    "backends.md",
+    "perf.md",
+)
 
 
 def document(name: str) -> str:
@@ -98,6 +108,14 @@ def test_metrics_are_documented() -> None:
 def test_options_of_convert_are_documented() -> None:
     options = {flag for one in convert_command.params if isinstance(one, click.Option) for flag in one.opts}
     assert options - {"--help"} - named(document("convert.md")) == set()
+
+
+def test_what_perf_does_otherwise_than_perf_analyzer_is_documented() -> None:
+    """What it refuses, at least, and nothing that there is not."""
+    known = {flag for one in perf_command.params if isinstance(one, click.Option) for flag in one.opts}
+    written = {name for name in named(document("perf.md")) if name.startswith("-")}
+    assert written - known == set()
+    assert {flag for flag in REFUSED if flag != "--version"} - written == set()
 
 
 @pytest.mark.parametrize("tolerances", [encoder.TOLERANCES, agreement.TOLERANCES])
