@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from conch.errors import ConchError
 from conch.perf.inputs.data import DataOptions, in_batches
 from conch.perf.inputs.files import samples
-from conch.perf.inputs.specs import ModelSpec, read_model
+from conch.perf.inputs.specs import InputSpec, ModelSpec, read_model
 from conch.perf.plan import Levels, read_address
 from conch.perf.requests.form import RequestForm
 from conch.perf.requests.grpc import infer_message
@@ -155,3 +156,73 @@ def test_statistics_are_subtracted() -> None:
     [reloaded] = differences(stats(10, 10**9), stats(4, 10**9))
     assert reloaded.inferences == 4
     assert differences(stats(4, 1), stats(4, 1)) == []
+
+
+def _write(folder: Path, name: str, document: object) -> str:
+    file = folder / name
+    file.write_text(json.dumps(document))
+    return str(file)
+
+
+def test_lists_in_files_are_sequences_and_files_follow_one_another(model: ModelSpec, tmp_path: Path) -> None:
+    one, two = {"ids": [1]}, {"ids": [2]}
+    first = _write(tmp_path, "first.json", {"data": [[one, two, one], [two]]})
+    second = _write(tmp_path, "second.json", {"data": [one, two]})
+    found = samples(model, DataOptions(first, more=(second,)))
+    assert list(map(list, found.streams)) == [[0, 1, 2], [3], [4, 5]] and found.expected == ()
+    assert [sample["ids"].data[0] for sample in found.samples] == [1, 2, 1, 2, 1, 2]
+
+
+def test_right_outputs_belong_to_samples(model: ModelSpec, tmp_path: Path) -> None:
+    spec = replace(model, outputs={"out": InputSpec("out", "INT32", (1,))})
+    right = {"data": [[{"ids": [1]}], [{"ids": [2]}]], "validation_data": [[{"out": [5]}], [{"out": {"content": [6]}}]]}
+    file = _write(tmp_path, "right.json", right)
+    unknown = _write(tmp_path, "unknown.json", {"data": [{"ids": [1]}]})
+    found = samples(spec, DataOptions(file, more=(unknown,)))
+    assert found.expected == [{"out": b"\x05\0\0\0"}, {"out": b"\x06\0\0\0"}, {}]
+    for wrong, said in (
+        ({**right, "validation_data": [{"out": [5]}]}, "'validation_data' has not the form of 'data'"),
+        (
+            {**right, "validation_data": [[{"no": [5]}], [{}]]},
+            r"entry 0 of validation_data: .* no output 'no' \(it has",
+        ),
+        ({**right, "validation_data": [[{"out": ["x"]}], [{}]]}, "entry 0 of validation_data, output 'out'"),
+    ):
+        with pytest.raises(ConchError, match=said):
+            samples(spec, DataOptions(_write(tmp_path, "wrong.json", wrong)))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"content": [1, 2], "shape": [1, 2]}, r"the shape \[1,2\] does not fit \[-1\]"),
+        ({"content": [1, 2], "shape": "2"}, "'shape' is not a list of dimensions"),
+        ({"content": [1, 2], "shape": [3]}, r"2 values, and the shape \[3\] takes 3"),
+        ({"b64": "AAAA", "shape": [2]}, r"3 bytes, and INT64 \[2\] takes 16"),
+        ({"value": 1}, "expected 'content' or 'b64'"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(model: ModelSpec, tmp_path: Path, given: object, said: str) -> None:
+    file = _write(tmp_path, "data.json", {"data": [{"ids": [1]}, {"ids": given}]})
+    with pytest.raises(ConchError, match=f"data.json, entry 1, input 'ids': {said}"):
+        samples(model, DataOptions(file))
+
+
+def test_files_that_are_not_there_are_named(model: ModelSpec, tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match="no such file; the other values are 'random' and 'zero'"):
+        samples(model, DataOptions("randon"))
+    file = _write(tmp_path, "data.json", {"data": [{"ids": [1]}]})
+    with pytest.raises(ConchError, match="only files can be given together"):
+        samples(model, DataOptions(file, more=(str(tmp_path),)))
+    (tmp_path / "ids").write_bytes(bytes(8))
+    (tmp_path / "text").write_bytes(b"a\nb\n")
+    found = samples(model, DataOptions(str(tmp_path), {"ids": (1,)}))
+    assert found.samples[0]["text"].data == b"\x03\0\0\0a\nb"
+
+
+def test_optional_inputs_are_left_out_but_for_the_text_of_a_model_that_takes_nothing_else() -> None:
+    names = ("tools", "text_input")
+    metadata = {"name": "m", "inputs": [{"name": name, "datatype": "BYTES", "shape": [1]} for name in names]}
+    talker = read_model(metadata, {"input": [{"name": name, "optional": True} for name in names]}, "")
+    assert set(samples(talker, DataOptions()).samples[0]) == {"text_input"}
+    assert set(samples(talker, DataOptions(shapes={"tools": (1,)})).samples[0]) == {"tools"}
