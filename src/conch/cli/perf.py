@@ -54,8 +54,8 @@ def perf_command(
                     result = measurement.measure(level, line.on_window)
                 measured.append(result)
                 console.print(shown.details(plan, result), highlight=False)
-                if result.stopped or result.gone:
-                    break
+                if result.stopped or result.gone or not result.figures.requests:
+                    break  # levels that come after it would be answered no better
     finally:  # what there is, is shown and written, whatever went wrong
         if len(measured) > 1:
             console.print(shown.summary(plan, measured))

@@ -102,8 +102,10 @@ class LevelRun:
 
     @property
     def counted(self) -> list[MeasuredWindow]:
-        """The windows that count."""
-        return [self.windows[number] for number in self.stability.counted]
+        """The windows that count; of a server that is gone, not the one in which it went, if there are others."""
+        counted = [self.windows[number] for number in self.stability.counted]
+        whole = [window for window in counted if not window.figures.failures]
+        return whole or counted if self.gone else counted
 
     def figures(self) -> WindowFigures:
         """The figures of the windows that count."""

@@ -46,10 +46,15 @@ class MachineFigures:
     rivals: tuple[Rival, ...] = ()
     unseen: str = ""
 
+    @property
+    def taken(self) -> str:
+        """What others took of it, in words."""
+        named = f" (mostly {', '.join(map(str, self.rivals))})" if self.rivals and self.interference.disturbs else ""
+        return f"{self.interference}{named}"
+
     def __str__(self) -> str:
         """In a sentence without a full stop."""
-        named = f" (mostly {', '.join(map(str, self.rivals))})" if self.rivals and self.interference.disturbs else ""
-        taken = "" if self.unseen else f"; {self.interference}{named}"
+        taken = "" if self.unseen else f"; {self.taken}"
         return f"load {self.load_before:.1f} before and {self.load_during:.1f} during{taken}"
 
 
@@ -118,7 +123,7 @@ class Measured:
         yield from self._of_answers()
         if self.disturbed and self.machine is not None:
             yield (
-                f"disturbed: {self.machine}; {len(self._quiet())} of {len(self.windows)} windows were quiet, and"
+                f"disturbed: {self.machine.taken}; {len(self._quiet())} of {len(self.windows)} windows were quiet, and"
                 f" {WINDOWS} are needed"
             )
         if self.busy > BUSY:
@@ -140,7 +145,8 @@ class Measured:
         elif not self.figures.requests:
             yield self._silence()
         elif self.stopped:
-            yield f"stopped after {len(self.windows)} windows"
+            count = len(self.windows)
+            yield f"stopped after {count} {'window' if count == 1 else 'windows'}"
         elif not self.stable:
             yield f"the last {WINDOWS} windows do not agree: measure longer (-p), or allow more (-s)"
         if self.failed:

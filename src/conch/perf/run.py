@@ -39,6 +39,8 @@ _CALLERS_PER_PROCESS: Final = 128
 _REST_SECONDS: Final = 5.0
 #: How often it is looked whether a warm-up is over (s).
 _LOOK_SECONDS: Final = 0.02
+#: A server that has not answered for so long during a warm-up is measured as it is (s), which then says that it hangs.
+_WARM_UP_SILENCE: Final = 60.0
 
 
 class Measurement:
@@ -160,8 +162,11 @@ class Measurement:
         plan = self.plan
         if plan.warm_up_requests:
             self._start(level, plan.warm_up_requests)
-            while self._generators.progress()[0] < plan.warm_up_requests:
+            ended, answered = 0, monotonic()
+            while ended < plan.warm_up_requests and monotonic() - answered < _WARM_UP_SILENCE:
                 sleep(_LOOK_SECONDS)
+                if (now := self._generators.progress()[0]) > ended:
+                    ended, answered = now, monotonic()
         if not plan.total_requests:
             self._start(level)
 
