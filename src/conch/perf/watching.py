@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from conch.machine.bystanders import Bystanders, CpuClocks, Interference
 from conch.machine.facts import MachineFacts, load_average
@@ -19,6 +19,9 @@ from conch.perf.measured import MachineFigures
 from conch.perf.resources import ResourceFigures
 from conch.perf.server_process import ServerProcesses
 from conch.telemetry.processes import ProcessReader
+
+#: How old what is known of the server's memory may be (s).
+_MEMORY_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,9 @@ class MachineWatch:
         self._begun = monotonic()
         # The server's group comes first: whoever measures may have started it.
         self._times = ProcessTimes([self._server, (own,)])
-        self._memory = ProcessReader(load_nvml=_no_nvml)
+        self._reader = ProcessReader(load_nvml=_no_nvml)
+        #: When the server's memory was read last (s, monotonic), and what it was (bytes).
+        self._memory = (-_MEMORY_SECONDS, 0)
         self._used = (monotonic(), 0.0)
         self._bystanders = Bystanders(self._clocks)
 
@@ -55,8 +60,7 @@ class MachineWatch:
             interference = replace(interference, others=0.0)
         wall = self._used[0] - before[0]
         cores = (self._used[1] - before[1]) / wall if wall > 0 else 0.0
-        [memory] = self._memory.read([self._server])
-        return Sight(interference, cores, memory.host)
+        return Sight(interference, cores, self._resident())
 
     def machine(self, sights: Sequence[Sight]) -> MachineFigures:
         """The machine during the windows of ``sights``."""
@@ -70,6 +74,14 @@ class MachineWatch:
         if not self._server or not sights:
             return None
         return ResourceFigures(fmean(one.cores for one in sights), max(one.memory for one in sights))
+
+    def _resident(self) -> int:
+        """The server's memory, read now and then: the kernel walks through all its pages for that."""
+        now = monotonic()
+        if now - self._memory[0] >= _MEMORY_SECONDS:
+            [memory] = self._reader.read([self._server])
+            self._memory = (now, memory.host)
+        return self._memory[1]
 
     def _clocks(self) -> CpuClocks:
         server, own = self._times.read()

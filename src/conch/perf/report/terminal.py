@@ -30,7 +30,7 @@ def opening(measurement: Measurement) -> str:
     batch = f", {plan.batch_size} inferences in a request" if plan.batch_size > 1 else ""
     return (
         f"{server.get('name', 'server')} {server.get('version', '')} at {where} over {plan.protocol.upper()}:"
-        f" model '{plan.model}'{batch}\non {MachineFacts.read()}"
+        f" model '{plan.model}'{batch}\nmeasured on {MachineFacts.read()}"
     )
 
 
