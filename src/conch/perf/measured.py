@@ -122,10 +122,7 @@ class Measured:
         """What casts doubt on the figures, in a sentence each."""
         yield from self._of_answers()
         if self.disturbed and self.machine is not None:
-            yield (
-                f"disturbed: {self.machine.taken}; {len(self._quiet())} of {len(self.windows)} windows were quiet, and"
-                f" {WINDOWS} are needed"
-            )
+            yield f"disturbed: {self.machine.taken}; {len(self._quiet())} of {len(self.windows)} windows were quiet"
         if self.busy > BUSY:
             yield (
                 f"the senders computed for {self.busy:.0%} of the time, so the server may be faster than this shows:"
