@@ -99,10 +99,10 @@ class Comparison:
         if self.stopped:
             yield f"stopped after {len(self.rounds)} rounds"
         if self.disturbed:
-            quiet = sum(not one.disturbed for one in self.rounds)
+            disturbed = sum(one.disturbed for one in self.rounds)
             yield (
-                f"others used the machine in {len(self.rounds) - quiet} of {len(self.rounds)} rounds, and {ENOUGH}"
-                " quiet ones are needed: the ratios are fair, their intervals wide"
+                f"others used the machine in {disturbed} of {len(self.rounds)} rounds, which count for want of quiet"
+                " ones: the ratios are fair, their ranges wide"
             )
         for name, errors in zip("AB", self.errors, strict=True):
             if errors:
