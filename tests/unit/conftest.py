@@ -31,6 +31,7 @@ NEED_EXTRAS: Final = (
     "convert/layout",
     "convert/test_run.py",
     "analyze/report/test_analysis_page.py",
+    "perf/test_perf_page.py",
     "reports/test_pages.py",
 )
 _PATHS: Final = frozenset(Path(__file__).parent / path for path in NEED_EXTRAS)

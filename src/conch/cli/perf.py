@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +23,10 @@ _INTERRUPTED: Final = 130
 @click.command("perf", cls=GroupedCommand, params=[*OPTIONS, *not_taken()], context_settings={"max_content_width": 120})
 def perf_command(
     csv: Path | None,
+    verbose_csv: bool,
     json_file: Path | None,
+    jsonl: Path | None,
+    html: Path | None,
     verbose: int,
     against: str,
     against_model: str,
@@ -35,33 +40,39 @@ def perf_command(
     from conch.cli import terminal
     from conch.cli.perf_against import Against, run_against
     from conch.cli.perf_plan import plan_of
-    from conch.perf.report import files
     from conch.perf.report import terminal as shown
+    from conch.perf.report.command import command_line
+    from conch.perf.report.outputs import OutputFiles, Outputs
     from conch.perf.run import Measurement
 
     plan, prefix = plan_of(**given)
     console = terminal.console()
+    files = OutputFiles(csv, json_file, jsonl, html, verbose_csv)
     # What is registered with a server is unregistered, however this ends.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if other := Against(against, against_model, rounds):
+        files.check(compares=True)
         return run_against(plan, prefix, other, json_file, console)
+    outputs = Outputs(files, plan)
     measured: list[Measured] = []
+    opening = ""
     try:
-        with Measurement(plan, prefix) as measurement:
-            console.print(shown.opening(measurement), highlight=False)
+        with Measurement(outputs.plan, prefix) as measurement:
+            opening = shown.opening(measurement)
+            console.print(opening, highlight=False)
             for level in measurement.levels():
                 with shown.LiveLine(console, plan, level, each=bool(verbose)) as line:
-                    result = measurement.measure(level, line.on_window)
-                measured.append(result)
-                console.print(shown.details(plan, result), highlight=False)
+                    result = measurement.measure(
+                        level, line.on_window, on_collected=partial(outputs.on_collected, level)
+                    )
+                measured.append(outputs.take(result))
+                console.print(shown.details(plan, measured[-1], console.width), highlight=False)
                 if result.stopped or result.gone or not result.figures.requests:
                     break  # levels that come after it would be answered no better
     finally:  # what there is, is shown and written, whatever went wrong
         if len(measured) > 1:
-            console.print(shown.summary(plan, measured))
-        for file, write in ((csv, files.csv), (json_file, files.json)):
-            if file is not None and measured:
-                file.write_text(write(plan, measured), encoding="utf-8")
+            console.print(shown.summary(plan, measured, console.width))
+        outputs.write(opening, command_line(sys.argv), measured)
     if any(one.stopped for one in measured):
         return _INTERRUPTED
     return 0 if all(one.whole for one in measured) else 1

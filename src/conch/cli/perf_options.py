@@ -151,7 +151,11 @@ OPTIONS: Final = [
     _OUTPUT(["-v", "--verbose"], count=True, help="A line for each window."),
     _OUTPUT(["-f", "--latency-report-file", "csv"], type=FILE, metavar="FILE",
             help="Write a CSV file, in perf_analyzer's columns."),
+    _OUTPUT(["--verbose-csv"], is_flag=True, help="Write more columns to it, as perf_analyzer does."),
     _OUTPUT(["--json", "json_file"], type=FILE, metavar="FILE", help="Write all figures as JSON."),
+    _OUTPUT(["--jsonl"], type=FILE, metavar="FILE", help="Write a line of JSON for each request, as they end."),
+    _OUTPUT(["--html"], type=FILE, metavar="FILE",
+            help="Write a report with charts, in one file that needs no network; as PDF if its name ends in .pdf."),
 ]  # fmt: skip
 
 _TRACE: Final = "tracing is set at the server: curl SERVER/v2/trace/setting -d '{…}'"
@@ -169,8 +173,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "--log-frequency": _TRACE,
     "--periodic-concurrency-range": _PERIODIC,
     "--request-period": _PERIODIC,
-    "--verbose-csv": "write everything with --json; the CSV file of -f has perf_analyzer's usual columns",
-    "--profile-export-file": "write everything with --json",
+    "--profile-export-file": "write a line for each request with --jsonl",
     "--version": "use conch --version",
     "-t": "perf_analyzer has dropped it: use --concurrency-range N",
     "-c": "perf_analyzer has dropped it: use --concurrency-range 1:N",

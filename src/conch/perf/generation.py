@@ -58,32 +58,50 @@ class GenerationFigures:
     goodput: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """When tokens came in ``requests`` that ended well: ``tokens`` of each, ``ttft`` and ``itl`` (ns); the latter is of
+    those that ``several`` says have more than one."""
+
+    requests: Records
+    tokens: NDArray[np.int64]
+    ttft: NDArray[np.int64]
+    several: NDArray[np.bool_]
+    itl: NDArray[np.float64]
+
+
+def token_times(records: Records, events: NDArray[np.int64], spans: Sequence[Span]) -> TokenTimes:
+    """Of requests that ended well in the windows ``spans``; ``events`` are by row of ``records``."""
+    inside = np.flatnonzero(ended_in(records, spans) & (records["outcome"] == Outcome.OK) & (records["responses"] > 0))
+    first, last = _of_requests(events, len(records))
+    found = records[inside]
+    tokens = np.where(found["tokens"] > 0, found["tokens"], found["responses"])
+    # Several tokens may share a message: what counts is how fast they came after the first one.  An answer in one piece
+    # has no distances.
+    several = (tokens > 1) & (found["responses"] > 1)
+    itl = (last[inside] - first[inside])[several] / (tokens[several] - 1)
+    return TokenTimes(found, tokens, first[inside] - found["due"], several, itl)
+
+
 def generation_of(
     records: Records, events: NDArray[np.int64], spans: Sequence[Span], objective: Objective | None = None
 ) -> GenerationFigures:
     """The figures of requests that ended well in the windows ``spans``; ``events`` are by row of ``records``."""
     seconds = seconds_of(spans)
-    inside = np.flatnonzero(ended_in(records, spans) & (records["outcome"] == Outcome.OK) & (records["responses"] > 0))
-    first, last = _of_requests(events, len(records))
-    found = records[inside]
-    tokens = np.where(found["tokens"] > 0, found["tokens"], found["responses"])
-    ttft = first[inside] - found["due"]
-    # Several tokens may share a message: what counts is how fast they came after the first one.  An answer in one piece
-    # has no distances.
-    several = (tokens > 1) & (found["responses"] > 1)
-    itl = (last[inside] - first[inside])[several] / (tokens[several] - 1)
+    times = token_times(records, events, spans)
+    found, tokens = times.requests, times.tokens
     took = (found["end"] - found["due"]) / 1e9
     per_user = tokens / np.maximum(took, 1e-9)
     goodput = None
     if objective is not None:
-        distances = np.zeros(len(inside))
-        distances[several] = itl
-        good = _keeps(ttft, objective.ttft) & _keeps(distances, objective.itl)
+        distances = np.zeros(len(found))
+        distances[times.several] = times.itl
+        good = _keeps(times.ttft, objective.ttft) & _keeps(distances, objective.itl)
         good &= _keeps(found["end"] - found["due"], objective.latency)
         goodput = float(good.sum()) / seconds
     return GenerationFigures(
-        len(inside), float(tokens.sum()) / seconds, float(per_user.mean()) if len(inside) else 0.0,
-        LatencyFigures.of(ttft), LatencyFigures.of(itl), goodput,
+        len(found), float(tokens.sum()) / seconds, float(per_user.mean()) if len(found) else 0.0,
+        LatencyFigures.of(times.ttft), LatencyFigures.of(times.itl), goodput,
     )  # fmt: skip
 
 

@@ -29,6 +29,10 @@ _LOOK_SECONDS: Final = 0.05
 OnWindow = Callable[[WindowFigures], object]
 
 
+#: Told of what the senders noted, as windows end and within long ones.
+OnCollected = Callable[[Collected], object]
+
+
 class Senders(Protocol):
     """The processes that send."""
 
@@ -51,7 +55,7 @@ class MeasuredWindow:
 class Surroundings:
     """What a level asks besides the senders: ``statistics`` of the server, the ``sight`` of the machine since it was
     asked before, and ``gone``: why the server does not answer at all, empty while it does.  ``begin`` is called when
-    what is measured begins."""
+    what is measured begins, ``on_collected`` is told of all that the senders noted."""
 
     statistics: Callable[[], Sequence[Mapping[str, Any]]]
     sight: Callable[[], Sight]
@@ -59,6 +63,7 @@ class Surroundings:
     clock: Callable[[], int] = monotonic_ns
     sleep: Callable[[float], None] = sleep
     begin: Callable[[], None] = lambda: None
+    on_collected: OnCollected = lambda collected: None
 
 
 class LevelRun:
@@ -147,6 +152,7 @@ class LevelRun:
         """How many requests have ended since."""
         collected = self._senders.collect()
         self.recording.add(collected, self._around.clock())
+        self._around.on_collected(collected)
         if len(collected.records):
             self._last_end = int(collected.records["end"].max())
         return len(collected.records)

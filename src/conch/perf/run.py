@@ -19,7 +19,7 @@ from conch.errors import ConchError
 from conch.perf.generator import Generators
 from conch.perf.gpus import GpuReader, GpuSampler
 from conch.perf.inputs.specs import ModelSpec, read_model
-from conch.perf.level import LevelRun, OnWindow, Surroundings
+from conch.perf.level import LevelRun, OnCollected, OnWindow, Surroundings
 from conch.perf.limit import SenderLimit
 from conch.perf.measured import Measured
 from conch.perf.memory import MemoryLayout, SharedRegion
@@ -100,12 +100,16 @@ class Measurement:
         return iter(self._search)
 
     def measure(
-        self, level: float, on_window: OnWindow = lambda window: None, before_rest: Callable[[], object] = lambda: None
+        self,
+        level: float,
+        on_window: OnWindow = lambda window: None,
+        before_rest: Callable[[], object] = lambda: None,
+        on_collected: OnCollected = lambda collected: None,
     ) -> Measured:
         """Measure one level, as often as the plan says.
 
         ``on_window`` is told of each window, and ends the level by answering True.  So does KeyboardInterrupt, which is
-        raised only where no window has ended yet.
+        raised only where no window has ended yet.  ``on_collected`` is told of all requests as they are collected.
         """
         self._counts = bool(self.server)
         callers = int(level) if self.plan.rates is None else self.plan.max_calls
@@ -113,7 +117,9 @@ class Measurement:
         server = find_server(self.plan.address)
         watch = MachineWatch(server)
         gpus, metrics = self._samplers(server)
-        around = Surroundings(self._statistics, watch.since_last, self._gone, begin=partial(self._load, level))
+        around = Surroundings(
+            self._statistics, watch.since_last, self._gone, begin=partial(self._load, level), on_collected=on_collected
+        )
         with gpus or nullcontext(), metrics or nullcontext():
             runs = self._runs(level, around, on_window, before_rest)
         counted = [window for run in runs for window in run.counted]

@@ -74,15 +74,18 @@ def line_chart(
     altair = _altair()
     rows: list[dict[str, Any]] = [
         {"series": one.name, "x": _short(dot.x), "y": _short(dot.y), "label": dot.label, "order": number}
-        | ({"low": _short(dot.low), "high": _short(dot.high)} if dot.low is not None and dot.high is not None else {})
+        | _interval(y, dot)
         for one in series
         for number, dot in enumerate(one.dots)
         if _fits(x, dot.x) and _fits(y, dot.y)
     ]
     names = [one.name for one in series]
+    across = [*(row["x"] for row in rows), *(limit.value for limit in limits if limit.axis == "x")]
+    up = [row[name] for row in rows for name in ("y", "low", "high") if name in row]
+    up += [limit.value for limit in limits if limit.axis == "y"]
     base = altair.Chart(altair.Data(values=rows)).encode(
-        x=altair.X("x:Q", title=x.title, scale=_scale(x), axis=_axis(x, (row["x"] for row in rows))),
-        y=altair.Y("y:Q", title=y.title, scale=_scale(y), axis=_axis(y, (row["y"] for row in rows))),
+        x=altair.X("x:Q", title=x.title, scale=_scale(x, across), axis=_axis(x, across)),
+        y=altair.Y("y:Q", title=y.title, scale=_scale(y, up), axis=_axis(y, up)),
         color=_colour("series", names),
     )
     faded, pick = _picked("series")
@@ -163,13 +166,14 @@ def percentile_chart(
         if 0 <= dot.x < 1 and _fits(y, dot.y)
     ]  # fmt: skip
     names = [one.name for one in series]
+    up = [*(row["y"] for row in rows), *(limit.value for limit in limits if limit.axis == "y")]
     furthest = max((row["x"] for row in rows), default=100)
     ticks = [place for place in _PERCENTILES if place <= furthest * 1.01]
     faded, pick = _picked("series")
     base = altair.Chart(altair.Data(values=rows)).encode(
         x=altair.X("x:Q", title="percentile", scale=altair.Scale(type="log", domain=[1, furthest], nice=False),
                    axis=altair.Axis(values=ticks, labelExpr=_PERCENTILE_LABEL)),
-        y=altair.Y("y:Q", title=y.title, scale=_scale(y), axis=_axis(y, (row["y"] for row in rows))),
+        y=altair.Y("y:Q", title=y.title, scale=_scale(y, up), axis=_axis(y, up)),
         color=_colour("series", names),
     )  # fmt: skip
     lines = base.mark_line().encode(opacity=faded, order=altair.Order("order:Q")).add_params(pick)
@@ -241,9 +245,19 @@ def _limits(limits: Sequence[Limit]) -> list[Any]:
     return layers
 
 
-def _scale(axis: Axis) -> Any:
+def _scale(axis: Axis, values: Iterable[float] = ()) -> Any:
+    """A logarithmic one ends at the marks of its axis around ``values``, or at powers of ten without them."""
     altair = _altair()
-    return altair.Scale(type="log", nice=True) if axis.logarithmic else altair.Scale(zero=axis.zero, nice=True)
+    if not axis.logarithmic:
+        return altair.Scale(zero=axis.zero, nice=True)
+    found = [value for value in values if value > 0]
+    if not found:
+        return altair.Scale(type="log", nice=True)
+    marks = [step * 10.0**power for power in range(floor(log10(min(found))), ceil(log10(max(found))) + 1)
+             for step in (1, 2, 5)]  # fmt: skip
+    low = max((mark for mark in marks if mark <= min(found) * 1.0001), default=min(found))
+    high = min((mark for mark in marks if mark >= max(found) * 0.9999), default=max(found))
+    return altair.Scale(type="log", domain=[low, high if high > low else 10 * low], nice=False)
 
 
 def _axis(axis: Axis, values: Iterable[float]) -> Any:
@@ -278,6 +292,14 @@ def _picked(field: str) -> tuple[Any, Any]:
 
 def _shapes(count: int) -> list[str]:
     return [SHAPES[number % len(SHAPES)] for number in range(count)]
+
+
+def _interval(axis: Axis, dot: Dot) -> dict[str, float]:
+    """The interval of a dot; on a logarithmic axis what reaches 0 is shown down to a tenth of the dot."""
+    if dot.low is None or dot.high is None:
+        return {}
+    low = max(dot.low, dot.y / 10) if axis.logarithmic else dot.low
+    return {"low": _short(low), "high": _short(dot.high)}
 
 
 def _fits(axis: Axis, value: float) -> bool:

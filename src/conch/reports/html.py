@@ -34,6 +34,8 @@ from conch.reports.theme import chart_config
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
 )
+#: Tables of more columns are set smaller.
+_DENSE: Final = 10
 _KINDS: Final = {"info": "", "warning": "Warning: ", "error": "Error: "}
 
 
@@ -113,13 +115,14 @@ def _block(block: Block) -> str:
 
 def _table(table: Table) -> str:
     classes = [' class="n"' if column.number else "" for column in table.columns]
+    dense = ' class="dense"' if len(table.columns) > _DENSE else ""
     headings = "".join(
         f'<th scope="col"{kind}>{escape(column.heading)}</th>'
         for column, kind in zip(table.columns, classes, strict=True)
     )
     rows = "\n".join(_row(row, classes) for row in table.rows)
     return (
-        f'<div class="table" tabindex="0" role="region" aria-label="{escape(table.caption)}"><table>\n'
+        f'<div class="table" tabindex="0" role="region" aria-label="{escape(table.caption)}"><table{dense}>\n'
         f"<caption>{escape(table.caption)}</caption>\n<thead><tr>{headings}</tr></thead>\n"
         f"<tbody>\n{rows}\n</tbody></table></div>\n"
     )
@@ -135,7 +138,7 @@ def _row(row: Row, classes: Sequence[str]) -> str:
 
 def _chart(chart: Chart) -> str:
     converter = load("A report with charts", "vl_convert")
-    still = converter.vegalite_to_svg(dict(chart.spec), config=chart_config(dark=False))
+    still = converter.vegalite_to_svg(dict(chart.spec), config=chart_config(dark=False, wide=chart.wide))
     below = f'<p class="below">{escape(chart.caption)}</p>' if chart.caption else ""
     return (
         f'<figure role="group" aria-label="{escape(chart.title)}"><figcaption><b>{escape(chart.title)}</b></figcaption>'

@@ -325,9 +325,7 @@ class _PdfWriter:
 def _picture(chart: Chart) -> tuple[bytes, int, int]:
     """A PNG, its width and its height (pixels)."""
     converter = load("A report with charts", "vl_convert")
-    config = chart_config(dark=False) | {"background": "white"}
-    if not chart.wide:
-        config["legend"] = config["legend"] | {"columns": 2}
+    config = chart_config(dark=False, wide=chart.wide) | {"background": "white"}
     picture: bytes = converter.vegalite_to_png(dict(chart.spec), config=config, scale=_SCALE)
     # The header of a PNG has both as 32-bit numbers behind 16 bytes.
     return picture, int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")

@@ -17,8 +17,8 @@ SHAPES: Final = ("circle", "square", "triangle-up", "diamond", "cross", "triangl
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Helvetica, Arial, sans-serif"
 
 
-def chart_config(*, dark: bool) -> dict[str, Any]:
-    """The configuration of Vega-Lite that all charts share."""
+def chart_config(*, dark: bool, wide: bool = True) -> dict[str, Any]:
+    """The configuration of Vega-Lite that all charts share; those that are not ``wide`` have fewer names in a row."""
     ink, faint, line = ("#d9dee7", "#a3adbd", "#39424f") if dark else ("#1c2330", "#5b6575", "#e3e7ee")
     return {
         "background": "transparent",
@@ -32,7 +32,8 @@ def chart_config(*, dark: bool) -> dict[str, Any]:
         "axisX": {"grid": False, "domain": True},
         "legend": {
             "labelColor": ink, "titleColor": ink, "labelFontSize": 12, "orient": "top", "title": None,
-            "labelLimit": 240, "symbolStrokeWidth": 2, "columnPadding": 18, "offset": 12,
+            "labelLimit": 240 if wide else 150, "symbolStrokeWidth": 2, "columnPadding": 18, "offset": 12,
+            "columns": 5 if wide else 2,
         },
         "range": {"category": list(_ON_DARK if dark else _COLOURS)},
         "text": {"color": faint, "font": FONT, "fontSize": 11},

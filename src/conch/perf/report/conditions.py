@@ -1,6 +1,6 @@
 """Under what conditions figures were taken, and how sure they are: lines for the terminal, members of the JSON.
 
-Pure.  Times are microseconds in lines and seconds in JSON.
+Pure.  Times have the unit that fits in lines, and are seconds in JSON.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any
 from conch.perf.confidence import Interval
 from conch.perf.measured import Measured
 from conch.perf.resources import ResourceFigures
+from conch.reports.numbers import duration, significant
 
 
 def lines(measured: Measured) -> Iterator[str]:
     """What is to be known besides the figures, a heading of eleven characters and a sentence each."""
     confidence = measured.confidence
     if confidence is not None:
-        parts = [f"{_range(confidence.throughput, 1)} infer/s"]
-        parts += [f"p{number:g} {_range(confidence.percentiles[number], 1e6)} us"
+        sure = confidence.throughput
+        parts = [f"{significant(sure.low)} … {significant(sure.high)} infer/s"]
+        parts += [f"p{number:g} {_range(confidence.percentiles[number])}"
                   for number in (50, 99) if number in confidence.percentiles]  # fmt: skip
         yield f"95% range  {', '.join(parts)} (over {confidence.count} {confidence.over})"
     if measured.resources is not None:
@@ -59,9 +61,8 @@ def _resources(used: ResourceFigures) -> str:
     return f"by the server: {used.cores:.2f} cores, {used.memory / 2**20:,.0f} MiB{''.join(gpus)}"
 
 
-def _range(interval: Interval, scale: float) -> str:
-    digits = 1 if scale == 1 else 0
-    return f"{interval.low * scale:,.{digits}f} … {interval.high * scale:,.{digits}f}"
+def _range(interval: Interval) -> str:
+    return f"{duration(interval.low)} … {duration(interval.high)}"
 
 
 def _number(value: float) -> str:

@@ -7,42 +7,55 @@ import io
 import json as json_module
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
-from conch.perf.figures import LatencyFigures
+from conch import __version__
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
 from conch.perf.report import conditions
+from conch.perf.report.stages import SERVER_STAGES, server_of
+
+#: The version of the JSON; it counts up when a reader of the one before would go wrong.
+FORMAT: Final = 1
 
 
-def csv(plan: PerfPlan, measured: Sequence[Measured]) -> str:
-    """perf_analyzer's columns: microseconds, a row for each level."""
-    level = "Request Rate" if plan.rates is not None else "Concurrency"
+def csv(plan: PerfPlan, measured: Sequence[Measured], *, verbose: bool = False) -> str:
+    """perf_analyzer's columns: microseconds, a row for each level; ``verbose`` adds those of --verbose-csv."""
     headings = [
-        level, "Inferences/Second", "Client Send", "Network+Server Send/Recv", "Server Queue", "Server Compute Input",
-        "Server Compute Infer", "Server Compute Output", "Client Recv", "p50 latency", "p90 latency", "p95 latency",
-        "p99 latency",
+        "Request Rate" if plan.rates is not None else "Concurrency", "Inferences/Second", "Client Send",
+        "Network+Server Send/Recv", "Server Queue", "Server Compute Input", "Server Compute Infer",
+        "Server Compute Output", "Client Recv", *(f"p{number:g} latency" for number in plan.percentiles),
     ]  # fmt: skip
+    if verbose:
+        # The average is the latency that has to be stable, unless a percentile is.
+        headings += [*([] if plan.percentile else ["Avg latency"]), "request/response", "response wait"]
     out = io.StringIO()
     writer = csv_module.writer(out, lineterminator="\n")
     writer.writerow(headings)
-    for one in measured:
-        figures = one.figures
-        stages = one.server[0].stages if one.server else {}
-        server = [_us(stages[name].average) if name in stages else 0 for name in _STAGES]
-        latency = figures.latency
-        network = max(0, _average(figures.wait) - sum(server))
-        writer.writerow([
-            f"{one.level:g}", f"{figures.throughput:g}", _average(figures.send), network, *server,
-            _average(figures.receive),
-            *(_us(latency.percentiles[number]) if latency else 0 for number in (50, 90, 95, 99)),
-        ])  # fmt: skip
+    writer.writerows(_row(plan, one, verbose=verbose) for one in measured)
     return out.getvalue()
 
 
+def _row(plan: PerfPlan, measured: Measured, *, verbose: bool) -> list[Any]:
+    figures, latency, server = measured.figures, measured.figures.latency, server_of(plan, measured)
+    stages = server.stages if server is not None else {}
+    counted = [_us(stages[name].average) if name in stages else 0 for name in SERVER_STAGES]
+    send, wait, receive = (_us(one.average) if one else 0 for one in (figures.send, figures.wait, figures.receive))
+    row = [
+        f"{measured.level:g}", f"{figures.throughput:g}", send, max(0, wait - sum(counted)), *counted, receive,
+        *(_us(latency.percentiles[number]) if latency else 0 for number in plan.percentiles),
+    ]  # fmt: skip
+    if verbose:
+        average = [] if plan.percentile else [_us(latency.average) if latency else 0]
+        row += [*average, send + receive, wait]
+    return row
+
+
 def json(plan: PerfPlan, measured: Sequence[Measured]) -> str:
-    """Everything that is known, with times in seconds."""
+    """Everything that is known, with times in seconds; docs/perf.md has the members."""
     document = {
+        "format": FORMAT,
+        "conch": __version__,
         "model": plan.model,
         "protocol": plan.protocol,
         "url": f"{plan.address.host}:{plan.address.port}",
@@ -50,9 +63,6 @@ def json(plan: PerfPlan, measured: Sequence[Measured]) -> str:
         "levels": [_level(plan, one) for one in measured],
     }
     return json_module.dumps(document, indent=2) + "\n"
-
-
-_STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
 def _level(plan: PerfPlan, measured: Measured) -> dict[str, Any]:
@@ -71,10 +81,6 @@ def _level(plan: PerfPlan, measured: Measured) -> dict[str, Any]:
         **conditions.members(measured),
         "warnings": list(measured.warnings),
     }
-
-
-def _average(latency: LatencyFigures | None) -> int:
-    return _us(latency.average) if latency is not None else 0
 
 
 def _us(seconds: float) -> int:

@@ -1,13 +1,14 @@
 """What ``conch perf`` shows: a line while it measures, the figures of each level, and a table of all.
 
-Times are microseconds, as perf_analyzer shows them.
+Times in sentences have the unit that fits, and those in the table are milliseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from conch.machine.facts import MachineFacts
 from conch.perf.figures import LatencyFigures, WindowFigures
@@ -15,12 +16,21 @@ from conch.perf.generation import GenerationFigures
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
 from conch.perf.report import conditions
+from conch.perf.report.stages import server_of
 from conch.perf.run import Measurement
 from conch.perf.server_side import ServerFigures
+from conch.reports.numbers import duration, milliseconds, significant
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+#: Narrower terminals get fewer columns.
+_WIDE: Final = 90
+#: Below the headings of lines.
+_INDENT: Final = " " * 13
+_WARNING: Final = "warning"
 
 
 def opening(measurement: Measurement) -> str:
@@ -64,7 +74,7 @@ class LiveLine:
     def on_window(self, window: WindowFigures) -> None:
         """Show the figures of a window that has just ended."""
         self._windows += 1
-        latency = f", {_us(window.latency.average)} on average" if window.latency else ", no answers"
+        latency = f", {duration(window.latency.average)} on average" if window.latency else ", no answers"
         said = (
             f"{self._level}: window {self._windows} of {self._trials} at most: {window.throughput:.0f} infer/s{latency}"
         )
@@ -73,14 +83,16 @@ class LiveLine:
             self._console.print(f"{said}, {window.seconds:.1f} s", highlight=False)
 
 
-def details(plan: PerfPlan, measured: Measured) -> str:
-    """The figures of one level, in lines."""
+def details(plan: PerfPlan, measured: Measured, width: int) -> Text:
+    """The figures of one level, in lines of at most ``width`` columns."""
+    from rich.text import Text
+
     figures = measured.figures
-    lines = [f"\n{level_of(plan, measured.level)}: {figures.throughput:.1f} infer/s, {figures.requests} requests"]
+    lines = [f"{level_of(plan, measured.level)}: {figures.throughput:.1f} infer/s, {figures.requests} requests"]
     if figures.latency is not None:
         lines.append(f"  latency    {_spread(figures.latency)}")
     parts = (("send", figures.send), ("wait", figures.wait), ("receive", figures.receive))
-    client = ", ".join(f"{name} {_us(latency.average)}" for name, latency in parts if latency is not None)
+    client = ", ".join(f"{name} {duration(latency.average)}" for name, latency in parts if latency is not None)
     if client:
         lines.append(f"  client     {client}")
     if measured.generation is not None:
@@ -89,38 +101,48 @@ def details(plan: PerfPlan, measured: Measured) -> str:
         lines.append(f"  sent late  {_spread(figures.late)}")
     lines += [f"  server     {_server(one)}" for one in measured.server]
     lines += [f"  {line}" for line in conditions.lines(measured)]
-    lines += [f"  [yellow]warning[/yellow]    {warning}" for warning in measured.warnings]
-    lines += [f"             {count} x {message}" for message, count in _most(measured.errors)]
-    return "\n".join(lines)
+    lines += [f"  {_WARNING}    {warning}" for warning in measured.warnings]
+    lines += [f"{_INDENT}{count} x {message}" for message, count in _most(measured.errors)]
+    shown = Text("\n")
+    for line in lines:
+        # What is in the lines comes from servers: it is no markup, and may be of any length.
+        wrapped = fill(line, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+        shown.append(wrapped + "\n", "yellow" if line.startswith(f"  {_WARNING}") else "")
+    shown.rstrip()
+    return shown
 
 
-def summary(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
-    """All levels in a table."""
+def summary(plan: PerfPlan, measured: Sequence[Measured], width: int) -> Table:
+    """All levels in a table; terminals of few columns get fewer."""
     from rich.table import Table
 
+    narrow = width < _WIDE
+    numbers = [number for number in plan.percentiles if not narrow or number in (50, 99, plan.percentile)]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("rate" if plan.rates is not None else "concurrency", justify="right")
-    for heading in ("infer/s", "average", "p50", "p90", "p95", "p99", "queue", "compute infer", "failed"):
-        table.add_column(heading, justify="right")
+    table.add_column("requests/s" if plan.rates is not None else "concurrency", justify="right")
+    table.add_column("infer/s", justify="right")
+    for heading in ("average", *(f"p{number:g}" for number in numbers), "queue", "compute"):
+        table.add_column(f"{heading}\nms", justify="right", no_wrap=True)
+    table.add_column("failed", justify="right")
     for one in measured:
-        figures, server = one.figures, one.server[0] if one.server else None
+        figures, server, latency = one.figures, server_of(plan, one), one.figures.latency
         stages = server.stages if server is not None else {}
-        latency = figures.latency
         table.add_row(
             f"{one.level:g}",
-            f"{figures.throughput:.1f}",
-            _us(latency.average) if latency else "–",
-            *(_us(latency.percentiles[number]) if latency else "–" for number in (50, 90, 95, 99)),
-            *(_us(stages[name].average) if name in stages else "–" for name in ("queue", "compute_infer")),
-            str(sum(figures.failures.values())),
+            significant(figures.throughput),
+            milliseconds(latency.average if latency else None),
+            *(milliseconds(latency.percentiles[number] if latency else None) for number in numbers),
+            *(milliseconds(stages[name].average if name in stages else None) for name in ("queue", "compute_infer")),
+            str(one.failed),
+            style="red" if one.gone or not figures.requests else "",
         )
     return table
 
 
 def _spread(latency: LatencyFigures) -> str:
-    percentiles = ", ".join(f"p{number:g} {_us(value)}" for number, value in latency.percentiles.items())
-    average = f"{_us(latency.average)} on average (sd {_us(latency.deviation)})"
-    return f"{average}, {percentiles}, longest {_us(latency.longest)}"
+    percentiles = ", ".join(f"p{number:g} {duration(value)}" for number, value in latency.percentiles.items())
+    average = f"{duration(latency.average)} on average (sd {duration(latency.deviation)})"
+    return f"{average}, {percentiles}, longest {duration(latency.longest)}"
 
 
 def _generation(figures: GenerationFigures) -> list[str]:
@@ -136,7 +158,9 @@ def _generation(figures: GenerationFigures) -> list[str]:
 
 def _server(figures: ServerFigures) -> str:
     stages = ", ".join(
-        f"{name.replace('_', ' ')} {_us(stage.average)}" for name, stage in figures.stages.items() if name != "success"
+        f"{name.replace('_', ' ')} {duration(stage.average)}"
+        for name, stage in figures.stages.items()
+        if name != "success"
     )
     batch = f", batch size {figures.batch_size:.1f}" if figures.executions else ""
     return f"{figures.model} {figures.version}: {figures.inferences} inferences{batch}; {stages}"
@@ -144,7 +168,3 @@ def _server(figures: ServerFigures) -> str:
 
 def _most(errors: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(errors.items(), key=lambda one: -one[1])[:5]
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} us"

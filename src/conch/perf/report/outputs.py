@@ -1,0 +1,96 @@
+"""The files that a measurement is written to, as the command line names them; checked before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from conch.errors import invalid
+from conch.perf.measured import Measured
+from conch.perf.plan import PerfPlan
+from conch.perf.recording import Collected
+from conch.perf.report import files
+from conch.perf.report.distributions import LevelDistributions
+from conch.perf.report.page import page
+from conch.perf.report.request_log import RequestLog
+from conch.reports.writing import check_files, check_reports, write_page, write_whole
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFiles:
+    """Each is None where it is not wanted; ``verbose`` has the CSV file more columns, as --verbose-csv says."""
+
+    csv: Path | None = None
+    json: Path | None = None
+    jsonl: Path | None = None
+    html: Path | None = None
+    verbose: bool = False
+
+    def check(self, *, compares: bool = False) -> None:
+        """Raises INVALID_ARG for what cannot be written, UNSUPPORTED for a report without its extra.
+
+        What ``compares`` has ratios, which JSON alone can take.
+        """
+        for flag, path in (("-f", self.csv), ("--jsonl", self.jsonl), ("--html", self.html)):
+            if compares and path is not None:
+                raise invalid(f"{flag} {path}: a comparison with --against is written by --json only")
+        check_files({"-f": self.csv, "--json": self.json, "--jsonl": self.jsonl})
+        check_reports({"--html": self.html})
+
+
+class Outputs:
+    """Takes levels as they are measured, and writes the files at the end, whatever else went wrong."""
+
+    def __init__(self, wanted: OutputFiles, plan: PerfPlan) -> None:
+        wanted.check()
+        self._wanted = wanted
+        #: With what the files need besides.
+        self.plan = replace(plan, keep_records=True) if wanted.html is not None else plan
+        self._distributions: list[LevelDistributions | None] = []
+        self._log = RequestLog(wanted.jsonl) if wanted.jsonl is not None else None
+
+    def on_collected(self, level: float, collected: Collected) -> None:
+        """Note requests that have ended."""
+        if self._log is not None:
+            name = "request_rate" if self.plan.rates is not None else "concurrency"
+            self._log.add({name: int(level) if level == int(level) else level}, collected)
+
+    def take(self, measured: Measured) -> Measured:
+        """A level that has been measured, without its records, of which no more is needed."""
+        records = measured.records
+        self._distributions.append(
+            LevelDistributions.of(records, text=measured.generation is not None) if records is not None else None
+        )
+        return replace(measured, records=None)
+
+    def write(self, opening: str, command: str, measured: Sequence[Measured]) -> None:
+        """Write what there is of ``measured``.
+
+        ``opening`` says who was asked for what, ``command`` is what measures it again.  Raises OSError for what cannot
+        be written, after all others are.
+        """
+        errors: list[OSError] = []
+        for write in (self._close_log, *self._writers(opening, command, measured)):
+            try:
+                write()
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _close_log(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _writers(self, opening: str, command: str, measured: Sequence[Measured]) -> Iterator[Callable[[], None]]:
+        """What writes each file; none without a level."""
+        wanted, plan = self._wanted, self.plan
+        if not measured:
+            return
+        if (csv := wanted.csv) is not None:
+            yield lambda: write_whole(csv, files.csv(plan, measured, verbose=wanted.verbose).encode())
+        if (json := wanted.json) is not None:
+            yield lambda: write_whole(json, files.json(plan, measured).encode())
+        if (html := wanted.html) is not None:
+            yield lambda: write_page(page(plan, opening, command, measured, self._distributions), html)

@@ -1,0 +1,272 @@
+"""The page of a measurement: warnings, the figures of each level, and charts of where time goes.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Final, Literal, TypeVar
+
+from conch import __version__
+from conch.perf.measured import Measured
+from conch.perf.plan import PerfPlan
+from conch.perf.report.distributions import LevelDistributions, Quantiles
+from conch.perf.report.stages import stages_of
+from conch.perf.report.tables import (
+    failures_table,
+    generation_table,
+    level_table,
+    machine_tables,
+    resources_table,
+    short_level,
+)
+from conch.perf.stability import WINDOWS
+from conch.reports.charts import Axis, Bar, Dot, Series, bar_chart, line_chart, percentile_chart
+from conch.reports.numbers import bytes_of, count, duration, significant
+from conch.reports.page import Block, Chart, CodeBlock, Note, Page, Paragraph, Properties, Section, Tile, Tiles
+
+_Of = TypeVar("_Of")
+#: More levels than this make a chart of lines unreadable; those at the ends and between are shown.
+_LINES: Final = 6
+
+
+def page(
+    plan: PerfPlan, opening: str, command: str, measured: Sequence[Measured],
+    distributions: Sequence[LevelDistributions | None],
+) -> Page:  # fmt: skip
+    """The report; ``opening`` says who was asked for what, ``distributions`` are those of the levels."""
+    answered = [one for one in measured if one.figures.latency is not None]
+    sections = [
+        Section("Figures", [level_table(plan, measured), *_throughput(plan, answered)], "figures"),
+        Section("Latency", list(_latency(plan, measured, distributions)), "latency"),
+        Section("Where the time goes", list(_stages(plan, answered)), "stages"),
+        Section("Tokens", list(_generation(plan, measured, distributions)), "tokens"),
+        Section("Over time", list(_over_time(plan, measured)), "time"),
+        Section("What the server used", list(_used(plan, measured)), "used"),
+        Section("What failed", list(_failed(plan, measured)), "failed"),
+        Section(
+            "Machine and settings",
+            [Properties(list(_facts(plan, measured))), *machine_tables(plan, measured)],
+            "machine",
+        ),
+        Section("How to reproduce", [CodeBlock(command)], "command"),
+    ]
+    return Page(
+        f"{plan.model}, measured",
+        f"{opening.splitlines()[0]}. {_result(plan, answered)}",
+        [section for section in sections if section.blocks],
+        [*_warnings(plan, measured), *_tiles(plan, answered)],
+        f"Written by conch {__version__}. Latency is from when a request should have started to its last byte.",
+    )
+
+
+def _warnings(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Note]:
+    """What must be known first; what disturbed several levels is said once."""
+    disturbed = [one for one in measured if one.disturbed and one.machine is not None]
+    if len(disturbed) > 1:
+        worst = max(disturbed, key=lambda one: one.machine.interference.others if one.machine else 0.0)
+        yield Note(
+            "warning",
+            f"others used the machine while {len(disturbed)} of {len(measured)} levels were measured, so their figures"
+            f" are not to be relied on; most at {short_level(plan, worst)}: {worst.machine}.",
+        )
+    for one in measured:
+        for warning in one.warnings:
+            if len(disturbed) < 2 or not warning.startswith("disturbed:"):
+                kind: Literal["warning", "error"] = "warning" if one.figures.requests and not one.gone else "error"
+                yield Note(kind, f"{short_level(plan, one)}: {warning}.")
+
+
+def _result(plan: PerfPlan, answered: Sequence[Measured]) -> str:
+    if not answered:
+        return "No request was answered well, so there is nothing to show but what failed."
+    best = max(answered, key=lambda one: one.figures.throughput)
+    latency = best.figures.latency
+    assert latency is not None
+    return (
+        f"It answered {significant(best.figures.throughput)} inferences a second at {short_level(plan, best)}, half of"
+        f" them within {duration(latency.percentiles[50])} and 99 % within {duration(latency.percentiles[99])}."
+    )
+
+
+def _tiles(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Block]:
+    if not answered:
+        return
+    best = max(answered, key=lambda one: one.figures.throughput)
+    first, latency = answered[0].figures.latency, best.figures.latency
+    assert first is not None and latency is not None
+    where = short_level(plan, best)
+    sure = best.confidence.throughput if best.confidence is not None else None
+    within = f"{where}; {significant(sure.low)} to {significant(sure.high)} with 95 %" if sure is not None else where
+    tiles = [Tile(f"{significant(best.figures.throughput)} infer/s", "highest throughput", within)]
+    if best.generation is not None:
+        tiles.append(Tile(f"{significant(best.generation.tokens)} tokens/s", "in all", where))
+    tiles.append(Tile(duration(latency.percentiles[99]), "p99 latency", where))
+    if best is not answered[0]:
+        tiles.append(Tile(duration(first.percentiles[50]), "median latency", short_level(plan, answered[0])))
+    if best.resources is not None:
+        tiles.append(Tile(significant(best.resources.cores), "cores used by the server", where))
+        tiles.append(Tile(bytes_of(best.resources.gpu_memory or best.resources.memory),
+                          "GPU memory" if best.resources.gpus else "memory of the server", "at most"))  # fmt: skip
+    yield Tiles(tiles)
+
+
+def _throughput(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
+    if len(answered) < 2:
+        return
+    numbers = [number for number in plan.percentiles if number in (50, 90, 99, plan.percentile)]
+    series = []
+    for number in numbers:
+        dots = []
+        for one in answered:
+            assert one.figures.latency is not None
+            known = one.confidence.percentiles.get(number) if one.confidence is not None else None
+            low, high = (1e3 * known.low, 1e3 * known.high) if known is not None else (None, None)
+            latency = 1e3 * one.figures.latency.percentiles[number]
+            dots.append(Dot(one.figures.throughput, latency, f"{one.level:g}", low, high))
+        series.append(Series(f"p{number:g}", dots))
+    best = max(answered, key=lambda one: one.figures.throughput)
+    yield line_chart(
+        "Latency against throughput",
+        series,
+        Axis("throughput (infer/s)"),
+        Axis("latency (ms)", logarithmic=True),
+        alt=f"Throughput is highest at {short_level(plan, best)}: {significant(best.figures.throughput)} infer/s.",
+        caption="Right and low is better. Numbers are the "
+        + ("request rate" if plan.rates is not None else "concurrency")
+        + "; bars are 95 % ranges.",
+        labels=len(answered) <= 12,
+    )
+
+
+def _latency(
+    plan: PerfPlan, measured: Sequence[Measured], distributions: Sequence[LevelDistributions | None]
+) -> Iterator[Chart]:
+    yield from _distribution(
+        plan, measured, [one.latency if one is not None else () for one in distributions], "Distribution of latency",
+        "latency (ms)", wide=True,
+    )  # fmt: skip
+
+
+def _generation(
+    plan: PerfPlan, measured: Sequence[Measured], distributions: Sequence[LevelDistributions | None]
+) -> Iterator[Block]:
+    if any(one.generation is not None for one in measured):
+        yield generation_table(plan, measured)
+    first = [one.ttft if one is not None else () for one in distributions]
+    yield from _distribution(plan, measured, first, "Time to the first token", "time to first token (ms)", wide=False)
+    between = [one.itl if one is not None else () for one in distributions]
+    yield from _distribution(plan, measured, between, "Time between tokens", "inter-token latency (ms)", wide=False)
+
+
+def _distribution(
+    plan: PerfPlan, measured: Sequence[Measured], quantiles: Sequence[Quantiles], title: str, unit: str, *, wide: bool
+) -> Iterator[Chart]:
+    pairs = [(one, found) for one, found in zip(measured, quantiles, strict=True) if found]
+    shown = _some(pairs)
+    if not shown:
+        return
+    last, found = shown[-1]
+    yield percentile_chart(
+        title,
+        [Series(short_level(plan, one), [Dot(share, 1e3 * value) for share, value in of]) for one, of in shown],
+        Axis(unit, logarithmic=True),
+        alt=f"At {short_level(plan, last)} it is {duration(_at(found, 0.5))} at the median and"
+        f" {duration(_at(found, 0.99))} at the 99th percentile.",
+        caption="How long it took at most for such a share of the requests; the scale stretches the slowest ones."
+        if wide
+        else "",
+        wide=wide,
+    )
+
+
+def _stages(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
+    bars = [
+        Bar(f"{one.level:g}", name.replace("_", " "), 1e3 * seconds)
+        for one in answered
+        for name, seconds in stages_of(plan, one).items()
+    ]
+    if not bars:
+        return
+    stages = stages_of(plan, answered[-1])
+    largest = max(stages, key=lambda name: stages[name])
+    yield bar_chart(
+        "Average time of a request by stage",
+        bars,
+        Axis("time (ms)"),
+        alt=f"At {short_level(plan, answered[-1])} the longest stage is {largest.replace('_', ' ')},"
+        f" {duration(stages[largest])}.",
+        caption="Send and receive are the client's, queue to compute output the server's; network is the rest of what"
+        " clients wait for. Streams are received while the server computes.",
+        stacked=True,
+        group_title="requests/s" if plan.rates is not None else "concurrency",
+    )
+
+
+def _over_time(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Chart]:
+    shown = _some([one for one in measured if len(one.windows) > 1])
+    for title, unit, value in (
+        ("Throughput by window", "throughput (infer/s)", lambda window: window.throughput),
+        ("p99 latency by window", "p99 latency (ms)",
+         lambda window: 1e3 * window.latency.percentiles[99] if window.latency else float("nan")),
+    ):  # fmt: skip
+        series = [Series(short_level(plan, one), list(_windows(one, value))) for one in shown]
+        if series:
+            longest = max(len(one.dots) for one in series)
+            yield line_chart(
+                title, series, Axis("seconds of the level"), Axis(unit), wide=False,
+                alt=f"{len(series)} levels in up to {longest} windows.",
+                caption=f"Figures are of the last {WINDOWS} that agree and that nobody disturbed.",
+            )  # fmt: skip
+
+
+def _windows(measured: Measured, value: Callable[..., float]) -> Iterator[Dot]:
+    ends = accumulate(window.seconds for window in measured.windows)
+    for end, window in zip(ends, measured.windows, strict=True):
+        disturbed = window.interference is not None and window.interference.disturbs
+        label = f"disturbed: {window.interference}" if disturbed else f"{window.requests} requests"
+        yield Dot(end, value(window), label)
+
+
+def _used(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:
+    if any(one.resources is not None or one.metrics for one in measured):
+        yield resources_table(plan, measured)
+
+
+def _failed(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Block]:
+    failed = sum(one.failed for one in measured)
+    if any(one.errors for one in measured):
+        yield Paragraph(f"{count(failed)} requests failed in the windows that count; they are not among the latencies.")
+        yield failures_table(plan, measured)
+
+
+def _facts(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[tuple[str, str]]:
+    machines = [one.machine for one in measured if one.machine is not None]
+    if machines:
+        yield "machine of the senders", str(machines[0].facts)
+        if machines[0].unseen:
+            yield "the server's processes", machines[0].unseen
+    limits = [one.limit for one in measured if one.limit]
+    if limits:
+        yield "senders can do", f"{count(min(limits))} requests a second"
+    yield "protocol", plan.protocol + (f", {plan.endpoint}" if plan.endpoint != "infer" else "")
+    yield "inferences in a request", str(plan.batch_size)
+    runs = f", {plan.runs} runs of each level" if plan.runs > 1 else ""
+    yield (
+        "measured in",
+        (
+            f"windows of {duration(plan.interval)} until {WINDOWS} agree within {plan.share:.0%}, at most"
+            f" {plan.trials}; {duration(plan.warm_up)} of warm-up{runs}"
+        ),
+    )
+
+
+def _at(quantiles: Quantiles, share: float) -> float:
+    return next((value for found, value in quantiles if found >= share), quantiles[-1][1])
+
+
+def _some(items: Sequence[_Of]) -> list[_Of]:
+    """At most ``_LINES`` of them: the ends, and others between as evenly as can be."""
+    if len(items) <= _LINES:
+        return list(items)
+    step = (len(items) - 1) / (_LINES - 1)
+    return [items[round(number * step)] for number in range(_LINES)]
