@@ -37,6 +37,7 @@ DOCUMENTS = (
     "convert.md",
     "backends.md",
     "perf.md",
+    "reports.md",
 )
 
 

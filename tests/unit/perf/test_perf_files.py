@@ -19,7 +19,7 @@ from conch.perf.records import RECORD, Outcome
 from conch.perf.report import files
 from conch.perf.report.command import command_line
 from conch.perf.report.distributions import LevelDistributions, quantiles
-from conch.perf.report.outputs import OutputFiles
+from conch.perf.report.outputs import OutputFiles, Outputs
 from conch.perf.report.request_log import RequestLog, lines
 from conch.perf.report.stages import stages_of
 from conch.perf.report.terminal import details, summary
@@ -121,6 +121,13 @@ def test_a_full_disk_is_told_at_the_end() -> None:
     log.add({"concurrency": 2}, collected())
     with pytest.raises(OSError, match="No space left"):
         log.close()
+
+
+def test_one_full_disk_keeps_no_other_file_from_being_written(tmp_path: Path) -> None:
+    outputs = Outputs(OutputFiles(csv=Path("/dev/full"), json=tmp_path / "a.json"), PLAN)
+    with pytest.raises(ConchError, match="/dev/full cannot be written: No space left"):
+        outputs.write("server", "conch perf", [level()])
+    assert json.loads((tmp_path / "a.json").read_text())["levels"]
 
 
 def test_quantiles_reach_into_the_tail() -> None:

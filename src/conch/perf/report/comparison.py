@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from conch.machine.facts import MachineFacts
 from conch.perf.against import THROUGHPUT, ComparedFigure, Comparison
 from conch.perf.plan import PerfPlan
+from conch.reports.numbers import duration, significant
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,4 +71,4 @@ def _level(plan: PerfPlan, comparison: Comparison) -> dict[str, Any]:
 
 
 def _value(figure: ComparedFigure, value: float) -> str:
-    return f"{value:.1f}" if figure.name == THROUGHPUT else f"{value * 1e6:.0f} us"
+    return significant(value) if figure.name == THROUGHPUT else duration(value)

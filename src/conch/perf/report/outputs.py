@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from conch.errors import invalid
+from conch.errors import internal, invalid
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
 from conch.perf.recording import Collected
@@ -67,30 +67,30 @@ class Outputs:
     def write(self, opening: str, command: str, measured: Sequence[Measured]) -> None:
         """Write what there is of ``measured``.
 
-        ``opening`` says who was asked for what, ``command`` is what measures it again.  Raises OSError for what cannot
-        be written, after all others are.
+        ``opening`` says who was asked for what, ``command`` is what measures it again.  Raises INTERNAL for files that
+        cannot be written, as on a full disk, after all others are.
         """
-        errors: list[OSError] = []
-        for write in (self._close_log, *self._writers(opening, command, measured)):
+        problems = []
+        for path, write in self._writers(opening, command, measured):
             try:
                 write()
             except OSError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+                problems.append(f"{path} cannot be written: {error.strerror or error}")
+        if problems:
+            raise internal("; ".join(problems))
 
-    def _close_log(self) -> None:
-        if self._log is not None:
-            self._log.close()
-
-    def _writers(self, opening: str, command: str, measured: Sequence[Measured]) -> Iterator[Callable[[], None]]:
-        """What writes each file; none without a level."""
+    def _writers(
+        self, opening: str, command: str, measured: Sequence[Measured]
+    ) -> Iterator[tuple[Path, Callable[[], None]]]:
+        """What writes each file; without a level there is no other than that of requests."""
         wanted, plan = self._wanted, self.plan
+        if self._log is not None and wanted.jsonl is not None:
+            yield wanted.jsonl, self._log.close
         if not measured:
             return
         if (csv := wanted.csv) is not None:
-            yield lambda: write_whole(csv, files.csv(plan, measured, verbose=wanted.verbose).encode())
+            yield csv, lambda: write_whole(csv, files.csv(plan, measured, verbose=wanted.verbose).encode())
         if (json := wanted.json) is not None:
-            yield lambda: write_whole(json, files.json(plan, measured).encode())
+            yield json, lambda: write_whole(json, files.json(plan, measured).encode())
         if (html := wanted.html) is not None:
-            yield lambda: write_page(page(plan, opening, command, measured, self._distributions), html)
+            yield html, lambda: write_page(page(plan, opening, command, measured, self._distributions), html)
