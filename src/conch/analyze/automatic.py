@@ -36,7 +36,15 @@ def automatic_dimensions(settings: AnalyzeSettings, facts: ModelFacts) -> list[D
     if settings.run_config_search_disable or settings.reload_model_disable:
         return []
     chosen = settings.sweep or _BY_DEFAULT.get(settings.run_config_search_mode, SWEPT)
-    return [one for one in _automatic(settings, facts) if _kind(one) in chosen and len(one.values) > 1]
+    found = [one for one in _automatic(settings, facts) if _kind(one) in chosen and len(one.values) > 1]
+    if (
+        "delay" not in chosen
+        and any(one.path == BATCH for one in found)
+        and facts.config.get("dynamic_batching") is None
+    ):
+        # Larger batches are of no use to a model that gets each request alone.
+        found.append(Dimension(facts.name, DELAY, (0,)))
+    return found
 
 
 def _kind(dimension: Dimension) -> str:
@@ -50,7 +58,8 @@ def _automatic(settings: AnalyzeSettings, facts: ModelFacts) -> Iterator[Dimensi
     config, name = facts.config, facts.name
     least, most = settings.run_config_search_min_instance_count, settings.run_config_search_max_instance_count
     yield _dimension(name, config, INSTANCES, range(least, most + 1))
-    if int(config.get("max_batch_size", 0)) > 0 and not config.get("sequence_batching"):
+    decoupled = bool((config.get("model_transaction_policy") or {}).get("decoupled"))
+    if int(config.get("max_batch_size", 0)) > 0 and not config.get("sequence_batching") and not decoupled:
         least, most = settings.run_config_search_min_model_batch_size, settings.run_config_search_max_model_batch_size
         # A request has to fit into a batch.
         least = max(least, settings.batch_size_of(name))

@@ -146,7 +146,7 @@ class AnalysisCheckpoint:
         if "error" in record:
             self._failures[record["under"], key] = record["error"]
             return
-        point = _point(record["point"])
+        point = read_point(record["point"])
         self._points[record["under"], key, point.load] = point
 
 
@@ -170,7 +170,8 @@ def _key(candidate: Candidate) -> str:
     return json.dumps(candidate.overrides, sort_keys=True)
 
 
-def _point(values: Mapping[str, Any]) -> Point:
+def read_point(values: Mapping[str, Any]) -> Point:
+    """A point from its JSON, as ``dataclasses.asdict`` gives it.  Raises what Python raises for a wrong shape."""
     resources = values["resources"]
     if resources is not None:
         gpus = {name: GpuFigures(**one) for name, one in resources["gpus"].items()}

@@ -12,6 +12,7 @@ _ITSELF: Final = "conch measures itself and starts no perf_analyzer"
 _CONTAINERS: Final = "conch starts no containers"
 _STARTS: Final = "in local mode conch starts 'conch serve'; to measure tritonserver, start it and use remote mode"
 _TABLES: Final = "the reports have the same columns and plots for all"
+_PAGE: Final = "one page has the summary and the details of each configuration"
 
 #: Accepted with a warning that gives the reason.
 NO_EFFECT: Final[Mapping[str, str]] = {
@@ -40,6 +41,10 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "gpu_output_fields": _TABLES,
     "server_output_fields": _TABLES,
     "plots": _TABLES,
+    "skip_detailed_reports": _PAGE,
+    "num_top_model_configs": "every search has a ranking of its own",
+    "always_report_gpu_metrics": "what GPUs the server uses is always shown",
+    "client_max_retries": "a server is waited for as long as perf_analyzer_timeout says",
 }
 
 #: Refused, because the results would not be what was asked for; ``{}`` stands for the value.

@@ -51,13 +51,15 @@ class Ranked:
 class Ranking:
     """All candidates that were measured, the best first; ``winner`` is None where none keeps the constraints.
 
-    ``notes`` are sentences: what casts doubt on the ranking, what decided it, or why there is no winner.
+    ``notes`` are sentences: what decided the ranking, or why there is no winner; ``cautions`` are those that cast doubt
+    on it which its rows do not show.
     """
 
     rows: tuple[Ranked, ...]
     winner: Ranked | None
     default: Ranked | None
     notes: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
 
 
 def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
@@ -75,7 +77,8 @@ def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
     rows = tuple(replace(row, place=place, tied=row.name in names) for place, row in enumerate(found, 1))
     winner = rows[0] if rows[0].satisfied else None
     default = next((row for row in rows if row.result.candidate.is_default), None)
-    return Ranking(rows, winner, default, (*_notes(rows, winner, reference, goals), *_failures(results)))
+    notes = (*_notes(rows, winner), *_failures(results))
+    return Ranking(rows, winner, default, notes, tuple(_cautions(rows, winner)))
 
 
 def best_point(result: CandidateResult, reference: Point, goals: Goals) -> Point:
@@ -147,9 +150,7 @@ def _leaves(value: Any) -> int:
     return 1
 
 
-def _notes(
-    rows: Sequence[Ranked], winner: Ranked | None, reference: Point, goals: Goals
-) -> Iterator[str]:  # fmt: skip
+def _notes(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
     if winner is None:
         nearest = rows[0]
         broken = "; ".join(map(str, nearest.violations)) or "too many of its requests failed"
@@ -163,8 +164,14 @@ def _notes(
         )
     if winner.point.disturbed:
         yield f"{winner.name} was disturbed while it was measured, as all others were: measure again."
+
+
+def _cautions(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
+    """What looked better than the winner and was disturbed."""
+    if winner is None or winner.point.disturbed:
+        return
     better = [row for row in rows if row.point.disturbed and row.satisfied and row.score > winner.score * (1 + NOISE)]
-    if better and not winner.point.disturbed:
+    if better:
         yield (
             f"{better[0].name} looked better ({better[0].score / winner.score:.2f} times as good as {winner.name}), but"
             " was disturbed while it was measured: measure it again before you trust either."

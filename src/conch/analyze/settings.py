@@ -7,8 +7,8 @@ command line.  :mod:`conch.analyze.reading` makes the settings from texts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -32,12 +32,19 @@ _MEASURING: Final = "Measuring"
 _RESULTS: Final = "Results"
 
 
-def option(default: Any, group: str, read: Reader, metavar: str, help: str, *, flags: tuple[str, ...] = ()) -> Any:
+def option(
+    default: Any, group: str, read: Reader, metavar: str, help: str, *,
+    flags: tuple[str, ...] = (), common: bool = False, several: bool = False,
+) -> Any:  # fmt: skip
     """Declare an option: ``read`` makes its value of a text of the command line or of what the file holds.
 
-    ``flags`` are further names on the command line.  A default that is a mapping may be given several times there.
+    ``flags`` are further names on the command line; ``common`` ones head the help; one of ``several`` may be given more
+    than once, and then its reader gets the list.
     """
-    metadata = {"group": group, "read": read, "metavar": metavar, "help": help, "flags": flags}
+    metadata = {
+        "group": group, "read": read, "metavar": metavar, "help": help, "flags": flags, "common": common,
+        "several": several or isinstance(default, dict),
+    }  # fmt: skip
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -52,10 +59,10 @@ class AnalyzeSettings:
 
     # fmt: off
     model_repository: Path | None = option(
-        None, _MODELS, values.path, "DIR", "The model repository; it is read, never written.", flags=("-m",),
-    )
+        None, _MODELS, values.path, "DIR", "The model repository; it is read, never written.",
+        flags=("-m",), common=True)
     profile_models: tuple[ModelSettings, ...] = option(
-        (), _MODELS, models, "A,B", "The models to measure.")
+        (), _MODELS, models, "A,B", "The models to measure.", common=True)
     bls_composing_models: tuple[ModelSettings, ...] = option(
         (), _MODELS, models, "A,B", "Models that a measured one calls, to be tuned with it.")
     ensemble_composing_models: tuple[ModelSettings, ...] = option(
@@ -66,17 +73,19 @@ class AnalyzeSettings:
 
     run_config_search_mode: SearchMode = option(
         "quick", _SEARCH, values.one_of("brute", "quick", "optuna"), "MODE",
-        "quick (climbs; default), brute (all), or optuna.")
+        "quick (climbs; default), brute (all), or optuna.", common=True)
     sweep: tuple[str, ...] = option(
         (), _SEARCH, values.some_of(*SWEPT), "WHAT,…",
-        f"What to try: {', '.join(SWEPT)} (default: all; brute: instances, batch, variant).")
+        f"What to try: {', '.join(SWEPT)} (default: all; brute: instances, batch, variant).",
+        common=True)
     run_config_search_disable: bool = option(
         False, _SEARCH, values.flag, "", "Try nothing that is not listed under model_config_parameters.")
     run_config_search_min_instance_count: int = option(1, _SEARCH, values.count, "N", "Instances at least (1).")
-    run_config_search_max_instance_count: int = option(5, _SEARCH, values.count, "N", "Instances at most (5).")
+    run_config_search_max_instance_count: int = option(
+        5, _SEARCH, values.count, "N", "Instances at most (5).", common=True)
     run_config_search_min_model_batch_size: int = option(1, _SEARCH, values.count, "N", "max_batch_size at least (1).")
     run_config_search_max_model_batch_size: int = option(
-        128, _SEARCH, values.count, "N", "max_batch_size at most (128).")
+        128, _SEARCH, values.count, "N", "max_batch_size at most (128).", common=True)
     run_config_search_min_concurrency: int = option(1, _SEARCH, values.count, "N", "Callers at least (1).")
     run_config_search_max_concurrency: int = option(1024, _SEARCH, values.count, "N", "Callers at most (1024).")
     run_config_search_min_request_rate: float = option(
@@ -103,7 +112,8 @@ class AnalyzeSettings:
     optuna_early_exit_threshold: int = option(
         10, _SEARCH, values.count, "N", "optuna: end after so many trials without a better one (10).")
     concurrency: tuple[int, ...] = option(
-        (), _SEARCH, values.counts, "N,N or A:B:S", "Callers at a time (default: searched).", flags=("-c",))
+        (), _SEARCH, values.counts, "N,N or A:B:S", "Callers at a time (default: searched).",
+        flags=("-c",), common=True)
     request_rate: tuple[float, ...] = option(
         (), _SEARCH, values.rates, "N,N or A:B:S", "Requests a second instead.")
     batch_sizes: tuple[int, ...] = option(
@@ -111,10 +121,11 @@ class AnalyzeSettings:
 
     objectives: tuple[WeightedObjective, ...] = option(
         (), _GOALS, goal_texts.objectives, "WHAT[=WEIGHT]",
-        "throughput (default), latency:p99, memory, gpu_memory, cost …; repeatable.", flags=("--objective",))
+        "throughput (default), latency:p99, memory, gpu_memory, cost …; repeatable.",
+        flags=("--objective",), common=True, several=True)
     constraints: tuple[Constraint, ...] = option(
         (), _GOALS, goal_texts.constraints, "BOUND", '"p99<100ms", "memory<4GB", "throughput>50" …; repeatable.',
-        flags=("--constraint",))
+        flags=("--constraint",), common=True, several=True)
     latency_budget: float | None = option(None, _GOALS, values.milliseconds, "MS", "Shorthand for p99 at most this.")
     min_throughput: float | None = option(None, _GOALS, values.positive, "N", "Shorthand for throughput at least this.")
     price: Price | None = option(
@@ -122,9 +133,10 @@ class AnalyzeSettings:
 
     triton_launch_mode: LaunchMode = option(
         "local", _SERVER, values.launch_mode, "MODE", "local: start conch serve; remote: use a running server.",
-        flags=("--mode",))
+        flags=("--mode",), common=True)
     triton_http_endpoint: str = option("localhost:8000", _SERVER, values.text, "HOST:PORT", "remote: HTTP.")
-    triton_grpc_endpoint: str = option("localhost:8001", _SERVER, values.text, "HOST:PORT", "remote: gRPC.")
+    triton_grpc_endpoint: str = option(
+        "localhost:8001", _SERVER, values.text, "HOST:PORT", "remote: gRPC.", common=True)
     triton_metrics_url: str = option(
         "http://localhost:8002/metrics", _SERVER, values.text, "URL", "remote: its metrics.")
     triton_server_flags: Mapping[str, Any] = option(
@@ -133,18 +145,16 @@ class AnalyzeSettings:
         {}, _SERVER, values.mapping, "NAME=VALUE", "local: a variable of its environment; repeatable.")
     reload_model_disable: bool = option(
         False, _SERVER, values.flag, "", "remote: models are as they are; only loads are searched.")
-    client_max_retries: int = option(50, _SERVER, values.count, "N", "Attempts to reach the server (50).")
 
     client_protocol: Literal["http", "grpc"] = option(
         "grpc", _MEASURING, values.one_of("http", "grpc"), "NAME", "What requests are sent over: grpc (default), http.")
     perf_analyzer_flags: Mapping[str, Any] = option(
-        {}, _MEASURING, values.mapping, "NAME=VALUE", "A flag of conch perf, as shape=INPUT:3,224; repeatable.")
+        {}, _MEASURING, values.mapping, "NAME=VALUE", "A flag of conch perf, as shape=INPUT:3,224; repeatable.",
+        common=True)
     perf_analyzer_timeout: float = option(600.0, _MEASURING, values.positive, "S", "Seconds for one measurement (600).")
-    always_report_gpu_metrics: bool = option(
-        False, _MEASURING, values.flag, "", "Show the GPU, too, where models are on the CPU.")
 
     export_path: Path = option(
-        Path("analysis"), _RESULTS, values.path, "DIR", "Folder of the reports (analysis).", flags=("-e",))
+        Path("analysis"), _RESULTS, values.path, "DIR", "Folder of the reports (analysis).", flags=("-e",), common=True)
     checkpoint_directory: Path | None = option(
         None, _RESULTS, values.path, "DIR", "Folder of what was measured, to go on from (its checkpoints).",
         flags=("-s",))
@@ -153,10 +163,10 @@ class AnalyzeSettings:
     override_output_model_repository: bool = option(
         False, _RESULTS, values.flag, "", "Even if that folder has something in it.")
     num_configs_per_model: int = option(3, _RESULTS, values.count, "N", "Configurations shown of each model (3).")
-    num_top_model_configs: int = option(
-        0, _RESULTS, values.number, "N", "Configurations compared across models (0: none).")
-    skip_summary_reports: bool = option(False, _RESULTS, values.flag, "", "Write no summary.")
-    skip_detailed_reports: bool = option(False, _RESULTS, values.flag, "", "Write no page for each configuration.")
+    output_formats: tuple[str, ...] = option(
+        ("html", "csv", "json"), _RESULTS, values.some_of("html", "pdf", "csv", "json"), "NAME,…",
+        "html, pdf, csv, json (all but pdf).", flags=("-o",))
+    skip_summary_reports: bool = option(False, _RESULTS, values.flag, "", "Write no page and no PDF.")
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -170,12 +180,6 @@ class AnalyzeSettings:
                 )
         if self.concurrency and self.request_rate:
             raise invalid("concurrency and request_rate exclude each other")
-        for sizes in (self.batch_sizes, *(one.batch_sizes for one in self.profile_models)):
-            if len(sizes) > 1:
-                raise invalid(
-                    "batch_sizes: configurations are compared under requests of one size; run once for each of "
-                    + ", ".join(map(str, sizes))
-                )
 
     @property
     def loads_are_rates(self) -> bool:
@@ -214,6 +218,21 @@ class AnalyzeSettings:
                 own.weighting,
             )
         return Goals(chosen, self.price or Price())
+
+    @property
+    def endpoint(self) -> str:
+        """Where the running server of remote mode is asked."""
+        return self.triton_grpc_endpoint if self.client_protocol == "grpc" else self.triton_http_endpoint
+
+    def given(self) -> Iterator[tuple[str, str]]:
+        """The options that differ from their defaults, by name, for reports."""
+        for name, one in OPTIONS.items():
+            value = getattr(self, name)
+            default = (
+                one.default_factory() if one.default is MISSING and one.default_factory is not MISSING else one.default
+            )
+            if value != default and name != "profile_models":
+                yield name, ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
     def model(self, name: str) -> ModelSettings:
         """What is said of a model, measured or composing."""

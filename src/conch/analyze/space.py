@@ -89,7 +89,7 @@ class SearchSpace:
             _set(wanted[dimension.model], dimension.path, dimension.values[index])
         overrides = {}
         for model, config in wanted.items():
-            _settle(config)
+            _settle(config, batched="dynamic_batching" in self.configs[model])
             if changes := difference(self.configs[model], config):
                 overrides[model] = changes
         if overrides == self.base:
@@ -136,18 +136,23 @@ def _prefer(config: dict[str, Any], shares: Shares) -> None:
         batching["preferred_batch_size"] = sizes
 
 
-def _settle(config: dict[str, Any]) -> None:
-    """Take away what has no effect, so that configurations that do the same are the same."""
+def _settle(config: dict[str, Any], *, batched: bool) -> None:
+    """Take away what has no effect, so that configurations that do the same are the same.
+
+    Without batches, dynamic batching is there or not as it was before (``batched``): servers may insist on it.
+    """
+    most = int(config.get("max_batch_size", 0))
+    if most <= 1 and batched:
+        config.setdefault("dynamic_batching", {})
     batching = config.get("dynamic_batching")
     if batching is None:
         return
-    most = int(config.get("max_batch_size", 0))
-    preferred = [size for size in batching.get("preferred_batch_size", ()) if size <= most]
+    preferred = [size for size in batching.get("preferred_batch_size", ()) if size <= most and most > 1]
     if preferred:
         batching["preferred_batch_size"] = preferred
     else:
         batching.pop("preferred_batch_size", None)
-    if most <= 1 and set(batching) <= {"preferred_batch_size", "max_queue_delay_microseconds"}:
-        config.pop("dynamic_batching")
-    elif not int(batching.get("max_queue_delay_microseconds", 0)):
+    if most <= 1 or not int(batching.get("max_queue_delay_microseconds", 0)):
         batching.pop("max_queue_delay_microseconds", None)
+    if most <= 1 and not batched and not batching:
+        config.pop("dynamic_batching")

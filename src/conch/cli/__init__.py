@@ -25,6 +25,11 @@ COMMANDS: Final = {
     "init": ("conch.cli.init", "init_command", "Write a new model that runs, with its test."),
     "convert": ("conch.cli.convert", "convert_command", "Make a model faster and prove that it answers the same."),
     "perf": ("conch.cli.perf", "perf_command", "Measure how many requests a model answers, and how long they take."),
+    "analyze": (
+        "conch.cli.analyze",
+        "analyze_command",
+        "Find the best configuration of models: measure several, rank them, say why.",
+    ),
     "request": (
         "conch.cli.request",
         "request_command",

@@ -73,7 +73,7 @@ def test_what_windows_say_of_their_noise_decides_what_is_tied() -> None:
 def test_a_disturbed_point_does_not_win_in_silence() -> None:
     ranking = rank([DEFAULT, result("two", point(200, disturbed=True), instances=2)], goals())
     assert ranking.winner is not None and ranking.winner.name == "m_config_default"
-    assert ranking.notes == (
+    assert ranking.cautions == (
         "two looked better (2.00 times as good as m_config_default), but was disturbed while it was measured: measure"
         " it again before you trust either.",
     )

@@ -105,7 +105,6 @@ def test_goals_are_said_in_words() -> None:
         ("constraints:\n  perf_latency_p99: {max: 1, min: 2}\n", "nothing can satisfy latency_p99"),
         ("run_config_search_min_concurrency: 8\nrun_config_search_max_concurrency: 4\n", "nothing is between them"),
         ("concurrency: 1\nrequest_rate: 5\n", "exclude each other"),
-        ("batch_sizes: 1,4\n", "run once for each of 1, 4"),
         ("profile_models: [a, a]\n", "a is there twice"),
     ],
 )  # fmt: skip

@@ -120,8 +120,20 @@ def test_a_model_without_batches_gets_none() -> None:
     settings = AnalyzeSettings(profile_models=models("profile_models", "m"))
     plain = search_for(settings, max_batch_size=0, dynamic_batching=None)
     assert {one.name for one in plain.space.dimensions} == {"instance_group.count", "parameters.intra_op_thread_count"}
-    sequences = search_for(settings, dynamic_batching=None, sequence_batching={"oldest": {}})
-    assert "max_batch_size" not in {one.name for one in sequences.space.dimensions}
+    others: list[dict[str, Any]] = [
+        {"sequence_batching": {"oldest": {}}},
+        {"model_transaction_policy": {"decoupled": True}},
+    ]
+    for changes in others:
+        search = search_for(settings, dynamic_batching=None, **changes)
+        assert "max_batch_size" not in {one.name for one in search.space.dimensions}
+
+
+def test_batches_are_tried_with_dynamic_batching() -> None:
+    settings = AnalyzeSettings(profile_models=models("profile_models", "m"), sweep=("batch",))
+    found = configs(search_for(settings, dynamic_batching=None))
+    assert {"max_batch_size": 64, "dynamic_batching": {}} in found
+    assert {"dynamic_batching": {}} in found
 
 
 def test_variants_of_a_converted_checkpoint_are_tried_and_its_own_choice_is_the_default() -> None:

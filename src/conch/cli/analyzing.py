@@ -1,0 +1,70 @@
+"""What an analysis says while it runs: a line that changes on a terminal, a line for each measurement elsewhere."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.status import Status
+
+from conch.analyze.progress import SearchProgress
+from conch.analyze.results import Point
+from conch.analyze.strategies.strategy import Trial
+
+
+class ProfileLine:
+    """Tells people how a profile goes on (:class:`conch.analyze.profile.ProfileObserver`)."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+        self._known = 0
+
+    def say(self, line: str) -> None:
+        """Print something that people want to read once."""
+        self._console.print(line, highlight=False, markup=False)
+
+    def measuring(self, trial: Trial, progress: SearchProgress) -> None:
+        """Show what is being measured, how far it is, and the time left."""
+        self._tell_known()
+        if not self._console.is_terminal:
+            return
+        left = "" if progress.left is None else f", {_time(progress.left)} left"
+        text = f"{progress.done} of about {progress.expected}{left}: {trial.candidate.name} at {trial.load:g}"
+        if self._status is None:
+            self._status = self._console.status(text)
+            self._status.start()
+        self._status.update(text)
+
+    def measured(self, trial: Trial, point: Point, *, before: bool) -> None:
+        """Print the figures of a point; those of the checkpoint are only counted."""
+        if before:
+            self._known += 1
+            return
+        p99 = max((one.percentiles.get(99, 0.0) for one in point.models.values()), default=0.0)
+        text = f"{trial.candidate.name} at {trial.load:g}: {point.throughput:,.0f} infer/s, p99 {p99 * 1000:,.1f} ms"
+        doubts = [word for word, holds in (("ended early", point.stopped), ("disturbed", point.disturbed)) if holds]
+        self.say(text + (f" ({', '.join(doubts)})" if doubts else ""))
+
+    def failed(self, trial: Trial, error: str, *, before: bool) -> None:
+        """Print why a candidate is left out."""
+        if before:
+            self._known += 1
+        else:
+            self.say(f"{trial.candidate.name} is left out: {error}")
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._tell_known()
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _tell_known(self) -> None:
+        if self._known:
+            self.say(f"{self._known} measurements are there from before.")
+            self._known = 0
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

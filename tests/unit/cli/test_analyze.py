@@ -1,0 +1,114 @@
+"""``conch analyze``: its help, what it refuses before it measures, and its reports from what was saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conch.analyze.goals import Constraint
+from conch.analyze.saved import Circumstances, SavedSearch, load, save
+from conch.analyze.settings import OPTIONS
+from conch.cli import main
+from tests.unit.analyze.points import goals, point, result
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An analysis of a default and of two others, of which the faster is slower to answer."""
+    found = [
+        result("m_config_default", point(100, p99=0.02)),
+        result("m_config_0", point(200, p99=0.03, load=16), point(190, p99=0.02), instances=2),
+        result("m_config_1", point(400, p99=0.2, load=64), instances=3),
+    ]
+    save(tmp_path, Circumstances(batch_sizes={"m": 1}), [SavedSearch(["m"], goals(), found)])
+    return tmp_path
+
+
+def best(folder: Path) -> str | None:
+    found: str | None = json.loads((folder / "analysis.json").read_text())["best"]
+    return found
+
+
+def test_what_was_saved_is_read_as_it_was(folder: Path) -> None:
+    circumstances, (search,) = load(folder)
+    save(folder / "again", circumstances, [search])
+    assert load(folder / "again") == (circumstances, [search])
+
+
+def test_a_report_needs_no_measurement(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "report", "-e", str(folder), "-o", "csv,json"]) == 0
+    assert best(folder) == "m_config_1"
+    assert "m_config_1" in (folder / "metrics-model-inference.csv").read_text()
+    assert "m_config_1 is the best of 3 configurations" in capsys.readouterr().out
+
+
+def test_other_goals_give_another_winner(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["analyze", "report", "-e", str(folder), "-o", "json"]
+    assert main([*command, "--constraint", "p99<50ms"]) == 0
+    assert best(folder) == "m_config_0"
+    assert main([*command, "--latency-budget", "25", "--objective", "throughput"]) == 0
+    assert "190 infer/s" in capsys.readouterr().out
+    assert load(folder)[1][0].goals == goals(), "the goals of the run are kept"
+
+
+def test_goals_that_nothing_keeps_are_an_error_that_names_the_nearest(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", "report", "-e", str(folder), "-o", "json", "--constraint", "throughput>500"]) == 1
+    assert "The closest is m_config_1: throughput is 400 infer/s and must be at least 500" in capsys.readouterr().out
+
+
+def test_an_interrupted_search_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    circumstances, (search,) = load(folder)
+    save(folder, circumstances, [SavedSearch(search.models, search.goals, search.results, complete=False)])
+    main(["analyze", "report", "-e", str(folder), "-o", "json"])
+    assert "The search was interrupted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "-e", "nowhere"], "nowhere/results.json is not there: run 'conch analyze profile' first"),
+        (["profile"], "profile_models: name the models to measure"),
+        (["profile", "--profile-models", "a", "--mode", "docker"], "--mode: conch starts no containers"),
+        (["profile", "--profile-models", "a", "--constraint", "p99<1"], "'p99<1' has no unit"),
+        (["profile", "--gpus", "GPU-1"], "--gpus: choose GPUs for the server by CUDA_VISIBLE_DEVICES"),
+        (["profile", "--profile-model", "a"], "did you mean '--profile-models'?"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_measured(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyze", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_with_something_else_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("{}", "[", json.dumps({"format": 99})):
+        (folder / "results.json").write_text(text)
+        assert main(["analyze", "report", "-e", str(folder)]) == 1
+        assert "results.json" in capsys.readouterr().err
+
+
+def test_applying_needs_a_repository(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "apply", "-e", str(folder)]) == 1
+    assert "there is no repository here to write to" in capsys.readouterr().err
+
+
+def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["analyze", "profile", "--help-all"])
+    shown = capsys.readouterr().out
+    from conch.analyze.reading import flag_of
+
+    assert [name for name in OPTIONS if flag_of(name) not in shown] == []
+
+
+def test_constraints_of_the_run_hold_where_only_the_objective_is_given(folder: Path) -> None:
+    circumstances, (search,) = load(folder)
+    bounded = goals(constraints=[Constraint("latency_p99", maximum=0.05)])
+    save(folder, circumstances, [SavedSearch(search.models, bounded, search.results)])
+    main(["analyze", "report", "-e", str(folder), "-o", "json", "--objective", "throughput=2"])
+    assert best(folder) == "m_config_0"
