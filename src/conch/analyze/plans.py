@@ -57,6 +57,8 @@ _OF_PLAN: Final[Mapping[str, tuple[str, Reader]]] = {
     "warm-up": ("warm_up", values.positive),
     "max-trials": ("trials", values.count),
     "percentile": ("percentile", values.positive),
+    "measurement-request-count": ("requests", values.count),
+    "streaming": ("streaming", values.flag),
     "request-distribution": ("distribution", values.one_of("constant", "poisson")),
     "max-threads": ("max_calls", values.count),
     "model-version": ("version", _text),
@@ -71,11 +73,9 @@ def plan_of(settings: AnalyzeSettings, model: str, address: Address) -> PerfPlan
 
     Raises INVALID_ARG for flags that are not known.
     """
-    own = settings.model(model)
-    sizes = own.batch_sizes or settings.batch_sizes
-    fields, data = _read({**settings.perf_analyzer_flags, **own.perf_flags})
+    fields, data = _read({**settings.perf_analyzer_flags, **settings.model(model).perf_flags})
     plan = PerfPlan(
-        model, address, settings.client_protocol, batch_size=sizes[0] if sizes else 1, interval=INTERVAL,
+        model, address, settings.client_protocol, batch_size=settings.batch_size_of(model), interval=INTERVAL,
         data=DataOptions(**data),
     )  # fmt: skip
     return replace(plan, **fields)
