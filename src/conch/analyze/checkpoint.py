@@ -45,6 +45,7 @@ class AnalysisCheckpoint:
         self._conditions = dict(conditions)
         self._points: dict[tuple[str, str, float], Point] = {}
         self._failures: dict[tuple[str, str], str] = {}
+        self._configs: dict[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {}
         self.changes: tuple[str, ...] = ()
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -82,24 +83,29 @@ class AnalysisCheckpoint:
         """Why the candidate could not be served or measured; empty where that is not known."""
         return self._failures.get((self._under(models), _key(candidate)), "")
 
+    def configs(self, models: Iterable[str], candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
+        """The configurations that were in force with the candidate; empty where it was not loaded."""
+        return self._configs.get((self._under(models), _key(candidate)), {})
+
+    def loaded(self, models: Iterable[str], candidate: Candidate, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep the configurations that are in force with a candidate."""
+        if self.configs(models, candidate) != configs:
+            self._keep(models, candidate, configs=configs)
+            self._configs[self._under(models), _key(candidate)] = configs
+
     def add(self, models: Iterable[str], candidate: Candidate, point: Point) -> None:
         """Keep a point."""
-        under = self._under(models)
-        self._points[under, _key(candidate), point.load] = point
-        self._append(
-            {
-                "under": under,
-                "candidate": candidate.name,
-                "overrides": candidate.overrides,
-                "point": dataclasses.asdict(point),
-            }
-        )
+        self._keep(models, candidate, point=dataclasses.asdict(point))
+        self._points[self._under(models), _key(candidate), point.load] = point
 
     def fail(self, models: Iterable[str], candidate: Candidate, error: str) -> None:
         """Keep that a candidate failed."""
+        self._keep(models, candidate, error=error)
+        self._failures[self._under(models), _key(candidate)] = error
+
+    def _keep(self, models: Iterable[str], candidate: Candidate, **what: Any) -> None:
         under = self._under(models)
-        self._failures[under, _key(candidate)] = error
-        self._append({"under": under, "candidate": candidate.name, "overrides": candidate.overrides, "error": error})
+        self._append({"under": under, "candidate": candidate.name, "overrides": candidate.overrides, **what})
 
     def _under(self, models: Iterable[str]) -> str:
         """The conditions that concern a search over ``models``, as a short text that equal ones share."""
@@ -145,6 +151,9 @@ class AnalysisCheckpoint:
         key = _key(Candidate(record["candidate"], record["overrides"]))
         if "error" in record:
             self._failures[record["under"], key] = record["error"]
+            return
+        if "configs" in record:
+            self._configs[record["under"], key] = record["configs"]
             return
         point = read_point(record["point"])
         self._points[record["under"], key, point.load] = point

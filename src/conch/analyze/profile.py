@@ -153,7 +153,8 @@ class _SearchRun:
         while (trial := self._strategy.next()) is not None:
             name = trial.candidate.name
             if name not in self._results:
-                self._results[name] = CandidateResult(trial.candidate)
+                known = self._checkpoint.configs(tuple(self._search.space.configs), trial.candidate)
+                self._results[name] = CandidateResult(trial.candidate, configs=known)
                 keep(trial.candidate)
             self._take(trial)
         self._complete = True
@@ -249,6 +250,7 @@ class _SearchRun:
         overrides = _changes(candidate, self._configs)
         configs = self._server.load(overrides)
         check_in_force(overrides, configs)
+        self._checkpoint.loaded(tuple(self._search.space.configs), candidate, configs)
         self._results[candidate.name] = replace(self._results[candidate.name], configs=configs)
         plans = {name: plan_of(self._settings, name, self._server.address) for name in self._search.models}
         self._measurement = CandidateMeasurement(plans, rate=axis_of(self._settings, self._search).rates)

@@ -95,8 +95,9 @@ def test_an_interrupted_analysis_goes_on_where_it_was(settings: AnalyzeSettings)
     assert second.from_before == first.measured_now
     assert not {*second.measured_now} & {*first.measured_now}
     third = Watching()
-    run(settings, third)
+    [again] = run(settings, third)
     assert third.measured_now == []
+    assert again.results == outcome.results
 
 
 def test_models_at_the_same_time_and_an_ensemble_follows_its_members(settings: AnalyzeSettings) -> None:

@@ -24,12 +24,14 @@ POINT = Point(
 
 def test_a_point_is_there_at_the_next_start(tmp_path: Path) -> None:
     with AnalysisCheckpoint(tmp_path, NOW) as checkpoint:
+        checkpoint.loaded(["a"], FIRST, {"a": {"max_batch_size": 4}})
         checkpoint.add(["a"], FIRST, POINT)
         checkpoint.fail(["a"], Candidate("a_config_1", {"a": {"max_batch_size": 8}}), "too large")
 
     with AnalysisCheckpoint(tmp_path, NOW) as again:
         assert again.point(["a"], FIRST, 8) == POINT
         assert again.point(["a"], FIRST, 16) is None
+        assert again.configs(["a"], FIRST) == {"a": {"max_batch_size": 4}}
         assert again.failure(["a"], Candidate("another name", {"a": {"max_batch_size": 8}})) == "too large"
         assert again.changes == ()
 

@@ -79,7 +79,11 @@ def test_an_interrupted_search_says_so(folder: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_measured(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["analyze", *arguments]) == 1
