@@ -105,4 +105,4 @@ def test_a_number_of_requests_is_sent_and_no_more() -> None:
     with running(KnownServer(service=0.01)) as server:
         measured = _measure(_of(server), 3, warm_up_requests=5)
     assert len(server.bodies) == 17 and measured.figures.requests == 12 and measured.stable
-    assert measured.figures.seconds == pytest.approx(0.04, rel=0.9)
+    assert measured.figures.seconds >= 0.04  # four rounds of three callers
