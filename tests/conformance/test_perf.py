@@ -60,11 +60,14 @@ def test_every_request_is_answered(name: str, server_kind: str, server: Server) 
         assert measured.generation.tokens * measured.figures.seconds == pytest.approx(60)
 
 
-def test_memory_is_given_back(triton: Server) -> None:
+def test_memory_is_given_back_while_callers_run(triton: Server) -> None:
+    """Not before their requests have ended: the server does not forget a region that is in use."""
     address, _ = read_address(triton.http, "http")
     client = InferenceServerClient(triton.http)
-    with Measurement(PerfPlan("add_sub", address, shared_memory=True)):
+    plan = PerfPlan("add_sub", address, shared_memory=True, warm_up=0.0, interval=0.2, trials=1)
+    with Measurement(plan) as measurement:
         (region,) = client.get_system_shared_memory_status()
+        assert measurement.measure(8).figures.requests
         assert region["name"].startswith("conch_perf_")
     assert client.get_system_shared_memory_status() == []
     with pytest.raises(FileNotFoundError):

@@ -79,15 +79,15 @@ class Measurement:
         traffic = traffic_of(plan, self.model, prefix, memory)
         self._inferences = np.array([payload.inferences for payload in traffic.payloads])
         self._writes_text = traffic.generates
-        self._sequences = traffic.sequences is not None
+        self._leaves_traces = traffic.sequences is not None or plan.shared_memory
         self._counts = False
+        if memory is not None:
+            closing.callback(SharedRegion(memory, self._api).close)
         self._generators = Generators(traffic, self._processes())
         closing.callback(self._end)
         self._limit = SenderLimit(traffic, self._processes()) if plan.sender_limit else None
         if self._limit is not None:
             closing.callback(self._limit.close)
-        if memory is not None:
-            closing.callback(SharedRegion(memory, self._api).close)
 
     def __enter__(self) -> Measurement:
         return self
@@ -192,8 +192,11 @@ class Measurement:
         self._generators.run_open(schedule, monotonic_ns(), plan.callers, requests)
 
     def _end(self) -> None:
-        """End the processes that send; sequences are ended before, so that the server does not wait for their rest."""
-        if self._sequences and not self._gone():
+        """End the processes that send; where the server keeps something of them, let requests and sequences end before.
+
+        It would wait for the rest of a sequence, and for requests that use a region before it forgets that.
+        """
+        if self._leaves_traces and not self._gone():
             with suppress(ConchError):
                 self._rest()
         self._generators.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conch.cli import main
 from conch.errors import ConchError
 from conch.perf.channels.connecting import Address
 from conch.perf.inputs.data import DataOptions
@@ -101,8 +102,20 @@ def test_each_caller_sends_a_sequence_after_another() -> None:
         _measure(_of(server), 3, sequences=options, concurrency=Levels(3, 3, 1))
 
 
+def test_the_command_shows_each_window_when_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
+    with running(KnownServer()) as server:
+        flags = ["-m", "known", "-u", f"127.0.0.1:{server.port}", "--request-count", "5", "--no-sender-limit"]
+        assert main(["perf", *flags, "-v", "--concurrency-range", "1:2"]) == 0
+    shown = capsys.readouterr().out
+    assert "concurrency 1: window 1 of 1 at most: " in shown and "concurrency 2: window 1 of 1 at most: " in shown
+    assert len(server.bodies) == 10
+
+
 def test_a_number_of_requests_is_sent_and_no_more() -> None:
     with running(KnownServer(service=0.01)) as server:
-        measured = _measure(_of(server), 3, warm_up_requests=5)
+        measured = _measure(_of(server), 3, warm_up_requests=5, keep_records=True)
     assert len(server.bodies) == 17 and measured.figures.requests == 12 and measured.stable
     assert measured.figures.seconds >= 0.04  # four rounds of three callers
+    # The window ends with the last of them, not when somebody looks.
+    assert measured.records is not None
+    assert measured.records.spans[0][1] == measured.records.records["end"].max()
