@@ -61,9 +61,13 @@ class Alone:
         return self.task.prepare(Request({"text_input": tensor}, frozenset(["embedding"])))
 
     def arrays(self, batch: Sequence[Any]) -> dict[str, Any]:
+        return self.arrays_of([one.sequences[0] for one in batch])
+
+    def arrays_of(self, sequences: Sequence[Any]) -> dict[str, Any]:
+        """What the network takes of sequences of one length."""
         import numpy as np
 
-        ids = np.stack([one.sequences[0].ids for one in batch])
+        ids = np.stack([one.ids for one in sequences])
         arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
         return {name: arrays[name] for name in self.engine.inputs}
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 VARIANT = "onnxruntime-int8"
 #: Programs that the tests below start, and those that these start in turn.
 STARTED = {
-    "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "generation.__main__",
+    "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "inside", "generation.__main__",
     "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing", "analyze_modes",
 }  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
@@ -126,6 +126,9 @@ def test_direct_and_offline_are_programs_too(folder: Path) -> None:
     assert number(layers[-1][2]) > 0
     figures = json.loads(run("benchmarks.offline", *options, "--texts", 4))
     assert min(*figures["engine"].values(), *figures["everything"].values(), *figures["steps"].values()) > 0
+    (shapes,) = tables(run("benchmarks.inside", *options, "--rounds", 1, "--shapes", "1x16", "9x128"))
+    assert [row[0] for row in shapes[1:]] == ["1x16", "9x128"]
+    assert all(number(row[1]) > 0 and number(row[2]) > 0 for row in shapes[1:])
 
 
 def test_generation_asks_all_servers() -> None:

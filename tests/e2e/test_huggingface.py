@@ -262,6 +262,7 @@ def test_tokens_and_padding_are_counted(server: ConchServer) -> None:
     assert counted["conch_tokens"] > counted["conch_padding_tokens"] > 0
     assert counted["conch_sequences"] >= counted["conch_engine_runs"] > 0
     assert counted["conch_tokenize_duration_us"] > 0
+    assert counted["conch_engine_duration_us"] > 0 and counted["conch_answer_duration_us"] > 0
 
 
 def test_a_worker_that_is_killed_comes_back(

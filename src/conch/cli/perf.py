@@ -31,6 +31,7 @@ def perf_command(
     against: str,
     against_model: str,
     rounds: int,
+    breaks_down: bool,
     **given: Any,
 ) -> int:
     """Send requests to a model, and show how many it answers and how long they take.
@@ -40,6 +41,7 @@ def perf_command(
     from conch.cli import terminal
     from conch.cli.perf_against import Against, run_against
     from conch.cli.perf_plan import plan_of
+    from conch.perf.breakdown import breakdown
     from conch.perf.report import terminal as shown
     from conch.perf.report.command import command_line
     from conch.perf.report.outputs import OutputFiles, Outputs
@@ -60,13 +62,18 @@ def perf_command(
         with Measurement(outputs.plan, prefix) as measurement:
             opening = shown.opening(measurement)
             console.print(opening, highlight=False)
+            reader = measurement.stage_reader(given["metrics_url"])
             for level in measurement.levels():
+                before = reader.read() if breaks_down else None
                 with shown.LiveLine(console, plan, level, each=bool(verbose)) as line:
                     result = measurement.measure(
                         level, line.on_window, on_collected=partial(outputs.on_collected, level)
                     )
                 measured.append(outputs.take(result))
                 console.print(shown.details(plan, measured[-1], console.width), highlight=False)
+                if before is not None:
+                    stretches = breakdown(result, plan.model, plan.protocol, reader.read().since(before))
+                    console.print(shown.stretches(stretches, shown.level_of(plan, level)))
                 if result.stopped or result.gone or not result.figures.requests:
                     break  # levels that come after it would be answered no better
     finally:  # what there is, is shown and written, whatever went wrong

@@ -149,6 +149,8 @@ OPTIONS: Final = [
     _TLS(["--ssl-https-private-key-type"], type=click.Choice(["PEM"]), default="PEM", expose_value=False,
          metavar="PEM", help="The key's form."),
     _OUTPUT(["-v", "--verbose"], count=True, help="A line for each window."),
+    _OUTPUT(["--breakdown", "breaks_down"], is_flag=True,
+            help="Show where the time of a request goes, from the client through the server and back."),
     _OUTPUT(["-f", "--latency-report-file", "csv"], type=FILE, metavar="FILE",
             help="Write a CSV file, in perf_analyzer's columns."),
     _OUTPUT(["--verbose-csv"], is_flag=True, help="Write more columns to it, as perf_analyzer does."),

@@ -29,6 +29,7 @@ from conch.perf.schedule import Constant, Intervals, Poisson, Schedule
 from conch.perf.search import LevelSearch
 from conch.perf.server_api import GrpcApi, HttpApi, ServerApi, check_listens
 from conch.perf.server_process import ServerProcesses, find_server
+from conch.perf.stages import METRICS_PORT, StageReader
 from conch.perf.summing import Observed, sum_up
 from conch.perf.traffic import traffic_of
 from conch.perf.watching import MachineWatch
@@ -94,6 +95,11 @@ class Measurement:
 
     def __exit__(self, *raised: object) -> None:
         self._closing.close()
+
+    def stage_reader(self, metrics_url: str = "") -> StageReader:
+        """What reads how long the model's workers took for each stage; the server's own port for metrics by default."""
+        default = f"http://{replace(self.plan.address, port=METRICS_PORT).shown}/metrics"
+        return StageReader(metrics_url or default, self._api, self.plan.model)
 
     def levels(self) -> Iterator[float]:
         """The levels of the plan: callers at a time, or requests a second."""

@@ -17,8 +17,8 @@ TOKEN_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 class Work:
     """Totals over the executions of a model version."""
 
-    __slots__ = ("padded", "prepare_ns", "runs", "sequences", "sequences_per_execution", "tokens",
-                 "tokens_per_execution")  # fmt: skip
+    __slots__ = ("answer_ns", "arrange_ns", "engine_ns", "padded", "prepare_ns", "runs", "sequences",
+                 "sequences_per_execution", "tokens", "tokens_per_execution", "waited_ns")  # fmt: skip
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -26,6 +26,10 @@ class Work:
         self.sequences = 0
         self.runs = 0
         self.prepare_ns = 0
+        self.waited_ns = 0
+        self.arrange_ns = 0
+        self.engine_ns = 0
+        self.answer_ns = 0
         self.sequences_per_execution = Histogram(SEQUENCE_BUCKETS)
         self.tokens_per_execution = Histogram(TOKEN_BUCKETS)
 
@@ -35,6 +39,10 @@ class Work:
         self.padded += work.get("padded", 0)
         self.runs += work.get("runs", 0)
         self.prepare_ns += work.get("prepare_ns", 0)
+        self.waited_ns += work.get("waited_ns", 0)
+        self.arrange_ns += work.get("arrange_ns", 0)
+        self.engine_ns += work.get("engine_ns", 0)
+        self.answer_ns += work.get("answer_ns", 0)
         sequences = work.get("sequences", 0)
         self.sequences += sequences
         self.sequences_per_execution.observe(sequences)

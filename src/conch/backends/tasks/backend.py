@@ -104,9 +104,10 @@ class HuggingFaceBackend(BatchBackend):
     def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
         if sum(request.size for request in requests) > LONG_BYTES:
             self.before_computing()
+        begin = monotonic_ns()
         ready = [self._waiting.take(request) or self._prepared(request) for request in requests]
         spent, self._prepare_ns = self._prepare_ns, 0
-        work = ExecutionWork(prepare_ns=spent)
+        work = ExecutionWork(prepare_ns=spent, waited_ns=monotonic_ns() - begin)
         batch = [one for one in ready if isinstance(one, PreparedRequest)]
         self.before_computing()
         answers = iter(self._task.execute(batch, work) if batch else ())

@@ -37,7 +37,9 @@ class PreparedRequest:
 class ExecutionWork:
     """The work of one execution: real tokens, tokens with padding, sequences, runs of the engine.
 
-    ``prepare_ns`` is the time that its worker took to prepare requests since the last one.
+    ``prepare_ns`` is the time that its worker took to prepare requests since the last one, ``waited_ns`` the part of it
+    that was within this execution.  ``arrange_ns``, ``engine_ns`` and ``answer_ns`` are what it took to divide and pad
+    sequences, in the network, and to make answers of its outputs.
     """
 
     tokens: int = 0
@@ -45,6 +47,10 @@ class ExecutionWork:
     sequences: int = 0
     runs: int = 0
     prepare_ns: int = 0
+    waited_ns: int = 0
+    arrange_ns: int = 0
+    engine_ns: int = 0
+    answer_ns: int = 0
 
     def add(self, tokens: int, padded: int, sequences: int) -> None:
         """Count one run of the engine."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from threading import Lock
+from time import monotonic_ns
 from typing import Any, Final
 
 from conch.backends.native.arrays import Request, Result, Strings
@@ -207,6 +208,7 @@ class SpeechRecognition(Task):
                 parameters["return_timestamps"] = first.timestamps
             parameters["stopping_criteria"] = stop_when_cancelled([recording.request for recording, _ in group])
         chunks = [recording.chunks[place] for recording, place in group]
+        before = monotonic_ns()
         try:
             answers = _separated(
                 self._pipeline_for(first.timestamps).forward(_joined(chunks), **parameters), len(chunks)
@@ -218,6 +220,7 @@ class SpeechRecognition(Task):
             return
         frames = sum(_frames(chunk) for chunk in chunks)
         work.add(frames, frames, len(chunks))
+        work.engine_ns += monotonic_ns() - before
         for (recording, place), answer in zip(group, answers, strict=True):
             recording.answers[place] = answer
 

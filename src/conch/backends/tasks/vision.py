@@ -7,6 +7,7 @@ Images are decoded and made pixels as they arrive, by the checkpoint's image pro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import monotonic_ns
 from typing import Any, Final
 
 import numpy as np
@@ -97,17 +98,27 @@ class ImageClassification(Task):
     def execute(self, batch: Sequence[PreparedRequest], work: ExecutionWork) -> list[Result | ConchError]:
         requests = [prepared for prepared in batch if isinstance(prepared, PreparedImages)]
         logits: list[Array] = [np.empty(0)] * len(requests)
+        before = monotonic_ns()
         for places in _runs(requests):
             arrays = {
                 name: np.concatenate([requests[place].arrays[name] for place in places])
                 for name in requests[places[0]].arrays
             }
             rows = [requests[place].sequence_count for place in places]
+            arranged = monotonic_ns()
             answer = self._engine.run(arrays)["logits"]
+            computed = monotonic_ns()
             work.add(sum(rows), sum(rows), sum(rows))
+            work.arrange_ns += arranged - before
+            work.engine_ns += computed - arranged
             for place, part in zip(places, np.split(answer, np.cumsum(rows)[:-1]), strict=True):
                 logits[place] = part
-        return [self._result(prepared, one) for prepared, one in zip(requests, logits, strict=True)]
+            before = monotonic_ns()
+            work.answer_ns += before - computed
+        results: list[Result | ConchError] = []
+        results += [self._result(prepared, one) for prepared, one in zip(requests, logits, strict=True)]
+        work.answer_ns += monotonic_ns() - before
+        return results
 
     def _result(self, prepared: PreparedImages, logits: Array) -> Result:
         classes = logits.shape[1]

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from conch.machine.facts import MachineFacts
+from conch.perf.breakdown import TimeSpent
 from conch.perf.figures import LatencyFigures, WindowFigures
 from conch.perf.generation import GenerationFigures
 from conch.perf.measured import Measured
@@ -136,6 +137,23 @@ def summary(plan: PerfPlan, measured: Sequence[Measured], width: int) -> Table:
             str(one.failed),
             style="red" if one.gone or not figures.requests else "",
         )
+    return table
+
+
+def stretches(spent: Sequence[TimeSpent], level: str) -> Table:
+    """Where the time of a request goes, with the share of each stretch."""
+    from rich.table import Table
+    from rich.text import Text
+
+    total = sum(one.seconds for one in spent)
+    table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left", title_style="bold")
+    table.title = f"One request on average at {level}" if spent else f"No request was answered at {level}"
+    for heading, justify in (("where", "left"), ("what", "left"), ("us", "right"), ("share", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for one in spent:
+        share = f"{one.seconds / total:.1%}"
+        table.add_row(one.where, Text(one.what), f"{one.seconds * 1e6:.0f}", share)
+    table.add_row("all", "the client's average latency", f"{total * 1e6:.0f}", "", style="bold")
     return table
 
 

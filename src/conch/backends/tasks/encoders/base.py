@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic_ns
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -102,18 +103,28 @@ class EncoderTask(Task):
         sequences = [sequence for one in encoded for sequence in one.sequences]
         requests = [one for one in encoded for _ in one.sequences]
         values: list[Any] = [None] * len(sequences)
+        before = monotonic_ns()
         for indices in self._divided([len(sequence.ids) for sequence in sequences]):
             padded = self._pad([sequences[index] for index in indices], [requests[index] for index in indices])
             if all(one.request.cancelled for one in padded.requests):
                 continue
-            for index, value in zip(indices, self.extract(self._run(padded, work), padded), strict=True):
+            arrays = padded.arrays(self.engine.inputs, types=self.encoder.types)
+            arranged = monotonic_ns()
+            outputs = self.engine.run(arrays)
+            computed = monotonic_ns()
+            for index, value in zip(indices, self.extract(self._outputs(outputs, padded, work), padded), strict=True):
                 values[index] = value
+            work.arrange_ns += arranged - before
+            work.engine_ns += computed - arranged
+            before = monotonic_ns()
+            work.answer_ns += before - computed
         results: list[Result | ConchError] = []
         start = 0
         for one in encoded:
             end = start + len(one.sequences)
             results.append(self._result(one, values[start:end]))
             start = end
+        work.answer_ns += monotonic_ns() - before
         return results
 
     def _divided(self, lengths: Sequence[int]) -> list[list[int]]:
@@ -131,9 +142,8 @@ class EncoderTask(Task):
         shape = rows, min(length, max(longest, self.encoder.max_length))
         return PaddedBatch(sequences, requests, self.encoder.pad_id, shape)
 
-    def _run(self, batch: PaddedBatch, work: ExecutionWork) -> dict[str, Array]:
-        """The engine's outputs, ``[sequences, …]`` by name."""
-        outputs = self.engine.run(batch.arrays(self.engine.inputs, types=self.encoder.types))
+    def _outputs(self, outputs: dict[str, Array], batch: PaddedBatch, work: ExecutionWork) -> dict[str, Array]:
+        """The engine's ``outputs`` for a batch without rows of padding, ``[sequences, …]`` by name; counts the run."""
         count = len(batch.sequences)
         work.add(sum([len(sequence.ids) for sequence in batch.sequences]), batch.ids.size, count)
         return outputs if len(batch.ids) == count else batch.without_padding_rows(outputs)

@@ -9,6 +9,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from threading import local
+from time import monotonic_ns
 from typing import Any, Final
 
 from conch import extras
@@ -124,6 +125,7 @@ class PipelineTask(Task):
         for row, given in zip(prepared.values, prepared.arguments, strict=True):
             if prepared.request.cancelled:
                 return cancelled("the request was cancelled")
+            before = monotonic_ns()
             try:
                 answer = self._call(row, given)
             except ConchError as error:
@@ -135,6 +137,7 @@ class PipelineTask(Task):
                 return library_failure(f"task '{self._task}'", error, of_request=bool(given))
             texts.append(text_of(answer))
             work.add(1, 1, 1)
+            work.engine_ns += monotonic_ns() - before
         return Result({"text_output": Strings((len(texts), 1), texts)})
 
     def _call(self, row: Mapping[str, Any], given: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from time import monotonic_ns
 from typing import Any, Final
 
 from conch.backends.native.arrays import Request, Result, Strings
@@ -213,7 +214,9 @@ class Text2Text(Task):
 
     def _generate(self, rows: list[_Row], work: ExecutionWork) -> list[str]:
         stop = stop_when_cancelled([row.prepared.request for row in rows])
+        before = monotonic_ns()
         written = self.write([row.ids for row in rows], rows[0].prepared.generation, stopping_criteria=stop)
+        work.engine_ns += monotonic_ns() - before
         work.add(sum(len(row.ids) for row in rows), len(rows) * max(len(row.ids) for row in rows), len(rows))
         with self._lock:
             texts: list[str] = self._tokenizer.batch_decode(written, skip_special_tokens=True)

@@ -1,0 +1,196 @@
+"""The network alone beside the same network in the server, in turns: what serving adds, and whether a worker slows it.
+
+    python -m benchmarks.inside [--converted FOLDER] [--variants NAME ...] [--shapes 1x16 ...] [--seconds 0.5]
+                                [--rounds 6] [--flag=--name=value ...]
+
+One process runs the engine with the code of the worker, asks the server over one connection, and so on, for the time of
+a turn each.  Inside the worker the network's time comes from the metrics.  A request of more tokens than the server
+computes at once is several runs; alone it is the same runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import statistics
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import converted
+from benchmarks.offline import Alone
+from benchmarks.peers.servers import python_path
+from conch.backends.native.arrays import Request
+from conch.backends.tasks.base import ExecutionWork
+from conch.tensors import WireTensor, pack_bytes
+from tests.servers import ConchServer
+
+SHAPES: Final = ("1x16", "1x128", "8x128", "32x128")
+#: A word that is one token; a text has two special tokens besides.
+WORD: Final = "library"
+COLUMNS: Final = ("network alone", "in the worker", "ratio", "task alone", "the client waits", "processor alone",
+                  "processor served")  # fmt: skip
+
+
+@dataclass(slots=True)
+class Turns:
+    """What the turns of one shape gave: medians of a request (ms) by column, a value for each round; and the
+    processor time of a request (ms)."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, column: str, value: float) -> None:
+        self.values.setdefault(column, []).append(value)
+
+    def cells(self) -> list[str]:
+        """The cells of the table: medians over rounds, and the range of the ratios."""
+        median = {name: statistics.median(values) for name, values in self.values.items()}
+        ratios = [b / a for a, b in zip(self.values["network alone"], self.values["in the worker"], strict=True)]
+        found = {name: f"{value:.2f}" for name, value in median.items()}
+        found["ratio"] = f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f}–{max(ratios):.2f})"
+        return [found[name] for name in COLUMNS]
+
+
+class Served:
+    """A model of a running server, asked over one connection for the embeddings of ``rows`` texts at a time."""
+
+    def __init__(self, server: ConchServer, model: str, rows: int, tokens: int) -> None:
+        self._metrics = f"http://{server.metrics}/metrics"
+        self._connection = http.client.HTTPConnection(server.http)
+        self._path = f"/v2/models/{model}/infer"
+        content = pack_bytes([_text(tokens)] * rows)
+        document = {
+            "inputs": [{"name": "text_input", "shape": [rows, 1], "datatype": "BYTES",
+                        "parameters": {"binary_data_size": len(content)}}],
+            "outputs": [{"name": "embedding", "parameters": {"binary_data": True}}],
+        }  # fmt: skip
+        header = json.dumps(document).encode()
+        self._body, self._headers = header + content, {"Inference-Header-Content-Length": str(len(header))}
+        self._pid = server.process.pid if server.process is not None else 0
+
+    def ask(self) -> None:
+        """One request."""
+        self._connection.request("POST", self._path, self._body, self._headers)
+        answer = self._connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(content.decode(errors="replace"))
+
+    def engine_ms(self) -> float:
+        """What the engine has taken so far."""
+        with urllib.request.urlopen(self._metrics) as page:
+            found = re.search(rb"^conch_engine_duration_us\{.*\} (\S+)$", page.read(), re.MULTILINE)
+        return float(found[1]) / 1000 if found is not None else 0.0
+
+    def processor_ms(self) -> float:
+        """The processor time of the server and its workers so far."""
+        import psutil
+
+        server = psutil.Process(self._pid)
+        times = [one.cpu_times() for one in (server, *server.children(recursive=True))]
+        total: float = sum(one.user + one.system for one in times)
+        return 1000 * total
+
+
+def repeat(call: Callable[[], object], seconds: float) -> tuple[float, int]:
+    """The median of a call (ms) over some time, without the first two, and how many there were."""
+    for _ in range(2):
+        call()
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < until:
+        begun = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - begun) * 1000)
+    return statistics.median(times), len(times)
+
+
+def measure(alone: Alone, served: Served, rows: int, tokens: int, rounds: int, seconds: float) -> Turns:
+    """The turns of one shape."""
+    content = pack_bytes([_text(tokens)] * rows)
+    task: Any = alone.task
+    turns = Turns()
+
+    def prepared() -> Any:
+        return task.prepare(
+            Request({"text_input": WireTensor("text_input", "BYTES", (rows, 1), content)}, frozenset(["embedding"]))
+        )
+
+    one = prepared()
+    budget = max(1, task.budget // one.length)
+    sizes = [min(budget, rows - start) for start in range(0, rows, budget)]
+    arrays = [alone.arrays_of(one.sequences[:size]) for size in sizes]
+
+    def network() -> None:
+        for each in arrays:
+            alone.engine.run(each)
+
+    for _ in range(rounds):
+        before = time.process_time()
+        median, count = repeat(network, seconds)
+        turns.add("network alone", median)
+        turns.add("processor alone", (time.process_time() - before) * 1000 / (count + 2))
+        turns.add("task alone", repeat(lambda: task.execute([prepared()], ExecutionWork()), seconds)[0])
+        served.ask()
+        engine, processor = served.engine_ms(), served.processor_ms()
+        median, count = repeat(served.ask, seconds)
+        turns.add("the client waits", median)
+        turns.add("in the worker", (served.engine_ms() - engine) / (count + 2))
+        turns.add("processor served", (served.processor_ms() - processor) / (count + 2))
+    return turns
+
+
+def _text(tokens: int) -> bytes:
+    return " ".join([WORD] * (tokens - 2)).encode()
+
+
+def table(found: dict[str, Turns]) -> str:
+    """The shapes as a Markdown table."""
+    lines = [["ms a request", *COLUMNS], ["---", *["---:"] * len(COLUMNS)]]
+    lines += [[shape, *turns.cells()] for shape, turns in found.items()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def compare(
+    folder: Path, variant: str, shapes: Sequence[str], rounds: int, seconds: float, flags: Sequence[str]
+) -> dict[str, Turns]:
+    """All shapes of one variant."""
+    found = {}
+    with tempfile.TemporaryDirectory() as home:
+        repository = Path(home) / "models"
+        converted.serve(repository, folder, [variant])
+        alone = Alone(folder, variant, seconds)
+        with ConchServer(repository, "--log-info=false", *flags, env={"PYTHONPATH": python_path()}) as server:
+            for shape in shapes:
+                rows, tokens = map(int, shape.split("x"))
+                served = Served(server, variant, rows, tokens)
+                found[shape] = measure(alone, served, rows, tokens, rounds, seconds)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    converted.add_arguments(parser)
+    parser.add_argument(
+        "--shapes", nargs="+", default=SHAPES, metavar="BxN", help="texts of a request x tokens of each"
+    )
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each at each shape")
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of a turn")
+    parser.add_argument("--flag", dest="flags", action="append", default=[], help="a flag of conch serve")
+    options = parser.parse_args()
+    with converted.folder(options.converted) as folder:
+        for name in converted.chosen(folder, options.variants):
+            load = os.getloadavg()[0]
+            found = compare(folder, name, options.shapes, options.rounds, options.seconds, options.flags)
+            print(f"{name}; load {load:.1f} before and {os.getloadavg()[0]:.1f} after:\n\n{table(found)}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

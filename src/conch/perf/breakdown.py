@@ -1,0 +1,94 @@
+"""Where the time of a request goes, from the client's first byte to its last: what the client timed, what the server's
+statistics count, and within a worker what conch's metrics count.
+
+Averages add up, so these are averages.  What happens once for a whole batch counts in full for each of its requests, as
+each of them waits for all of it.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from conch.perf.figures import LatencyFigures
+from conch.perf.measured import Measured
+from conch.perf.server_side import ServerFigures
+from conch.perf.stages import WORKER_STAGES, StageTotals
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """A stretch of a request: who works, on what, and for how long on average (s)."""
+
+    where: str
+    what: str
+    seconds: float
+
+
+def breakdown(measured: Measured, model: str, protocol: str, stages: StageTotals) -> list[TimeSpent]:
+    """The stretches of a request to ``model``, in order; they add up to its average latency.
+
+    ``stages`` is what was added to the counters meanwhile.  Without an answered request, nothing.
+    """
+    figures = measured.figures
+    if figures.latency is None:
+        return []
+    server = next((one for one in measured.server if one.model == model), None)
+    request = _average(server, "success")
+    send, receive, late = (_seconds(one) for one in (figures.send, figures.receive, figures.late))
+    between = figures.latency.average - request - send - receive - late
+    late_rows = [TimeSpent("client", "wait for its turn to send", late)] if late > 1e-6 else []
+    rows = [*late_rows, TimeSpent("client", "send", send)]
+    if server is None or not request:
+        rows.append(TimeSpent("server", f"everything: it counts nothing of '{model}'", between))
+    else:
+        rows.append(TimeSpent("network", f"kernel and network both ways, {protocol} in the server", between))
+        rows += _within(server, request, measured.server, stages)
+    return [*rows, TimeSpent("client", "receive", receive)]
+
+
+def _within(
+    server: ServerFigures, request: float, models: Sequence[ServerFigures], stages: StageTotals
+) -> Iterator[TimeSpent]:
+    """What the server counted of its ``request`` seconds."""
+    parts = {name: _average(server, name) for name in ("queue", "compute_input", "compute_infer", "compute_output")}
+    yield TimeSpent("scheduler", "queue", parts["queue"])
+    others = [one for one in models if one is not server]
+    if others and not server.executions:
+        yield from _steps(server, request - parts["queue"], others)
+        return
+    handed = request - sum(parts.values())
+    yield TimeSpent("channel", "to the worker and back: encode, wake up, decode", handed)
+    yield TimeSpent("worker", "make the request's tensors", parts["compute_input"])
+    infer = parts["compute_infer"]
+    shares = {name: min(1.0, value / stages.infer) for name, value in stages.by_metric.items() if stages.infer > 0}
+    if any(shares.values()):
+        for name, what in WORKER_STAGES.items():
+            yield TimeSpent("engine" if name == "conch_engine_duration_us" else "worker", what,
+                            infer * shares.get(name, 0.0))  # fmt: skip
+        yield TimeSpent("worker", "the rest of computing", infer * max(0.0, 1 - sum(shares.values())))
+    else:
+        yield TimeSpent("worker", "compute: the model's own code", infer)
+    yield TimeSpent("worker", "encode the answer's tensors", parts["compute_output"])
+
+
+def _steps(server: ServerFigures, seconds: float, others: Sequence[ServerFigures]) -> Iterator[TimeSpent]:
+    """The members of an ensemble, as often as they ran for each of its requests."""
+    requests = server.stages["success"].count
+    spent = 0.0
+    for one in others:
+        stage = one.stages.get("success")
+        if stage is not None:
+            mean = stage.average * stage.count / requests
+            spent += mean
+            yield TimeSpent("step", f"{one.model}: {stage.count / requests:.2g} requests to it", mean)
+    yield TimeSpent("ensemble", "between steps (negative: steps that ran at once)", seconds - spent)
+
+
+def _average(server: ServerFigures | None, stage: str) -> float:
+    found = server.stages.get(stage) if server is not None else None
+    return found.average if found is not None else 0.0
+
+
+def _seconds(latency: LatencyFigures | None) -> float:
+    return latency.average if latency is not None else 0.0

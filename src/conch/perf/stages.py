@@ -1,0 +1,74 @@
+"""What a server counts within its workers: how long they took for each stage, as conch's metrics tell.
+
+Read before and after a level, never while requests are timed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.request import urlopen
+
+from conch.errors import ConchError
+from conch.perf.server_api import ServerApi
+
+#: The port of Triton's metrics.
+METRICS_PORT: Final = 8002
+#: What a worker does while it computes: the metric of each stage (µs), and what it is.
+WORKER_STAGES: Final[Mapping[str, str]] = {
+    "conch_tokenize_wait_duration_us": "decode and tokenise what was not prepared in the queue",
+    "conch_arrange_duration_us": "divide, pad and make the arrays",
+    "conch_engine_duration_us": "the network",
+    "conch_answer_duration_us": "make answers: pooling, scores, labels",
+}
+_LINE: Final = re.compile(r"(\w+)\{([^}]*)\} ([0-9.eE+-]+)")
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageTotals:
+    """The counters of a model's workers so far: seconds by metric, and seconds in all executions together."""
+
+    by_metric: Mapping[str, float]
+    infer: float
+
+    def since(self, before: StageTotals) -> StageTotals:
+        """What was added; nothing where the counters began anew."""
+        if self.infer < before.infer:
+            return self
+        by_metric = {name: value - before.by_metric.get(name, 0.0) for name, value in self.by_metric.items()}
+        return StageTotals(by_metric, self.infer - before.infer)
+
+
+class StageReader:
+    """Reads the counters of one model from its server's metrics page and statistics."""
+
+    def __init__(self, metrics_url: str, api: ServerApi, model: str) -> None:
+        self._url = metrics_url
+        self._api = api
+        self._model = model
+
+    def read(self) -> StageTotals:
+        """The counters; none where the server shows no metrics, or does not count within its workers."""
+        text = ""
+        with suppress(OSError, ValueError), urlopen(self._url, timeout=_SECONDS) as answer:
+            text = answer.read().decode("utf-8", "replace")
+        statistics: Sequence[Mapping[str, Any]] = ()
+        with suppress(ConchError):
+            statistics = self._api.statistics("", "")
+        return totals_of(text, statistics, self._model)
+
+
+def totals_of(metrics: str, statistics: Sequence[Mapping[str, Any]], model: str) -> StageTotals:
+    """The counters of all versions of ``model``, from a page of metrics and from ``model_stats``."""
+    by_metric: dict[str, float] = {}
+    for name, labels, value in _LINE.findall(metrics):
+        if name in WORKER_STAGES and dict(_LABEL.findall(labels)).get("model") == model:
+            by_metric[name] = by_metric.get(name, 0.0) + float(value) / 1e6
+    batches = [batch for one in statistics if one["name"] == model for batch in one.get("batch_stats", ())]
+    infer = sum(int(batch.get("compute_infer", {}).get("ns", 0)) for batch in batches) / 1e9
+    return StageTotals(by_metric, infer)
