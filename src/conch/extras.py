@@ -67,7 +67,7 @@ PACKAGES: Dict[str, Package] = {
 #: Extras that others bring along.
 INCLUDED: Dict[str, Tuple[str, ...]] = {
     "analyze": ("report",),
-    "convert": ("huggingface", "onnxruntime", "openvino"),
+    "convert": ("huggingface", "onnxruntime", "openvino", "report"),
 }
 
 

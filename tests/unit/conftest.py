@@ -29,6 +29,7 @@ NEED_EXTRAS: Final = (
     "convert/causal",
     "convert/encoder",
     "convert/layout",
+    "convert/report/test_page.py",
     "convert/test_run.py",
     "analyze/report/test_analysis_page.py",
     "perf/test_perf_page.py",

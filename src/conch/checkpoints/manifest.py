@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from conch.checkpoints.by_shape import Companion, Gain
+from conch.checkpoints.contrasts import Contrasts
 from conch.config.reading import open_regular, read_json
 from conch.errors import ConchError, invalid
 
@@ -52,7 +53,7 @@ class Variant:
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``path`` its file in the folder, empty for the
     checkpoint itself.  ``agreement`` holds the figures of each output, and of the task under ``task``; ``reasons``
     say by number why it did not pass.  ``disk_bytes`` are those of its files, ``memory_bytes`` what is resident of a
-    process that runs nothing else (0: not measured).
+    process that runs nothing else (0: not measured).  ``contrasts`` show single texts where it differs.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Variant:
     forced: bool = False
     disk_bytes: int = 0
     memory_bytes: int = 0
+    contrasts: Contrasts | None = None
 
     @property
     def busy(self) -> bool:
@@ -284,6 +286,8 @@ def _variant(document: Mapping[str, Any]) -> Variant:
     values = _known(Variant, document)
     values["latency"] = tuple(Latency(**_known(Latency, one)) for one in document.get("latency", ()))
     values["reasons"] = tuple(map(str, document.get("reasons", ())))
+    contrasts = document.get("contrasts")
+    values["contrasts"] = None if contrasts is None else Contrasts.from_json(contrasts)
     _check_texts("variant", values, "name", "engine", "precision", "path")
     return Variant(**values)
 

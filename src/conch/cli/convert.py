@@ -85,7 +85,7 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option("--revision", default="", metavar="NAME", help="Branch, tag or commit on the Hub.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 @click.option("--markdown", type=_FILE, metavar="FILE", help="Write the report there, too.")
-@click.option("--html", type=_FILE, metavar="FILE", help="The same, with a plot.")
+@click.option("--html", type=_FILE, metavar="FILE", help="The page with charts, too: .html or .pdf.")
 @click.option("--verbose", is_flag=True, help="Print all figures of each shape.")
 def convert_command(
     model: str, output: Path, markdown: Path | None, html: Path | None, verbose: bool, **given: Any
@@ -99,7 +99,9 @@ def convert_command(
     from conch.cli import terminal
     from conch.convert.plan import Plan
     from conch.convert.report import document
+    from conch.convert.report.page import page_of
     from conch.convert.run import convert
+    from conch.reports.writing import check_files, check_reports, write_page
 
     precisions = given.pop("quantize")
     quantize = tuple(precision for precision in precisions if precision != "none") if precisions else None
@@ -110,10 +112,13 @@ def convert_command(
     def progress(step: str) -> None:
         console.print(f"[dim]{time.monotonic() - start:6.1f} s[/dim]  {escape(step)}", highlight=False, soft_wrap=True)
 
+    check_reports({"--html": html})
+    check_files({"--markdown": markdown})
     converted = convert(plan, progress)
-    for file, write in ((markdown, document.markdown), (html, document.html)):
-        if file is not None:
-            file.write_text(write(converted.manifest), encoding="utf-8")
+    if markdown is not None:
+        markdown.write_text(document.markdown(converted.manifest), encoding="utf-8")
+    if html is not None:
+        write_page(page_of(converted.manifest), html)
     progress("done")
     _print_result(terminal.console(), converted, verbose)
     return 0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from conch.checkpoints.contrasts import Contrasts
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest
 from conch.convert.footprint import Opening
@@ -62,6 +63,10 @@ class Conversion(ABC, Generic[Network, Answers]):
     @abstractmethod
     def serving_engines(self) -> frozenset[str]:
         """The engines that may become ``auto``."""
+
+    @abstractmethod
+    def contrast(self, reference: Answers, answers: Answers) -> Contrasts:
+        """Single texts where the answers of a variant differ from the reference's, for people to look at."""
 
     @property
     def serves_by_shape(self) -> bool:

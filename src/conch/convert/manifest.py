@@ -35,6 +35,7 @@ def manifest_of(conversion: Conversion[Any, Any], variants: Sequence[Variant], m
         "threads": plan.threads or usable_cores(),
         "device": "cpu",
         "expect": plan.expect,
+        "command": plan.command,
         **conversion.settings,
     }
     return Manifest(

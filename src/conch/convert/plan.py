@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ Layout = Literal["huggingface", "triton"]
 BACKENDS: Final = ("torch", "onnx", "openvino")
 BATCH_SIZES: Final = (1, 8, 32)
 SEQUENCE_LENGTHS: Final = (16, 128, 384)
+#: The time for all measurements, if nothing else is said.
+SECONDS: Final = 40.0
 #: Names that other converters have for the same backends.
 _ALIASES: Final = {"pytorch": "torch", "onnxruntime": "onnx"}
 
@@ -47,7 +50,7 @@ class Plan:
     overwrite: bool = False
     threads: int = 0
     trust_remote_code: bool = False
-    seconds: float = 40.0
+    seconds: float = SECONDS
     expect: str = ""
 
     @property
@@ -67,6 +70,26 @@ class Plan:
     def mix(self) -> Mix:
         """What is expected to be asked for; empty if nothing is known."""
         return parse_mix(self.expect)
+
+    @property
+    def command(self) -> str:
+        """The command that does this again, as a shell takes it."""
+        quantize = self.quantize if self.quantize is None else self.quantize or ("none",)
+        given: dict[str, Sequence[object]] = {
+            "-m": [self.model], "-o": [self.repository], "--name": [self.name], "--task": [self.task],
+            "--backend": self.backends, "--quantize": quantize or (), "--batch-size": self.batch_sizes,
+            "--seq-len": self.sequence_lengths, "--data": [self.data or ""], "--expect": [self.expect],
+            "--layout": [self.layout if self.layout != "huggingface" else ""], "--threads": [self.threads or ""],
+            "--seconds": [f"{self.seconds:g}" if self.seconds != SECONDS else ""], "--revision": [self.revision],
+        }  # fmt: skip
+        flags = {"--force": self.force, "--trust-remote-code": self.trust_remote_code}
+        words = [
+            word
+            for flag, values in given.items()
+            if (texts := [str(value) for value in values if str(value)])
+            for word in (flag, *texts)
+        ]
+        return shlex.join(["conch", "convert", *words, *(flag for flag, on in flags.items() if on)])
 
     @property
     def served_name(self) -> str:

@@ -13,7 +13,9 @@ from conch.convert.libraries import silence_libraries
 from conch.convert.plan import Plan
 from conch.sampling import TEXT_GENERATION
 
-_ALWAYS: Final = ("torch", "transformers", "tokenizers")
+#: What the report's charts are made with.
+_REPORT: Final = ("altair", "vl_convert")
+_ALWAYS: Final = ("torch", "transformers", "tokenizers", *_REPORT)
 #: The exporters, and ONNX Runtime, in which a graph is compared with the network whichever engine it is for.
 _GRAPHS: Final = ("onnx", "onnxscript", "onnxruntime")
 #: What variants of encoders are made with and run on, by backend.

@@ -25,12 +25,14 @@ from conch.convert.measure import measure
 from conch.convert.plan import Plan
 from conch.convert.publish import publish, require_free, workspace
 from conch.convert.report import document
+from conch.convert.report.page import page_of
 from conch.convert.requirements import require_packages
 from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
 from conch.errors import invalid
 from conch.machine.bystanders import Bystanders
 from conch.machine.facts import description, load_average
+from conch.reports.writing import write_page
 from conch.sampling import TEXT_GENERATION
 
 #: How many times the seconds that there are measuring may take without a warning.
@@ -134,7 +136,8 @@ def _compare(
             network, answers = conversion.evaluate(variant)
             reference = answers if variant.name == REFERENCE else reference
             figures, reasons = conversion.compare(variant.precision, reference, answers)
-            entry = replace(entry, agreement=figures)
+            contrasts = None if variant.name == REFERENCE else conversion.contrast(reference, answers)
+            entry = replace(entry, agreement=figures, contrasts=contrasts)
             networks[variant.name] = network
         except Exception as error:  # a library's, about one variant
             if variant.name == REFERENCE:
@@ -234,5 +237,5 @@ def _write(
     manifest = replace(manifest, variants=variants, files=hashes(model / "1"))
     manifest.write(model / "1")
     (model / "report.md").write_text(document.markdown(manifest), encoding="utf-8")
-    (model / "report.html").write_text(document.html(manifest), encoding="utf-8")
+    write_page(page_of(manifest), model / "report.html")
     return manifest

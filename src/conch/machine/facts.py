@@ -59,7 +59,10 @@ class MachineFacts:
 def description(load_before: float, others: float) -> Mapping[str, Any]:
     """The machine for a manifest: ``load_before`` is its load average before the conversion, and ``others`` the share
     of the cores that other processes used while variants were measured."""
-    return asdict(MachineFacts.read()) | {
+    facts = asdict(MachineFacts.read())
+    return facts | {
+        # As JSON has it, so that what was read is what was written.
+        "frequencies": list(facts["frequencies"]),
         "load_before": round(load_before, 2),
         "load_during": round(load_average(), 2),
         "others": round(others, 3),

@@ -13,7 +13,7 @@ from conch.convert.plan import Plan
 from conch.convert.requirements import needed, require_packages
 from conch.errors import ConchError
 
-NETWORKS = ["torch", "transformers", "tokenizers"]
+NETWORKS = ["torch", "transformers", "tokenizers", "altair", "vl_convert"]
 GRAPHS = ["onnx", "onnxscript", "onnxruntime"]
 
 
@@ -54,9 +54,12 @@ def core_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "needs torch, transformers, tokenizers, openvino and nncf: "),
-        ({"backends": ("onnx",), "quantize": ("int8",)}, "tokenizers, onnx, onnxscript and onnxruntime: "),
-        ({"backends": ("torch", "openvino"), "quantize": ()}, "needs torch, transformers, tokenizers and openvino: "),
+        ({}, "tokenizers, altair, vl-convert-python, openvino and nncf: "),
+        (
+            {"backends": ("onnx",), "quantize": ("int8",)},
+            "tokenizers, altair, vl-convert-python, onnx, onnxscript and onnxruntime: ",
+        ),
+        ({"backends": ("torch", "openvino"), "quantize": ()}, "tokenizers, altair, vl-convert-python and openvino: "),
     ],
 )
 def test_before_the_task_is_known_what_any_task_needs_is_required(

@@ -63,6 +63,10 @@ def test_manifest_tells_what_was_done_and_found(converted: ConvertedModel, encod
         assert set(one.agreement) == {"last_hidden_state", "embedding", "task", "neighbours"}
     assert found.variants[0].agreement["task"]["value"] == 1
     assert found.variants[1].passed
+    contrasts = found.variants[2].contrasts
+    assert contrasts is not None and len(contrasts.worst) == 10
+    assert contrasts.worst[0].difference == max(contrasts.differences) > 0
+    assert found.variants[0].contrasts is None
     assert found.settings["samples"] > 90 and found.settings["data"] == "built-in"
     assert {"python", "torch", "onnxruntime"} <= set(found.versions)
 
@@ -95,7 +99,9 @@ def test_report_lies_beside_the_model(converted: ConvertedModel) -> None:
     (folder,) = converted.folders
 
     assert "| PyTorch (fp32) |" in (folder / "report.md").read_text()
-    assert "<svg" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "<svg" in page and "The worst ten texts, side by side" in page
+    assert f"conch convert -m {converted.manifest.source.model} -o " in page
     assert 'backend: "huggingface"' in (folder / "config.pbtxt").read_text()
 
 

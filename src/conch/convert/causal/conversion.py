@@ -14,11 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 from conch.backends.native.arrays import Array
+from conch.checkpoints.contrasts import Contrasts
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.tokenizers.open import open_tokenizer
 from conch.convert import evidence
 from conch.convert.causal import agreement, export, network, texts, tokenizer, weights
 from conch.convert.causal.agreement import Predictions
+from conch.convert.causal.contrasts import contrasts
 from conch.convert.causal.export import StatefulGraph
 from conch.convert.causal.network import CausalNetwork
 from conch.convert.causal.served import ServedGraph
@@ -179,6 +181,10 @@ class CausalConversion(Conversion[CausalNetwork | ServedGraph, Predictions]):
         figures = agreement.compare(reference, answers)
         few = evidence.too_few(precision, self.texts.tokens, "tokens", evidence.MIN_TOKENS)
         return figures.to_json(), (*agreement.reasons(precision, figures), *few)
+
+    def contrast(self, reference: Predictions, answers: Predictions) -> Contrasts:
+        """The continuations that go another way soonest."""
+        return contrasts(reference, answers, self.texts.prompts, self.tokenizer.decode)
 
     def runs(self, networks: Mapping[str, CausalNetwork | ServedGraph], shape: Shape) -> dict[str, Run]:
         """A prompt, or some decoding steps of several sequences: see :func:`run_of`."""

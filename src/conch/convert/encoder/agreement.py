@@ -104,7 +104,7 @@ def compare_task(
     if task == "text-ranking":
         return _rankings(samples, reference, variant)
     if task == "question-answering":
-        return _proportion("same answer", [_answer_span(a) == _answer_span(b) for a, b in pairs])
+        return _proportion("same answer", [answer_span(a) == answer_span(b) for a, b in pairs])
     if task == "fill-mask":
         return _mean("shared top 5", [_shared_top(a["logits"], b["logits"], 5) for a, b in pairs])
     if task == "token-classification":
@@ -139,7 +139,7 @@ def _shared_top(a: Array, b: Array, count: int) -> float:
     return len(tops[0] & tops[1]) / count
 
 
-def _answer_span(sample: SampleOutputs) -> tuple[int, int]:
+def answer_span(sample: SampleOutputs) -> tuple[int, int]:
     """First and last token of the best answer: the first not after the last, and not too long."""
     start, end = sample["start_logits"][0], sample["end_logits"][0]
     scores = start[:, None] + end[None, :]

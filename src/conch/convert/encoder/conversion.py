@@ -12,6 +12,7 @@ from conch.backends.native.arrays import Array
 from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.engines.choice import open_engine
 from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
+from conch.checkpoints.contrasts import Contrasts
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest
 from conch.checkpoints.pooling import Pooling, PoolingPlan
@@ -21,7 +22,8 @@ from conch.convert import evidence, sentences
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.encoder import agreement, tolerances
 from conch.convert.encoder.agreement import SampleOutputs
-from conch.convert.encoder.evaluate import arrays_of_shape, batches, evaluate
+from conch.convert.encoder.contrasts import EncoderAnswers
+from conch.convert.encoder.evaluate import arrays_of_shape, batches, evaluate, tokenize
 from conch.convert.encoder.neighbours import Neighbours, apart, batches_of_strangers, neighbours, widest
 from conch.convert.encoder.network import head_of
 from conch.convert.encoder.variants import VariantBuilder, planned
@@ -80,6 +82,13 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         self.calibration = [batch.arrays for batch in batches(self.encoder, fitted, rows=(1,))]
         self.batches = batches(self.encoder, self.samples)
         self.strangers = batches_of_strangers(self.encoder, self.samples)
+        self.words = EncoderAnswers(
+            checkpoint.task,
+            self.samples,
+            tokenize(self.encoder, self.samples),
+            checkpoint.labels or (),
+            self.encoder.tokenizer.decode,
+        )
         embeds = checkpoint.task in ("feature-extraction", "sentence-similarity")
         self.pool = Pooling(PoolingPlan.read(checkpoint, checkpoint.options), checkpoint) if embeds else None
 
@@ -141,6 +150,10 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         reasons = tolerances.reasons(precision, outputs, task, answers.neighbours)
         few = evidence.too_few(precision, self.sample_count, "samples", evidence.MIN_SAMPLES)
         return {**figures, "task": asdict(task), "neighbours": asdict(answers.neighbours)}, (*reasons, *few)
+
+    def contrast(self, reference: Answers, answers: Answers) -> Contrasts:
+        """The texts whose answers differ most, and what both say."""
+        return self.words.contrasts(reference.outputs, answers.outputs)
 
     @property
     def serves_by_shape(self) -> bool:

@@ -1,23 +1,13 @@
-"""The report as log lines, Markdown and HTML.  Pure: everything is taken from the manifest."""
+"""The report as log lines and Markdown.  Pure: everything is taken from the manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from html import escape
-from typing import Final
+from collections.abc import Iterator
 
 from conch.checkpoints.manifest import Manifest
 from conch.convert.measure import by_shape
 from conch.convert.report.columns import conditions, headings, notation_of, rows, shapes, title
-from conch.convert.report.plot import plot
 from conch.convert.verdict import NOT_ASKED_FOR
-
-_STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; color: #1c2330 }
-table { border-collapse: collapse; margin: 1em 0 } th, td { padding: .3em .8em; border-bottom: 1px solid #d8dde6 }
-th { text-align: left } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
-tr.auto { background: #e8f4ea } tr.refused { color: #9a2b2b } small { color: #5b6575 } svg { max-width: 100% }
-"""
 
 
 def log_lines(manifest: Manifest) -> Iterator[str]:
@@ -37,49 +27,15 @@ def markdown(manifest: Manifest) -> str:
     names = headings(manifest)
     rules = ["---", *["---:"] * (len(names) - 4), "---", "---:", "---"]
     lines = [names, rules, *(cells for _, cells in rows(manifest))]
+    choice = "".join(f"- {reason}\n" for reason in manifest.choice)
     text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in lines)
-    facts = "\n".join(f"- {name}: {value}" for name, value in _facts(manifest))
+    known = "\n".join(f"- {name}: {value}" for name, value in facts(manifest))
     warnings = "".join(f"**Warning:** {warning}.\n\n" for warning in manifest.warnings)
-    return f"# {manifest.source.model}\n\n{facts}\n\n{warnings}{text}\n\n{_legend(manifest)}\n"
+    return f"# {manifest.source.model}\n\n{known}\n\n{warnings}{choice}\n{text}\n\n{_legend(manifest)}\n"
 
 
-def html(manifest: Manifest) -> str:
-    """One page that needs nothing else: a plot of the medians, the table, all figures."""
-    names = headings(manifest)
-
-    def row(tag: str, cells: Sequence[str], kind: str = "") -> str:
-        numbers = range(1, len(names) - 3)
-        parts = (
-            f"<{tag}{' class=n' if place in numbers else ''}>{escape(cell)}</{tag}>" for place, cell in enumerate(cells)
-        )
-        return f"<tr{f' class={kind}' if kind else ''}>{''.join(parts)}</tr>"
-
-    body = "\n".join(
-        row("td", cells, "auto" if variant.name == manifest.auto else "" if variant.usable else "refused")
-        for variant, cells in rows(manifest)
-    )
-    facts = "".join(f"<li>{escape(name)}: {escape(value)}</li>" for name, value in _facts(manifest))
-    warnings = "".join(f"<p><b>Warning:</b> {escape(warning)}.</p>\n" for warning in manifest.warnings)
-    name = escape(manifest.source.model)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
-        f"</head><body>\n<h1>{name}</h1>\n<ul>{facts}</ul>\n{warnings}{_plot(manifest)}\n<table>\n"
-        f"{row('th', names)}\n{body}\n"
-        f"</table>\n<p><small>{escape(_legend(manifest))}</small></p>\n<h2>All figures</h2>\n<pre>"
-        f"{escape(chr(10).join(log_lines(manifest)))}</pre>\n</body></html>\n"
-    )
-
-
-def _plot(manifest: Manifest) -> str:
-    series = {
-        title(variant): {str(shape): latency.median_ms for shape, latency in sorted(by_shape(variant.latency).items())}
-        for variant in manifest.variants
-        if variant.latency
-    }
-    return plot(series, "median latency (ms, logarithmic), by batch x tokens")
-
-
-def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What was converted, with what, and on what it was measured: names and values."""
     settings = manifest.settings
     yield "task", manifest.task
     if manifest.source.revision:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
 from conch.checkpoints.manifest import Latency, Manifest, Source, Variant
 from conch.convert.report import columns, document
-from conch.convert.report.plot import plot
 from conch.convert.report.terminal import table
 from conch.convert.verdict import NOT_ASKED_FOR
 
@@ -101,15 +99,6 @@ def test_markdown_is_a_table_of_all_variants() -> None:
     assert "Refused: onnxruntime-int8-static: cosine_min 0.93 of embedding is below 0.97." in text
 
 
-def test_html_needs_nothing_else_and_escapes_what_it_is_given() -> None:
-    page = document.html(MANIFEST)
-
-    assert "org/&lt;model&gt;|x" in page and "<model>" not in page
-    assert not re.search(r"<script|<link|<img|src=|@import|url\(", page)
-    assert page.count("<tr") == 1 + 4
-    assert "<svg" in page
-
-
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 def test_table_fits_the_terminal(width: int) -> None:
     text = shown(width)
@@ -118,26 +107,6 @@ def test_table_fits_the_terminal(width: int) -> None:
     assert all(line[-1] in "│┃┓┩┤┘" for line in text.splitlines() if line[0] in "│┃┏┡├└")
     for expected in ("ONNX Runtime", "(int8)", "5.00x", "8.00", "22.9 MB", "310 MB", "Some CPU", "auto", "refused"):
         assert expected in text
-
-
-def test_plot_has_a_bar_for_each_value() -> None:
-    drawing = ElementTree.fromstring(plot({"a": {"x": 1.0, "y": 20.0}, "<b>": {"x": 0.5}}, "ms & more"))
-
-    titles = [title.text for title in drawing.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles == ["a, x: 1.00", "<b>, x: 0.50", "a, y: 20.00"]
-
-
-def test_smaller_values_have_shorter_bars() -> None:
-    drawing = ElementTree.fromstring(plot({"a": {"x": 1.5, "y": 15.0, "z": 150.0}}, ""))
-
-    bars = [one for one in drawing.iter("{http://www.w3.org/2000/svg}rect") if len(one)]
-    heights = [float(bar.attrib["height"]) for bar in bars]
-    assert heights[0] > 0
-    assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=0.2)
-
-
-def test_nothing_to_plot_is_no_plot() -> None:
-    assert plot({}, "") == plot({"a": {}}, "") == ""
 
 
 def test_answers_of_few_classes_are_counted_in_a_batch() -> None:
@@ -153,7 +122,6 @@ def test_warnings_stand_before_the_figures() -> None:
     assert document.markdown(doubtful).index("**Warning:** only 3 <samples>") < document.markdown(doubtful).index(
         "| ---"
     )
-    assert "only 3 &lt;samples&gt; are compared" in document.html(doubtful)
 
 
 def test_conditions_tell_the_machine_and_how_quiet_it_was() -> None:

@@ -1,0 +1,154 @@
+"""What an encoder's answers say in words, and how far two answers to a text are apart.
+
+Pure, but for the tokenizer that turns ids into words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from conch.backends.native.arrays import Array
+from conch.checkpoints.contrasts import Contrast, Contrasts
+from conch.checkpoints.tokenizers.tokenizer import Tokens
+from conch.convert.contrasting import kept, shortened
+from conch.convert.encoder.agreement import SampleOutputs, answer_span, labels_of
+from conch.convert.encoder.neighbours import PARTS
+from conch.convert.sentences import TextSample
+
+#: Words and tokens that an answer shows at most.
+_MOST: Final = 4
+_DECIMALS: Final = 3
+
+#: What one sample's outputs say, by its number.
+Words = Callable[[int], str]
+#: Token ids to text.
+Decode = Callable[[Sequence[int]], str]
+
+
+class EncoderAnswers:
+    """Puts the answers of a task into words: ``names`` are its labels, ``tokens`` those of each sample."""
+
+    def __init__(
+        self, task: str, samples: Sequence[TextSample], tokens: Sequence[Tokens], names: Sequence[str], decode: Decode
+    ) -> None:
+        self._task = task
+        self._samples = samples
+        self._tokens = tokens
+        self._names = names
+        self._decode = decode
+
+    def contrasts(self, reference: Sequence[SampleOutputs], variant: Sequence[SampleOutputs]) -> Contrasts:
+        """How the answers of a variant differ from those of the reference, to the same samples."""
+        pairs = list(zip(reference, variant, strict=True))
+        differences = [self._difference(a, b) for a, b in pairs]
+        before, after = self._words(reference, variant), self._words(variant, reference)
+
+        def describe(index: int) -> Contrast:
+            sample, (a, b) = self._samples[index], pairs[index]
+            text = sample.text if sample.pair is None else f"{sample.text} | {sample.pair}"
+            cosine = _cosine(a, b)
+            rounded = None if cosine is None else round(cosine, 6)
+            return Contrast(shortened(text), before(index), after(index), float(f"{differences[index]:.4g}"), rounded)
+
+        return kept(self._measure, np.array(differences), differences, describe)
+
+    @property
+    def _embeds(self) -> bool:
+        return self._task in ("feature-extraction", "sentence-similarity")
+
+    @property
+    def _measure(self) -> str:
+        if self._embeds:
+            return "1 − cosine of the two embeddings"
+        return f"difference of a {'score' if self._task == 'text-ranking' else 'probability'}"
+
+    def _difference(self, a: SampleOutputs, b: SampleOutputs) -> float:
+        if self._embeds:
+            cosine = _cosine(a, b)
+            return 0.0 if cosine is None else max(0.0, 1 - cosine)
+        turn = (lambda values: values) if self._task == "text-ranking" else probabilities
+        found = max(float(np.abs(turn(a[name]) - turn(b[name])).max()) for name in a if name not in PARTS)
+        return found if np.isfinite(found) else float("inf")
+
+    def _words(self, outputs: Sequence[SampleOutputs], others: Sequence[SampleOutputs]) -> Words:
+        """What ``outputs`` say by the sample's number; of sequences of labels only where ``others`` say something
+        else."""
+        if self._embeds:
+            return self._nearest(outputs)
+        match self._task:
+            case "text-ranking":
+                return lambda index: f"score {float(outputs[index]['logits'][0, -1]):.{_DECIMALS}f}"
+            case "question-answering":
+                return lambda index: self._span(index, outputs[index])
+            case "fill-mask":
+                return lambda index: self._likeliest(outputs[index])
+            case "token-classification":
+                return lambda index: self._token_labels(index, outputs[index], others[index])
+        return lambda index: self._label(outputs[index])
+
+    def _nearest(self, outputs: Sequence[SampleOutputs]) -> Words:
+        vectors = np.stack([one["embedding"][0] for one in outputs]).astype(np.float64)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+        def words(index: int) -> str:
+            likeness = vectors @ vectors[index]
+            likeness[index] = -np.inf
+            nearest = int(likeness.argmax())
+            if not np.isfinite(likeness[nearest]):
+                return "–"
+            return f"nearest ({likeness[nearest]:.{_DECIMALS}f}): {shortened(self._samples[nearest].text, 80)}"
+
+        return words
+
+    def _span(self, index: int, outputs: SampleOutputs) -> str:
+        first, last = answer_span(outputs)
+        return shortened(self._decode(self._tokens[index].ids[first : last + 1].tolist())) or "no answer"
+
+    def _likeliest(self, outputs: SampleOutputs) -> str:
+        shares = probabilities(outputs["logits"])[0]
+        best = np.argsort(-shares)[:_MOST]
+        return ", ".join(f"{self._decode([int(id)]).strip()} {shares[id]:.2f}" for id in best)
+
+    def _token_labels(self, index: int, outputs: SampleOutputs, others: SampleOutputs) -> str:
+        given, other = labels_of(outputs), labels_of(others)
+        places = np.flatnonzero(given != other)
+        ids = self._tokens[index].ids
+        shown = [f"{self._decode([int(ids[place])]).strip()}: {self._name(given[place])}" for place in places[:_MOST]]
+        more = f" and {len(places) - _MOST} more" if len(places) > _MOST else ""
+        return ", ".join(shown) + more if shown else "the same labels"
+
+    def _label(self, outputs: SampleOutputs) -> str:
+        shares, label = probabilities(outputs["logits"])[0], int(labels_of(outputs)[0])
+        share = shares[label] if len(shares) > 1 else shares[0]
+        return f"{self._name(label)} {share:.{_DECIMALS}f}"
+
+    def _name(self, label: int) -> str:
+        return self._names[label] if label < len(self._names) else f"LABEL_{label}"
+
+
+def probabilities(logits: Array) -> Array:
+    """Softmax over the last axis, or of a single number its logistic function."""
+    values = logits.astype(np.float64)
+    if values.shape[-1] == 1:
+        shares: Array = 1 / (1 + np.exp(-values))
+        return shares
+    powers = np.exp(values - values.max(-1, keepdims=True))
+    shares = powers / powers.sum(-1, keepdims=True)
+    return shares
+
+
+def _cosine(a: SampleOutputs, b: SampleOutputs) -> float | None:
+    """The smallest cosine of the two answers' vectors; None where there is none, or it is of one number."""
+    found = []
+    for name in a:
+        if (name in PARTS and len(a) > 1) or a[name].shape[-1] == 1:
+            continue
+        x, y = a[name].astype(np.float64), b[name].astype(np.float64)
+        lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
+        cosines = (x * y).sum(-1) / np.where(lengths > 0, lengths, 1)
+        if np.isfinite(cosines).all():
+            found.append(float(cosines.min()))
+    return min(found, default=None)

@@ -1,0 +1,133 @@
+"""The report of a conversion as a page, made of the manifest alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conch.checkpoints.by_shape import Companion, Gain
+from conch.checkpoints.contrasts import Contrast, Contrasts
+from conch.checkpoints.manifest import Manifest
+from conch.convert.report.page import page_of
+from conch.reports.html import html
+from conch.reports.page import Chart, Page, Section, Table
+from tests.unit.convert.report.test_document import MANIFEST
+
+WORST = Contrasts(
+    "1 − cosine of the two embeddings",
+    (0.001, 0.02),
+    (Contrast("<b>What</b> a price!", "nearest (0.301): Never!", "nearest (0.289): Always!", 0.02, 0.98),),
+)
+WHOLE = replace(
+    MANIFEST,
+    variants=(MANIFEST.variants[0], replace(MANIFEST.variants[1], contrasts=WORST), *MANIFEST.variants[2:]),
+    choice=("'onnxruntime-int8' is 5.00x as fast as torch-fp32 over all shapes",),
+    settings={**MANIFEST.settings, "command": "conch convert -m 'a <b>'"},
+    files={"a.onnx": "sha256:12ab"},
+)
+
+
+def section(page: Page, title: str) -> Section:
+    return next(one for one in page.sections if one.title == title)
+
+
+def tables(page: Page, title: str) -> list[Table]:
+    return [block for block in section(page, title).blocks if isinstance(block, Table)]
+
+
+def chart(page: Page, title: str) -> Chart:
+    return next(block for block in section(page, title).blocks if isinstance(block, Chart))
+
+
+def rows(found: Any) -> Iterator[dict[str, Any]]:
+    """All rows of data in a specification."""
+    if isinstance(found, dict):
+        values = found.get("data", {}).get("values") if isinstance(found.get("data"), dict) else None
+        yield from values or ()
+        for one in found.values():
+            yield from rows(one)
+    elif isinstance(found, list):
+        for one in found:
+            yield from rows(one)
+
+
+def test_page_shows_every_variant_by_speed_and_agreement() -> None:
+    shown = chart(page_of(WHOLE), "Which variant, and why")
+
+    by_series = {row["series"]: row for row in rows(shown.spec)}
+    assert by_series["ONNX Runtime (int8): auto"]["x"] == pytest.approx(5)
+    assert by_series["ONNX Runtime (int8): auto"]["y"] == pytest.approx(0.02)
+    assert by_series["ONNX Runtime (int8, static): refused"]["x"] == pytest.approx(200**0.5, rel=1e-4)
+    # What could not be built has no place.
+    assert len(by_series) == 3
+
+
+def test_map_frames_the_fastest_that_may_serve() -> None:
+    cells = {(row["variant"], row["shape"]): row for row in rows(chart(page_of(WHOLE), "Where each is fastest").spec)}
+
+    assert cells["ONNX Runtime (int8)", "1x16"]["factor"] == 5
+    assert cells["ONNX Runtime (int8)", "1x16"]["best"]
+    # It is faster, but was refused.
+    assert not cells["ONNX Runtime (int8, static)", "1x16"]["best"]
+
+
+def test_worst_texts_stand_side_by_side() -> None:
+    (table,) = tables(page_of(WHOLE), "The worst ten texts, side by side")
+
+    assert [column.heading for column in table.columns][:3] == ["text", "PyTorch says", "ONNX Runtime (int8) says"]
+    assert [*table.rows[0].cells] == [
+        "<b>What</b> a price!", "nearest (0.301): Never!", "nearest (0.289): Always!", "0.9800",
+    ]  # fmt: skip
+
+
+def test_what_was_refused_says_why() -> None:
+    (table,) = tables(page_of(WHOLE), "What was refused, and why")
+
+    assert [row.cells[1] for row in table.rows] == [
+        "cosine_min 0.93 of embedding is below 0.97", "tensorrt is not installed: pip install tensorrt",
+    ]  # fmt: skip
+
+
+def test_two_variants_say_which_runs_where() -> None:
+    companion = Companion("torch-fp32", (Gain(1, 16, 0.2), Gain(8, 16, 1.4)), 1.18, 900_000_000, {"cosine_min": 0.999})
+    (table,) = tables(page_of(replace(WHOLE, by_shape=companion)), "Where each is fastest")
+
+    assert [[*row.cells] for row in table.rows] == [
+        ["1x16", "0.20", "ONNX Runtime (int8)"],
+        ["8x16", "1.40", "PyTorch (fp32)"],
+    ]
+
+
+def test_page_is_made_again_from_the_written_manifest() -> None:
+    read = Manifest.from_json(json.loads(json.dumps(WHOLE.to_json())))
+
+    assert page_of(read) == page_of(WHOLE)
+
+
+def test_texts_of_users_are_escaped_and_nothing_is_loaded() -> None:
+    page = html(page_of(WHOLE))
+
+    assert "&lt;b&gt;What&lt;/b&gt; a price!" in page and "<b>What</b>" not in page
+    assert "conch convert -m &#x27;a &lt;b&gt;&#x27;" in page
+    # The library that draws charts has such words in it.
+    markup = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"<link|<img|@import|src=", markup)
+
+
+def test_manifest_of_an_older_conch_has_a_page_without_what_it_lacks() -> None:
+    titles = [one.title for one in page_of(MANIFEST).sections]
+
+    assert "The worst ten texts, side by side" not in titles
+    assert "How far answers differ" not in titles
+    assert "Where each is fastest" in titles
+
+
+def test_conversion_in_which_nothing_was_measured_has_a_page() -> None:
+    bare = replace(WHOLE, variants=tuple(replace(one, latency=()) for one in WHOLE.variants))
+
+    assert "Where each is fastest" not in [one.title for one in page_of(bare).sections]
