@@ -18,6 +18,7 @@ from conch.convert.layout.huggingface import checkpoint_files, write_huggingface
 from conch.convert.measure import Run, Shape
 from conch.convert.plan import Plan
 from conch.convert.variant import BuiltVariant, FailedVariant
+from conch.machine.bystanders import Interference
 
 Network = TypeVar("Network")
 Answers = TypeVar("Answers")
@@ -50,8 +51,8 @@ class Conversion(ABC, Generic[Network, Answers]):
         self.progress = progress
         #: What the verdict cannot tell, a sentence each.
         self.warnings: list[str] = []
-        #: The share of the cores that others used while each group of variants was measured.
-        self.others: list[float] = []
+        #: What others took of the machine while each group of variants was measured.
+        self.interference: list[Interference] = []
 
     def warn(self, warnings: Sequence[str]) -> None:
         """Keep warnings for the report, and print them."""

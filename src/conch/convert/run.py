@@ -30,7 +30,7 @@ from conch.convert.requirements import require_packages
 from conch.convert.variant import REFERENCE, BuiltVariant
 from conch.convert.verdict import NOT_ASKED_FOR, choose
 from conch.errors import invalid
-from conch.machine.bystanders import Bystanders
+from conch.machine.bystanders import Bystanders, Interference
 from conch.machine.facts import description, load_average
 from conch.reports.writing import write_page
 from conch.sampling import TEXT_GENERATION
@@ -74,7 +74,7 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
         for variant in failed:
             progress(f"{variant.name}: {variant.reasons[0]}")
         judged = _judge(conversion, built)
-        machine = description(load_before, sum(conversion.others) / max(1, len(conversion.others)))
+        machine = _machine(load_before, conversion.interference)
         manifest = manifest_of(conversion, [*judged, *failed], machine)
         manifest = choose(
             manifest, conversion.serving_engines, force=plan.force, advice=conversion.advice, mix=plan.mix
@@ -89,6 +89,16 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
         manifest = _write(conversion, manifest, built, work / "made")
         publish(work / "made", work, plan.repository, plan.folders, plan.overwrite)
     return ConvertedModel(manifest, tuple(plan.repository / name for name in plan.folders))
+
+
+def _machine(load_before: float, seen: Sequence[Interference]) -> Mapping[str, Any]:
+    """The machine for the manifest, with what others took of it: shares on average, and how often it was stopped."""
+    count = max(1, len(seen))
+    return {
+        **description(load_before, sum(one.others for one in seen) / count),
+        "stolen": round(sum(one.stolen for one in seen) / count, 3),
+        "throttled": sum(one.throttled for one in seen),
+    }
 
 
 def _judge(conversion: Conversion[Any, Any], built: Sequence[BuiltVariant]) -> list[Variant]:
@@ -171,7 +181,7 @@ def _measure(
         others=bystanders.since_last,
         progress=conversion.progress if together else lambda step: None,
     )
-    conversion.others.append(bystanders.since_first().others)
+    conversion.interference.append(bystanders.since_first())
     taken = time.perf_counter() - start
     if networks and seconds > 0 and taken > LATE * seconds:
         conversion.warn(

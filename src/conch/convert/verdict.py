@@ -14,6 +14,7 @@ from conch.convert.expected import Mix, speed_up_for
 from conch.convert.measure import speed_up
 from conch.convert.variant import REFERENCE
 from conch.errors import invalid
+from conch.machine.bystanders import Interference
 
 #: Why the reference does not serve when nobody asked for torch.
 NOT_ASKED_FOR: Final = "reference only: torch is not among --backend"
@@ -59,11 +60,16 @@ def busy(manifest: Manifest) -> list[str]:
     disturbed = sum(latency.busy for latency in figures)
     if not disturbed:
         return []
-    others = manifest.machine.get("others", 0)
     return [
-        f"the machine was busy (others used {others:.0%} of its cores): {disturbed} of {len(figures)} latencies are "
-        f"not to be relied on, nor that '{manifest.auto}' is the fastest; convert again when it is quiet"
+        f"the machine was busy ({interference(manifest)}): {disturbed} of {len(figures)} latencies are not "
+        f"to be relied on, nor that '{manifest.auto}' is the fastest; convert again when it is quiet"
     ]
+
+
+def interference(manifest: Manifest) -> Interference:
+    """What others took of the machine while variants were measured; manifests of old know the share of cores only."""
+    machine = manifest.machine
+    return Interference(machine.get("others", 0.0), machine.get("stolen", 0.0), machine.get("throttled", 0))
 
 
 def fastest(speed_ups: Mapping[str, float]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conch.checkpoints.manifest import Latency, Manifest, Source, Variant
 from conch.convert.verdict import choose, fastest
 
@@ -27,7 +29,16 @@ def test_choice_from_figures_of_a_busy_machine_is_never_silent() -> None:
 
     assert chosen.auto == "openvino-fp32"
     assert chosen.warnings == (
-        "the machine was busy (others used 46% of its cores): 2 of 2 latencies are not to be relied on, nor that "
+        "the machine was busy (others used 46% of the cores): 2 of 2 latencies are not to be relied on, nor that "
         "'openvino-fp32' is the fastest; convert again when it is quiet",
     )
     assert choose(manifest(busy=False), engines, force=False, advice="").warnings == ()
+
+
+def test_what_disturbed_is_named() -> None:
+    machine = {"others": 0.05, "stolen": 0.04, "throttled": 3}
+
+    chosen = choose(replace(manifest(busy=True), machine=machine), frozenset({"openvino"}), force=False, advice="")
+
+    assert "others used 5% of the cores, 4% went to other guests of the host (steal)" in chosen.warnings[0]
+    assert "stopped 3 times for want of quota" in chosen.warnings[0]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from conch.checkpoints.manifest import Latency, Manifest, Variant
 from conch.convert.measure import Shape, by_shape, speed_up
 from conch.convert.variant import REFERENCE
-from conch.convert.verdict import NOT_ASKED_FOR
+from conch.convert.verdict import NOT_ASKED_FOR, interference
 from conch.sampling import TEXT_GENERATION
 
 _ENGINES: Final = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT"}
@@ -20,7 +20,8 @@ NEIGHBOURS: Final = "neighbours"
 _SIZES: Final = (
     "Speed-up is the geometric mean over the shapes, against PyTorch in fp32; behind it half the distance of the "
     "quartiles, as a share of the median, where that is largest; busy: other processes used more than a tenth of the "
-    "cores. Disk is the variant's weights, memory what is resident of a process that runs it alone. "
+    "cores, other guests of the host more than 2 %, or the quota of the control group was used up. Disk is the "
+    "variant's weights, memory what is resident of a process that runs it alone. "
 )
 #: Fewer runs have no quartiles.
 _MIN_RUNS: Final = 4
@@ -199,9 +200,8 @@ def conditions(manifest: Manifest) -> str:
     busy = sum(latency.busy for latency in latencies)
     return (
         f"{machine['processor']}, {settings.get('threads', '?')} of {machine['cores']} cores; load average "
-        f"{machine['load_before']:.1f} before and {machine['load_during']:.1f} during; others used "
-        f"{machine['others']:.0%} of the cores; {runs[0]} to {runs[-1]} runs a figure, {busy} of {len(runs)} figures "
-        "busy"
+        f"{machine['load_before']:.1f} before and {machine['load_during']:.1f} during; {interference(manifest)}; "
+        f"{runs[0]} to {runs[-1]} runs a figure, {busy} of {len(runs)} figures busy"
     )
 
 
