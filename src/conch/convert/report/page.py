@@ -84,7 +84,7 @@ def _tiles(manifest: Manifest) -> Tiles:
     agreement = columns.notation_of(manifest).agreement(auto.agreement).split("; ")[-1]
     if agreement:
         name, _, value = agreement.partition(" (")[0].rpartition(" ")
-        items.append(Tile(value, name.removesuffix(" ≥"), "1 is PyTorch's own" if "task" in auto.agreement else ""))
+        items.append(Tile(value, name.removesuffix(" ≥"), "1 is PyTorch's own"))
     if auto.memory_bytes:
         items.append(Tile(bytes_of(auto.memory_bytes), "memory", f"PyTorch: {bytes_of(reference.memory_bytes)}"))
     if auto.disk_bytes:
