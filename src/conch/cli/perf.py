@@ -54,7 +54,7 @@ def perf_command(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if other := Against(against, against_model, rounds):
         files.check(compares=True)
-        return run_against(plan, prefix, other, json_file, console)
+        return run_against(plan, prefix, other, json_file, html, console)
     outputs = Outputs(files, plan)
     measured: list[Measured] = []
     opening = ""

@@ -46,7 +46,9 @@ class Against:
         return replace(plan, model=model, address=address, protocol=protocol), other
 
 
-def run_against(plan: PerfPlan, prefix: str, against: Against, json_file: Path | None, console: Any) -> int:
+def run_against(
+    plan: PerfPlan, prefix: str, against: Against, json_file: Path | None, html: Path | None, console: Any
+) -> int:
     """Compare at every level, show and write the ratios; returns the exit status."""
     from conch.perf.against import compare
     from conch.perf.report import comparison as shown
@@ -72,9 +74,21 @@ def run_against(plan: PerfPlan, prefix: str, against: Against, json_file: Path |
     finally:
         if json_file is not None and compared:
             json_file.write_text(shown.json(a, b, compared), encoding="utf-8")
+        if html is not None and compared:
+            _write_page(html, a, b, compared)
     if any(one.stopped for one in compared):
         return _INTERRUPTED
     return 0 if all(one.whole for one in compared) else 1
+
+
+def _write_page(path: Path, a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> None:
+    import sys
+
+    from conch.perf.report.command import command_line
+    from conch.perf.report.comparison_page import comparison_page, this_machine
+    from conch.reports.writing import write_page
+
+    write_page(comparison_page(a, b, command_line(sys.argv), compared, this_machine()), path)
 
 
 def _tell(status: Any, heading: str, wanted: int, rounds: Sequence[ComparedRound]) -> None:

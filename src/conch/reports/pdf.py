@@ -114,7 +114,9 @@ class _PdfWriter:
         self._text(self._page.lead, size=12, after=3)
         self._blocks(self._page.opening)
         for section in self._page.sections:
-            self._room(30)
+            # A heading is not left alone at the end of a page.
+            first = section.blocks[0] if section.blocks else None
+            self._room(110 if isinstance(first, Chart) else 35)
             self.document.ln(5)
             if section.anchor:
                 self.document.set_link(

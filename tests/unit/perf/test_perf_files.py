@@ -177,7 +177,7 @@ def test_files_are_checked_before_anything_is_asked(tmp_path: Path) -> None:
         assert server.answered == 0
 
 
-def test_a_comparison_goes_into_json_alone(tmp_path: Path) -> None:
+def test_a_comparison_has_no_csv(tmp_path: Path) -> None:
     OutputFiles(json=tmp_path / "a.json").check(compares=True)
-    with pytest.raises(ConchError, match=r"--html .*: a comparison with --against is written by --json only"):
-        OutputFiles(html=tmp_path / "a.html").check(compares=True)
+    with pytest.raises(ConchError, match=r"-f .*: a comparison with --against is written by --json and --html"):
+        OutputFiles(csv=tmp_path / "a.csv").check(compares=True)

@@ -73,3 +73,15 @@ def test_a_level_without_answers_is_a_row_beside_others(latest: LatencyFigures |
     table = made.sections[0].blocks[0]
     assert isinstance(table, Table) and [row.cells[0] for row in table.rows] == ["1", "2"]
     assert (table.rows[1].tone == "bad") == (latest is None)
+
+
+def test_a_comparison_is_reported_with_its_ratios(tmp_path: Path) -> None:
+    report = tmp_path / "against.html"
+    with running(KnownServer(service=0.001)) as a, running(KnownServer(service=0.003)) as b:
+        given = ["-m", "known", "-u", f"127.0.0.1:{a.port}", "--against", f"127.0.0.1:{b.port}", "-p", "100"]
+        main(
+            ["perf", *given, "--warm-up", "0.05", "--rounds", "2", "--concurrency-range", "1:2", "--html", str(report)]
+        )
+    text = report.read_text()
+    assert "At concurrency 1: B answers 0." in text and "B over A" in text
+    assert f"127.0.0.1:{b.port}" in text and "p99 (ms)" in text

@@ -30,11 +30,11 @@ class OutputFiles:
     def check(self, *, compares: bool = False) -> None:
         """Raises INVALID_ARG for what cannot be written, UNSUPPORTED for a report without its extra.
 
-        What ``compares`` has ratios, which JSON alone can take.
+        What ``compares`` has ratios, for which perf_analyzer has no columns.
         """
-        for flag, path in (("-f", self.csv), ("--jsonl", self.jsonl), ("--html", self.html)):
+        for flag, path in (("-f", self.csv), ("--jsonl", self.jsonl)):
             if compares and path is not None:
-                raise invalid(f"{flag} {path}: a comparison with --against is written by --json only")
+                raise invalid(f"{flag} {path}: a comparison with --against is written by --json and --html")
         check_files({"-f": self.csv, "--json": self.json, "--jsonl": self.jsonl})
         check_reports({"--html": self.html})
 

@@ -1,0 +1,91 @@
+"""The page of a comparison: how many times as fast B is as A, and how sure that is.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from conch import __version__
+from conch.machine.facts import MachineFacts
+from conch.perf.against import THROUGHPUT, ComparedFigure, Comparison
+from conch.perf.plan import PerfPlan
+from conch.perf.report.comparison import side
+from conch.reports.charts import Axis, Dot, Limit, Series, line_chart
+from conch.reports.numbers import NONE, milliseconds, significant
+from conch.reports.page import Block, CodeBlock, Column, Note, Page, Properties, Row, Section, Table
+
+#: The figures that have lines in the chart.
+_SHOWN = (THROUGHPUT, "p50", "p99")
+
+
+def comparison_page(a: PerfPlan, b: PerfPlan, command: str, compared: Sequence[Comparison], machine: str) -> Page:
+    """The report; ``machine`` is that of the senders, in a line."""
+    open_load = a.rates is not None
+    level = "requests/s" if open_load else "concurrency"
+    warnings = [Note("warning", f"{level} {one.level:g}: {text}.") for one in compared for text in one.warnings]
+    blocks: list[Block] = [*_chart(compared, level), *(_table(one, level) for one in compared)]
+    lead = " ".join(f"At {level} {one.level:g}: {one.sentence(open_load)}." for one in compared)
+    rounds = "A, B, B, A: each gives a ratio, and the mean of the ratios counts, with its 95 % range"
+    facts = [("A", side(a)), ("B", side(b)), ("machine of the senders", machine), ("rounds", rounds)]
+    return Page(
+        f"{a.model} compared" if a.model == b.model else f"{a.model} and {b.model} compared",
+        lead,
+        [
+            Section("B beside A", blocks),
+            Section("Sides and machine", [Properties(facts)]),
+            Section("How to reproduce", [CodeBlock(command)]),
+        ],
+        warnings,
+        f"Written by conch {__version__}.",
+    )
+
+
+def this_machine() -> str:
+    """The machine of the senders."""
+    return str(MachineFacts.read())
+
+
+def _chart(compared: Sequence[Comparison], level: str) -> Iterator[Block]:
+    series = [
+        Series(
+            name,
+            [
+                Dot(one.level, figure.ratio, "", *_ends(figure))
+                for one in compared
+                for figure in one.figures
+                if figure.name == name
+            ],
+        )
+        for name in _SHOWN
+    ]
+    if len(compared) > 1 and any(one.dots for one in series):
+        yield line_chart(
+            "B over A",
+            series,
+            Axis(level, zero=False),
+            Axis("ratio (times)", zero=False),
+            alt="; ".join(f"at {level} {one.level:g}: {one.sentence()}" for one in compared) + ".",
+            caption="Above 1 B has the higher throughput, or the longer latency; bars are 95 % ranges.",
+            limits=[Limit("y", 1.0, "equal")],
+        )
+
+
+def _ends(figure: ComparedFigure) -> tuple[float | None, float | None]:
+    return (figure.interval.low, figure.interval.high) if figure.interval is not None else (None, None)
+
+
+def _table(one: Comparison, level: str) -> Table:
+    rows = []
+    for figure in one.figures:
+        shown = significant if figure.name == THROUGHPUT else milliseconds
+        low, high = _ends(figure)
+        interval = f"{low:.3f} – {high:.3f}" if low is not None and high is not None else NONE
+        name = f"{figure.name} ({'infer/s' if figure.name == THROUGHPUT else 'ms'})"
+        told = "yes" if figure.differs else "no difference can be told"
+        rows.append(Row([name, shown(figure.a), shown(figure.b), f"{figure.ratio:.3f}", interval, told],
+                        "" if figure.differs else "muted"))  # fmt: skip
+    headings = (("Figure", False), ("A", True), ("B", True), ("B / A", True), ("95 % range", True), ("Differs", False))
+    return Table(
+        f"{level} {one.level:g}: {len(one.counted)} of {len(one.rounds)} rounds count",
+        [Column(heading, number=number) for heading, number in headings],
+        rows,
+    )
