@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
 
@@ -114,3 +114,20 @@ class SimulatedServer:
         )  # fmt: skip
         memory = self.shape.memory_base + instances * (self.shape.memory_instance + most * self.shape.memory_inference)
         return Point(load, {"m": figures}, ResourceFigures(min(4.0, instances), round(memory)))
+
+
+class RateServer(SimulatedServer):
+    """Is sent requests at a rate: it answers as many as it can, and latency grows as in a queue (M/M/1) up to that."""
+
+    def _point(self, candidate: Candidate, load: float, drawn: Callable[[float, float], float]) -> Point:
+        busy, idle = super()._point(candidate, 1024, drawn), super()._point(candidate, 1, drawn)
+        use = load / busy.throughput
+        slower = 1 / (1 - use) if use < 0.999 else 1000.0
+        figures = idle.models["m"]
+        answered = replace(
+            figures,
+            throughput=min(load, busy.throughput),
+            average=figures.average * slower,
+            percentiles={number: value * slower for number, value in figures.percentiles.items()},
+        )
+        return replace(busy, load=load, models={"m": answered})

@@ -19,7 +19,7 @@ from conch.analyze.search import Search, searches
 from conch.analyze.settings import AnalyzeSettings, SearchMode
 from conch.analyze.strategies.choice import strategy_of
 from tests.unit.analyze.configs import batching_model
-from tests.unit.analyze.simulated import SHAPES, SimulatedServer
+from tests.unit.analyze.simulated import SHAPES, RateServer, SimulatedServer
 
 NARROW = ("instances", "batch")
 GOALS: Mapping[str, tuple[list[str], list[str]]] = {
@@ -39,11 +39,11 @@ class Outcome:
     best: tuple[Candidate, float]
     measurements: int
 
-    def quality(self) -> float:
+    def quality(self, noise: float = 0.1) -> float:
         """The score without noise beside the default at one caller; 0 where a bound is broken by more than noise."""
         reference = self.server.exact(self.search.space.default, 1)
         point = self.server.exact(*self.best)
-        return score(point, reference, self.search.goals) if excess(point, self.search.goals) < 0.1 else 0.0
+        return score(point, reference, self.search.goals) if excess(point, self.search.goals) < noise else 0.0
 
 
 def options(mode: SearchMode, goal: str, sweep: Sequence[str] = NARROW, **more: object) -> AnalyzeSettings:
@@ -58,10 +58,12 @@ def options(mode: SearchMode, goal: str, sweep: Sequence[str] = NARROW, **more: 
     )
 
 
-def run(chosen: AnalyzeSettings, shape: str, seed: int, noise: float = 0.02) -> Outcome:
+def run(
+    chosen: AnalyzeSettings, shape: str, seed: int, noise: float = 0.02, kind: type[SimulatedServer] = SimulatedServer
+) -> Outcome:
     config = batching_model()
     (search,) = searches(chosen, {"m": ModelFacts("m", config, threads=4)})
-    server = SimulatedServer(SHAPES[shape], config, noise=noise, seed=seed)
+    server = kind(SHAPES[shape], config, noise=noise, seed=seed)
     strategy = strategy_of(chosen, search)
     found: list[tuple[Candidate, Point]] = []
     while (trial := strategy.next()) is not None:
@@ -104,6 +106,18 @@ def test_optuna_finds_what_the_full_sweep_finds_in_a_third_of_its_measurements(s
     found = [run(options("optuna", goal), shape, seed) for seed in range(20)]
     assert sum(one.quality() >= 0.95 * full.quality() for one in found) >= 18
     assert all(one.measurements <= full.measurements / 3 for one in found)
+
+
+@pytest.mark.parametrize("goal", ["most throughput", "throughput with bounds"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rates_rise_until_the_server_cannot_follow_or_breaks_a_bound(shape: str, goal: str) -> None:
+    rates = {"request_rate_search_enable": True, "run_config_search_max_request_rate": 1e6}
+    full = run(options("brute", goal, **rates), shape, 0, noise=0.0, kind=RateServer)
+    found = [run(options("quick", goal, **rates), shape, seed, kind=RateServer) for seed in range(20)]
+    # Near what a server can do, 2 % more capacity is half the latency, so bounds are loose.
+    assert sum(one.quality(noise=0.5) >= 0.95 * full.quality() for one in found) >= 14
+    assert all(one.quality(noise=0.5) >= 0.9 * full.quality() for one in found)
+    assert all(one.measurements <= full.measurements / 6 for one in found)
 
 
 @pytest.mark.extras

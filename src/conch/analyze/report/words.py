@@ -79,7 +79,8 @@ def doubts(analysis: Analysis) -> Iterator[str]:
             yield f"{best.name} at {load_text(analysis, best.point.load)}: {warning}."
         tied = [one.name for one in analysis.placed if one.tied and one is not best]
         if tied:
-            yield f"Within the noise {_listed(tied)} {'is' if len(tied) == 1 else 'are'} as good as {best.name}."
+            are = "is" if len(tied) == 1 else "are"
+            yield f"Within the noise {_listed(tied)} {are} as good as {best.name}, which is the simplest."
     points = [point for one in analysis.placed for point in one.result.points]
     disturbed = sum(point.disturbed for point in points)
     if disturbed:

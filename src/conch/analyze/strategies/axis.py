@@ -29,10 +29,10 @@ class LoadAxis:
         """The load for a candidate that computes so many inferences at a time, times 2 to the power ``shift``.
 
         Twice as many callers keep every instance busy: while one batch is computed, the next gathers.  (Model
-        analyzer's quick search takes the same.)  Rates begin at the highest, which shows what a candidate can do.
+        analyzer's quick search takes the same.)  Of given rates it is the highest, which shows what a candidate can do.
         """
-        wanted = self.most * 2.0**shift if self.rates else 2.0 * parallelism * 2.0**shift
-        return self._allowed(wanted)
+        wanted = 2.0 * parallelism if not self.rates else max(self.given, default=self.most)
+        return self._allowed(wanted * 2.0**shift)
 
     def corrected(self, load: float, point: Point, goals: Goals) -> float | None:
         """A lower load that probably keeps the bounds of latency; None where latency is not what is wrong.
@@ -51,9 +51,13 @@ class LoadAxis:
         lower = self._allowed(wanted)
         return lower if lower < load else None
 
+    def bounded(self, load: float) -> float:
+        """The load in the range that is next to another."""
+        return max(self.least, min(self.most, load))
+
     def _allowed(self, load: float) -> float:
         if self.given:
             below = [one for one in self.given if one <= load]
             return max(below, default=min(self.given))
-        bounded = max(self.least, min(self.most, load))
+        bounded = self.bounded(load)
         return bounded if self.rates else float(max(1, int(bounded)))

@@ -18,6 +18,9 @@ from conch.analyze.strategies.strategy import Trial
 
 #: How often a candidate that breaks a bound of latency is given less load; each time comes close to the bound.
 _CORRECTIONS: Final = 2
+#: How many rates a candidate is measured at, and the ratio of two rates that is not worth a measurement.
+_RATES: Final = 16
+_FINER: Final = 1.03
 #: Where the load may be, in powers of two beside the one that fits.
 SHIFTS: Final = range(-6, 2)
 
@@ -67,7 +70,14 @@ class Exploration:
 
     def evaluate(self, candidate: Candidate, shift: int = 0) -> Generator[Trial, Point | None, Worth]:
         """Measure a candidate at the load that fits it, ``shift`` steps from there, and at less where that breaks a
-        bound of latency but could win: the worth of its best point."""
+        bound of latency but could win: the worth of its best point.
+
+        Of rates, the highest that it takes is searched, where that is more than the best one's.
+        """
+        if self.axis.rates and not self.axis.given:
+            if not self.points.get(candidate.name):
+                yield from self._rates(candidate)
+            return self.worth(candidate)
         load = self.axis.fitting(self.space.parallelism(candidate), shift)
         for _ in range(1 + _CORRECTIONS):
             rival = self.best_point()
@@ -83,6 +93,28 @@ class Exploration:
     def keeps(self, point: Point) -> bool:
         """Whether a point is valid and keeps the constraints."""
         return satisfied(point, self.goals)
+
+    def _rates(self, candidate: Candidate) -> Generator[Trial, Point | None, None]:
+        """Find the highest rate that a candidate takes: from a little more than the best one took, which shows at once
+        who is no better, doubled until the server does not follow or breaks a bound, and then searched between."""
+        rival = self.best_point()
+        rate = self.axis.bounded(rival.load * _FINER if rival is not None else self.axis.least)
+        kept, broken = rival.load if rival is not None else 0.0, inf
+        for _ in range(_RATES):
+            point = yield from self.measure(candidate, rate)
+            if point is None:
+                return
+            follows = point.throughput * _FINER >= rate
+            if self.keeps(point) and follows:
+                kept = rate
+            else:
+                broken = rate
+            if (rival is not None and kept == rival.load) or (kept and broken / kept < _FINER**2):
+                return
+            wanted = (kept + broken) / 2 if kept and broken < inf else 2 * kept if kept else rate / 2
+            rate = self.axis.bounded(wanted)
+            if rate in self.points[candidate.name]:
+                return
 
     def best_point(self) -> Point | None:
         """The best point of the best candidate, where it keeps the constraints."""
