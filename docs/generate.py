@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
@@ -18,6 +18,9 @@ import click
 DOCS: Final = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
+from conch.analyze import foreign  # noqa: E402
+from conch.analyze.reading import flag_of  # noqa: E402
+from conch.analyze.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
 from conch.cli.serve import serve_command  # noqa: E402
 from conch.settings import OPTIONS, RENAMED, Option, Range  # noqa: E402
 from conch.telemetry import families, hardware, metrics, on_demand, traffic  # noqa: E402
@@ -99,6 +102,20 @@ def _renamed_flags() -> str:
     return _table(["older name", "the same as"], rows)
 
 
+def _analyze_options() -> str:
+    """A row for each option of ``conch analyze``: its key in a file, its flags, and its meaning."""
+    rows = []
+    for name, one in ANALYZE_OPTIONS.items():
+        short = [flag for flag in one.metadata["flags"] if not flag.startswith("--")]
+        flags = f"`{', '.join([*short, flag_of(name)])} {one.metadata['metavar']}`".replace(" `", "`")
+        rows.append([one.metadata["group"], f"`{name}`", flags, one.metadata["help"].removesuffix(".")])
+    return _table(["group", "key", "flag", "meaning"], rows)
+
+
+def _analyze_foreign(reasons: Mapping[str, str]) -> Callable[[], str]:
+    return lambda: _table(["model analyzer's option", "why"], ([f"`{name}`", why] for name, why in reasons.items()))
+
+
 def _metrics_of(*tables: Iterable[Metric]) -> Callable[[], str]:
     def write() -> str:
         rows = ([f"`{one.name}`", one.type, one.help.removesuffix(".")] for table in tables for one in table)
@@ -128,6 +145,9 @@ def _some(cases: list[str]) -> str:
 
 
 _TABLES: Final[dict[str, Callable[[], str]]] = {
+    "analyze options": _analyze_options,
+    "analyze without effect": _analyze_foreign(foreign.NO_EFFECT),
+    "analyze refused": _analyze_foreign(foreign.REFUSED),
     "flags": _flags,
     "accepted flags": _accepted_flags,
     "renamed flags": _renamed_flags,
