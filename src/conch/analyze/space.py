@@ -90,6 +90,7 @@ class SearchSpace:
         overrides = {}
         for model, config in wanted.items():
             _settle(config, batched="dynamic_batching" in self.configs[model])
+            _keep_groups(config, merged(self.configs[model], self.base.get(model, {})))
             if changes := difference(self.configs[model], config):
                 overrides[model] = changes
         if overrides == self.base:
@@ -134,6 +135,19 @@ def _prefer(config: dict[str, Any], shares: Shares) -> None:
     batching.pop("preferred_batch_size", None)
     if sizes := sorted({int(most * share) for share in shares} - {0, 1}):
         batching["preferred_batch_size"] = sizes
+
+
+def _keep_groups(config: dict[str, Any], own: Mapping[str, Any]) -> None:
+    """Take the instance groups as they were where the ones wanted say nothing else: servers name and complete them."""
+    wanted, before = config.get("instance_group") or [], own.get("instance_group") or []
+    if (
+        wanted
+        and len(wanted) == len(before)
+        and all(
+            all(old.get(name) == value for name, value in one.items()) for one, old in zip(wanted, before, strict=True)
+        )
+    ):
+        config["instance_group"] = before
 
 
 def _settle(config: dict[str, Any], *, batched: bool) -> None:

@@ -81,10 +81,11 @@ def test_fields_that_are_named_are_swept_and_no_others() -> None:
 
 
 def test_an_instance_group_is_a_list_and_its_fields_are_swept() -> None:
-    search = search_for(swept(instance_group=[{"kind": "KIND_CPU", "count": [1, 2]}]))
-    assert [one["instance_group"] for one in configs(search)] == [
-        [{"kind": "KIND_CPU", "count": 1}],
-        [{"kind": "KIND_CPU", "count": 2}],
+    search = search_for(swept(instance_group=[{"kind": "KIND_CPU", "count": [1, 2, 3]}]))
+    assert configs(search) == [  # one instance is what the repository has
+        {},
+        {"instance_group": [{"kind": "KIND_CPU", "count": 2}]},
+        {"instance_group": [{"kind": "KIND_CPU", "count": 3}]},
     ]
     search = search_for(
         swept(instance_group=[[{"kind": "KIND_CPU", "count": 3}], [{"kind": "KIND_CPU"}, {"count": 1}]])
