@@ -26,6 +26,7 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "triton_docker_labels": _CONTAINERS,
     "triton_docker_shm_size": _CONTAINERS,
     "triton_docker_args": _CONTAINERS,
+    "triton_metrics_url": "what a server uses is read from its processes and GPUs, where they are on this machine",
     "triton_server_path": _STARTS,
     "triton_install_path": _STARTS,
     "triton_output_path": "what a server says is shown where it fails to start",

@@ -21,16 +21,12 @@ _PERCENTILE: Final = re.compile(r"latency_p(\d{1,2}(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure: whether more of it is better, the unit that it is written in, and that unit in base units.
-
-    ``shared`` ones are the server's and not a model's.
-    """
+    """A figure: whether more of it is better, the unit that it is written in, and that unit in base units."""
 
     name: str
     more_is_better: bool
     unit: str
     scale: float
-    shared: bool = False
 
     def shown(self, value: float) -> str:
         """A value for people, as ``12.3 ms``."""
@@ -50,12 +46,12 @@ KNOWN: Final[Mapping[str, Figure]] = {
         Figure("compute_input", False, "ms", 1e-3),
         Figure("compute_infer", False, "ms", 1e-3),
         Figure("compute_output", False, "ms", 1e-3),
-        Figure("memory", False, "MB", 1e6, shared=True),
-        Figure("cores", False, "cores", 1.0, shared=True),
-        Figure("gpu_memory", False, "MB", 1e6, shared=True),
-        Figure("gpu_utilisation", True, "%", 1e-2, shared=True),
-        Figure("gpu_power", False, "W", 1.0, shared=True),
-        Figure("cost", False, "per million inferences", 1.0, shared=True),
+        Figure("memory", False, "MB", 1e6),
+        Figure("cores", False, "cores", 1.0),
+        Figure("gpu_memory", False, "MB", 1e6),
+        Figure("gpu_utilisation", True, "%", 1e-2),
+        Figure("gpu_power", False, "W", 1.0),
+        Figure("cost", False, "per million inferences", 1.0),
     )
 }
 

@@ -137,8 +137,6 @@ class AnalyzeSettings:
     triton_http_endpoint: str = option("localhost:8000", _SERVER, values.text, "HOST:PORT", "remote: HTTP.")
     triton_grpc_endpoint: str = option(
         "localhost:8001", _SERVER, values.text, "HOST:PORT", "remote: gRPC.", common=True)
-    triton_metrics_url: str = option(
-        "http://localhost:8002/metrics", _SERVER, values.text, "URL", "remote: its metrics.")
     triton_server_flags: Mapping[str, Any] = option(
         {}, _SERVER, values.mapping, "NAME=VALUE", "local: a flag of conch serve; repeatable.")
     triton_server_environment: Mapping[str, Any] = option(
@@ -161,7 +159,7 @@ class AnalyzeSettings:
     output_model_repository_path: Path | None = option(
         None, _RESULTS, values.path, "DIR", "Keep the configurations that were tried here (default: nowhere).")
     override_output_model_repository: bool = option(
-        False, _RESULTS, values.flag, "", "Even if that folder has something in it.")
+        False, _RESULTS, values.flag, "", "Write over what that folder has in it.")
     num_configs_per_model: int = option(3, _RESULTS, values.count, "N", "Configurations shown of each model (3).")
     output_formats: tuple[str, ...] = option(
         ("html", "csv", "json"), _RESULTS, values.some_of("html", "pdf", "csv", "json"), "NAME,…",

@@ -56,6 +56,7 @@ def _profile(config_file: Path | None, apply: bool, apply_disturbed: bool, **giv
         messages.print(f"warning: {warning}", style="yellow", highlight=False)
     if not read.settings.profile_models:
         raise invalid(f"profile_models: name the models to measure, as --profile-models a,b{_models(read.settings)}")
+    _check_output(read.settings)
     problem: ConchError | None = None
     status = 0
     line = ProfileLine(messages)
@@ -110,6 +111,18 @@ def _models(settings: AnalyzeSettings) -> str:
         return ""
     names = sorted(ModelRepository([settings.model_repository.resolve()]).names())
     return f"; there are {_some(names)}" if names else ""
+
+
+def _check_output(settings: AnalyzeSettings) -> None:
+    """Raise INVALID_ARG where configurations would be written over what somebody else has put there."""
+    folder = settings.output_model_repository_path
+    if folder is None or settings.override_output_model_repository or not folder.exists():
+        return
+    if not folder.is_dir() or any(folder.iterdir()):
+        raise invalid(
+            f"output_model_repository_path: {folder} has something in it; write over it with"
+            " --override-output-model-repository"
+        )
 
 
 def _results(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SavedSearch]]:

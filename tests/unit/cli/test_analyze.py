@@ -75,6 +75,10 @@ def test_an_interrupted_search_says_so(folder: Path, capsys: pytest.CaptureFixtu
         (["profile", "--profile-models", "a", "--mode", "docker"], "--mode: conch starts no containers"),
         (["profile", "--profile-models", "a", "--constraint", "p99<1"], "'p99<1' has no unit"),
         (["profile", "--gpus", "GPU-1"], "--gpus: choose GPUs for the server by CUDA_VISIBLE_DEVICES"),
+        (
+            ["profile", "--profile-models", "a", "--output-model-repository-path", ".."],
+            ".. has something in it; write over it with --override-output-model-repository",
+        ),
         (["profile", "--profile-model", "a"], "did you mean '--profile-models'?"),
     ],
 )
