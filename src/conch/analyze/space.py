@@ -89,9 +89,13 @@ class SearchSpace:
             _set(wanted[dimension.model], dimension.path, dimension.values[index])
         overrides = {}
         for model, config in wanted.items():
-            _settle(config, batched="dynamic_batching" in self.configs[model])
-            _keep_groups(config, merged(self.configs[model], self.base.get(model, {})))
-            if changes := difference(self.configs[model], config):
+            batched = "dynamic_batching" in self.configs[model]
+            before = merged(self.configs[model], self.base.get(model, {}))
+            _settle(config, batched=batched)
+            _keep_groups(config, before)
+            _settle(before, batched=batched)
+            changes = difference(self.configs[model], config) if config != before else self.base.get(model, {})
+            if changes:
                 overrides[model] = changes
         if overrides == self.base:
             return self.default
@@ -153,7 +157,8 @@ def _keep_groups(config: dict[str, Any], own: Mapping[str, Any]) -> None:
 def _settle(config: dict[str, Any], *, batched: bool) -> None:
     """Take away what has no effect, so that configurations that do the same are the same.
 
-    Without batches, dynamic batching is there or not as it was before (``batched``): servers may insist on it.
+    Without batches, dynamic batching is there or not as it was before (``batched``): servers may insist on it.  They
+    prefer the largest batch where nothing is said.
     """
     most = int(config.get("max_batch_size", 0))
     if most <= 1 and batched:
@@ -162,7 +167,7 @@ def _settle(config: dict[str, Any], *, batched: bool) -> None:
     if batching is None:
         return
     preferred = [size for size in batching.get("preferred_batch_size", ()) if size <= most and most > 1]
-    if preferred:
+    if preferred and preferred != [most]:
         batching["preferred_batch_size"] = preferred
     else:
         batching.pop("preferred_batch_size", None)

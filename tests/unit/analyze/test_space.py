@@ -44,6 +44,15 @@ def test_the_repositorys_own_configuration_is_the_default_candidate() -> None:
     assert space.candidate(space.start) == space.default
 
 
+def test_what_a_server_completes_makes_no_other_candidate() -> None:
+    completed = {"preferred_batch_size": [8], "max_queue_delay_microseconds": 0}
+    space = space_for(AnalyzeSettings(sweep=("batch",)), dynamic_batching=completed)
+    batches = space.dimensions[0].values
+
+    assert space.candidate((batches.index(8),)) == space.default
+    assert space.candidate((batches.index(16),)).overrides["m"]["max_batch_size"] == 16
+
+
 def search_for(settings: AnalyzeSettings, **changes: object) -> Search:
     (search,) = searches(settings, {"m": ModelFacts("m", batching_model(**changes), threads=4)})
     return search
