@@ -28,6 +28,7 @@ VARIANT = "onnxruntime-int8"
 STARTED = {
     "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "inside", "generation.__main__",
     "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing", "analyze_modes",
+    "tutorial_story",
 }  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
@@ -209,3 +210,11 @@ def test_modes_of_the_analyzer_search_the_same_space() -> None:
     (table,) = tables(run("benchmarks.analyze_modes", *options, "--seconds", 0.1, "--rounds", 1))
     assert [row[0] for row in table[1:]] == ["brute", "quick"]
     assert all(number(row[1]) > 0 and number(row[6]) > 0 for row in table[1:])
+
+
+def test_the_tutorials_story_is_told_to_its_end(tmp_path: Path) -> None:
+    output = run("benchmarks.tutorial_story", "--quick", "--output", tmp_path)
+    steps = tables(output)[-1]
+    assert [row[1] for row in steps[1:]] == ["1", "2"]
+    assert all(number(cell) > 0 for row in steps[1:] for cell in row[2:])
+    assert (tmp_path / "3-analysis" / "analysis.html").stat().st_size > 10_000
