@@ -80,8 +80,9 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> fl
         output.seek(0)
         if process.returncode or len(readings) < 4:
             raise RuntimeError(f"{' '.join(command)}: {output.read()[-1000:]}")
-    # The first half is for starting and warming up, and at the last reading it may be writing its report.
-    (start, before), (end, after) = readings[len(readings) // 2], readings[-2]
+    # The first half is for starting and warming up; what processes used is forgotten when they have ended.
+    start, before = readings[len(readings) // 2]
+    end, after = max(readings, key=lambda reading: reading[1])
     return (after - before) / (end - start)
 
 
@@ -95,7 +96,7 @@ def ask_conch(address: str, protocol: str, concurrency: int, seconds: float) -> 
         report = Path(home) / "report.json"
         cores = run([
             sys.executable, "-m", "conch", "perf", *_arguments(address, protocol, concurrency, seconds),
-            "--json", str(report),
+            "--no-sender-limit", "--json", str(report),
         ])  # fmt: skip
         (level,) = json.loads(report.read_text())["levels"]
     return Found(level["throughput"], level["latency"]["percentiles"]["50"] * 1e6, cores)
