@@ -23,15 +23,15 @@ from time import monotonic
 from typing import Final
 
 from benchmarks.tables import markdown
-from conch.analyze.models import ModelSettings
-from conch.analyze.plans import at_load, plan_of
-from conch.analyze.profile import Profile, SearchOutcome
-from conch.analyze.progress import SearchProgress
+from conch.analyze.options.models import ModelSettings
+from conch.analyze.options.settings import AnalyzeSettings, SearchMode
+from conch.analyze.profiling.plans import at_load, plan_of
+from conch.analyze.profiling.profile import Profile, SearchOutcome
+from conch.analyze.profiling.progress import SearchProgress
 from conch.analyze.results import CandidateResult, Point
+from conch.analyze.search.strategies.strategy import Trial
 from conch.analyze.servers.base import Overrides
 from conch.analyze.servers.local import LocalServer
-from conch.analyze.settings import AnalyzeSettings, SearchMode
-from conch.analyze.strategies.strategy import Trial
 from conch.demo.build import build, require_packages
 from conch.perf.confidence import mean_interval
 from conch.perf.run import Measurement

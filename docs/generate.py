@@ -18,9 +18,9 @@ import click
 DOCS: Final = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # for the lists of differences, which belong to the tests
 
-from conch.analyze import foreign  # noqa: E402
-from conch.analyze.reading import flag_of  # noqa: E402
-from conch.analyze.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
+from conch.analyze.options import not_taken  # noqa: E402
+from conch.analyze.options.reading import flag_of  # noqa: E402
+from conch.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
 from conch.cli.serve import serve_command  # noqa: E402
 from conch.settings import OPTIONS, RENAMED, Option, Range  # noqa: E402
 from conch.telemetry import families, hardware, metrics, on_demand, traffic  # noqa: E402
@@ -112,7 +112,7 @@ def _analyze_options() -> str:
     return _table(["group", "key", "flag", "meaning"], rows)
 
 
-def _analyze_foreign(reasons: Mapping[str, str]) -> Callable[[], str]:
+def _analyze_not_taken(reasons: Mapping[str, str]) -> Callable[[], str]:
     return lambda: _table(["model analyzer's option", "why"], ([f"`{name}`", why] for name, why in reasons.items()))
 
 
@@ -146,8 +146,8 @@ def _some(cases: list[str]) -> str:
 
 _TABLES: Final[dict[str, Callable[[], str]]] = {
     "analyze options": _analyze_options,
-    "analyze without effect": _analyze_foreign(foreign.NO_EFFECT),
-    "analyze refused": _analyze_foreign(foreign.REFUSED),
+    "analyze without effect": _analyze_not_taken(not_taken.NO_EFFECT),
+    "analyze refused": _analyze_not_taken(not_taken.REFUSED),
     "flags": _flags,
     "accepted flags": _accepted_flags,
     "renamed flags": _renamed_flags,

@@ -15,7 +15,7 @@ settings.load_profile("any machine")
 #: Folders and files here that import torch, transformers, tokenizers or an engine.  Single tests that do are marked
 #: ``extras``.
 NEED_EXTRAS: Final = (
-    "analyze/test_reading.py",
+    "analyze/options/test_reading.py",
     "backends/contracts",
     "backends/engines",
     "backends/generation/test_service.py",

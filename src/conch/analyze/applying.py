@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from conch.analyze.ranking import Ranking
+from conch.analyze.judging.ranking import Ranking
 from conch.analyze.results import CandidateResult
 from conch.analyze.servers.base import Overrides
 from conch.analyze.servers.copies import config_text

@@ -1,7 +1,7 @@
 """What an analysis finds out: the candidates, and what each measured at each load.
 
-Pure.  Written while profiling (:mod:`conch.analyze.profile`), kept in the checkpoint, read by the ranking and by the
-reports.  Times are seconds, memory bytes.
+Pure.  Written while profiling (:mod:`conch.analyze.profiling.profile`), kept in the checkpoint, read by the ranking and
+by the reports.  Times are seconds, memory bytes.
 """
 
 from __future__ import annotations

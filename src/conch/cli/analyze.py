@@ -1,6 +1,6 @@
 """``conch analyze``: finds the best configuration of models, with the options of NVIDIA's model analyzer.
 
-The options come from their declarations in ``analyze/settings.py``; nothing here names one that needs no special care.
+The options come from their declarations in ``analyze/options/settings.py``; none is named here but for special care.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from conch.analyze.foreign import NO_EFFECT, REFUSED
-from conch.analyze.reading import flag_of, read_settings
-from conch.analyze.settings import OPTIONS, AnalyzeSettings
+from conch.analyze.options.not_taken import NO_EFFECT, REFUSED
+from conch.analyze.options.reading import flag_of, read_settings
+from conch.analyze.options.settings import OPTIONS, AnalyzeSettings
 from conch.errors import ConchError, invalid
 
 if TYPE_CHECKING:
-    from conch.analyze.profile import Profile
-    from conch.analyze.saved import Circumstances, SavedSearch
+    from conch.analyze.profiling.profile import Profile
+    from conch.analyze.storage.saved_results import Circumstances, SavedSearch
 
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
@@ -46,7 +46,7 @@ def _profile(config_file: Path | None, apply: bool, apply_disturbed: bool, **giv
 
     Goes on from where it was interrupted, when it is run again.
     """
-    from conch.analyze.profile import Profile
+    from conch.analyze.profiling.profile import Profile
     from conch.cli import terminal
     from conch.cli.analyzing import ProfileLine
 
@@ -126,8 +126,8 @@ def _check_output(settings: AnalyzeSettings) -> None:
 
 
 def _results(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SavedSearch]]:
-    from conch.analyze.saved import Circumstances, SavedSearch
-    from conch.analyze.strategies.choice import axis_of
+    from conch.analyze.search.strategies.choice import axis_of
+    from conch.analyze.storage.saved_results import Circumstances, SavedSearch
     from conch.machine.facts import MachineFacts
 
     outcomes = [one for one in profile.outcomes if one.results]
@@ -158,8 +158,8 @@ def _saved(folder: Path, formats: str | None, given: Mapping[str, Any]) -> tuple
     """What was saved, under the goals that are given now."""
     from dataclasses import replace
 
-    from conch.analyze.goals import Goals
-    from conch.analyze.saved import load
+    from conch.analyze.judging.goals import Goals
+    from conch.analyze.storage.saved_results import load
 
     circumstances, searches = load(folder)
     chosen = {name: value for name, value in given.items() if value not in (None, ())}
@@ -192,10 +192,10 @@ def _write(
     settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SavedSearch], *, keep: bool = True
 ) -> None:
     """Write the results, and the reports of each search: in a folder of its own where there are several."""
-    from conch.analyze.placing import analysis_of
     from conch.analyze.report import files
+    from conch.analyze.report.assembling import analysis_of
     from conch.analyze.report.page import page
-    from conch.analyze.saved import save
+    from conch.analyze.storage.saved_results import save
 
     if keep:
         save(settings.export_path, circumstances, searches)
@@ -232,7 +232,7 @@ def _show(
     console: Any, export_path: Path, circumstances: Circumstances, searches: Sequence[SavedSearch]
 ) -> int:  # fmt: skip
     """Print the rankings; 1 where a search has no configuration that keeps its constraints."""
-    from conch.analyze.placing import analysis_of
+    from conch.analyze.report.assembling import analysis_of
     from conch.analyze.report.terminal import shown
 
     status = 0
@@ -250,8 +250,8 @@ def _apply(
     export_path: Path, circumstances: Circumstances, searches: Sequence[SavedSearch], name: str, disturbed: bool
 ) -> None:
     from conch.analyze.applying import apply, changes, chosen
-    from conch.analyze.configurations import concise, with_ensembles
-    from conch.analyze.ranking import rank
+    from conch.analyze.judging.ranking import rank
+    from conch.analyze.servers.configurations import concise, with_ensembles
     from conch.repository.scan import ModelRepository
 
     if not circumstances.repository:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.console import Console
 from rich.status import Status
 
-from conch.analyze.progress import SearchProgress
+from conch.analyze.profiling.progress import SearchProgress
 from conch.analyze.results import Point
-from conch.analyze.strategies.strategy import Trial
+from conch.analyze.search.strategies.strategy import Trial
 
 
 class ProfileLine:
-    """Tells people how a profile goes on (:class:`conch.analyze.profile.ProfileObserver`)."""
+    """Tells people how a profile goes on (:class:`conch.analyze.profiling.profile.ProfileObserver`)."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from conch.analyze.applying import BEFORE, apply, changes, chosen
-from conch.analyze.goals import Constraint
-from conch.analyze.models import ModelSettings
-from conch.analyze.profile import Profile, SearchOutcome
-from conch.analyze.progress import SearchProgress
+from conch.analyze.judging.goals import Constraint
+from conch.analyze.options.models import ModelSettings
+from conch.analyze.options.settings import AnalyzeSettings
+from conch.analyze.profiling.profile import Profile, SearchOutcome
+from conch.analyze.profiling.progress import SearchProgress
 from conch.analyze.results import Point
-from conch.analyze.settings import AnalyzeSettings
-from conch.analyze.strategies.strategy import Trial
+from conch.analyze.search.strategies.strategy import Trial
 from conch.errors import ConchError
 from conch.repository.scan import ModelRepository
 from tests.e2e.analyze import models

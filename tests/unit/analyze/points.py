@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conch.analyze.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
+from conch.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
 from conch.analyze.results import Candidate, CandidateResult, ModelFigures, Point
 from conch.perf.resources import GpuFigures, ResourceFigures
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
 
-from conch.analyze.overrides import at, merged
 from conch.analyze.results import Candidate, ModelFigures, Point
-from conch.analyze.space import DELAY
+from conch.analyze.search.overrides import at, merged
+from conch.analyze.search.space import DELAY
 from conch.perf.resources import ResourceFigures
 
 

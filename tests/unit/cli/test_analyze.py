@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conch.analyze.goals import Constraint
-from conch.analyze.saved import Circumstances, SavedSearch, load, save
-from conch.analyze.settings import OPTIONS
+from conch.analyze.judging.goals import Constraint
+from conch.analyze.options.settings import OPTIONS
+from conch.analyze.storage.saved_results import Circumstances, SavedSearch, load, save
 from conch.cli import main
 from tests.unit.analyze.points import goals, point, result
 
@@ -109,7 +109,7 @@ def test_applying_needs_a_repository(folder: Path, capsys: pytest.CaptureFixture
 def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     main(["analyze", "profile", "--help-all"])
     shown = capsys.readouterr().out
-    from conch.analyze.reading import flag_of
+    from conch.analyze.options.reading import flag_of
 
     assert [name for name in OPTIONS if flag_of(name) not in shown] == []
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.servers.base import AnalyzedServer
 from conch.analyze.servers.control import GrpcControl, HttpControl
 from conch.analyze.servers.local import LocalServer
 from conch.analyze.servers.remote import RemoteServer
-from conch.analyze.settings import AnalyzeSettings
 from conch.errors import invalid
 from conch.perf.plan import read_address
 from conch.repository.scan import ModelRepository

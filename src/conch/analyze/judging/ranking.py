@@ -1,0 +1,184 @@
+"""Which configuration is best, and how sure that is.
+
+Pure.  Candidates are compared by their best points: one that keeps the constraints before one that does not, one that
+nobody disturbed before one that somebody did, then by score.  Scores within the noise of the best are tied, and of
+those the simplest configuration wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import hypot
+from typing import Any, Final
+
+from conch.analyze.judging.goals import Goals
+from conch.analyze.judging.objectives import Violation, Worth, valid, violations, worth
+from conch.analyze.results import CandidateResult, Point
+
+#: Scores that differ by less than this share are tied, however well windows agree: the next run on the same machine
+#: differs by as much.
+NOISE: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A candidate at its place: its best point, and the score of that beside the default's best point.
+
+    ``violations`` are the constraints that the point breaks; ``tied`` says that its score is within the noise of the
+    winner's.
+    """
+
+    place: int
+    result: CandidateResult
+    point: Point
+    score: float
+    violations: tuple[Violation, ...] = ()
+    tied: bool = False
+
+    @property
+    def name(self) -> str:
+        """The candidate's name."""
+        return self.result.candidate.name
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether its best point is valid and keeps the constraints."""
+        return valid(self.point) and not self.violations
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """All candidates that were measured, the best first; ``winner`` is None where none keeps the constraints.
+
+    ``notes`` are sentences: what decided the ranking, or why there is no winner; ``cautions`` are those that cast doubt
+    on it which its rows do not show.
+    """
+
+    rows: tuple[Ranked, ...]
+    winner: Ranked | None
+    default: Ranked | None
+    notes: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+
+
+def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
+    """The ranking of what was measured; that of nothing has no rows, and a note that says why."""
+    reference = _reference(results, goals)
+    if reference is None:
+        return Ranking((), None, None, ("There is no valid point: nothing was measured.", *_failures(results)))
+    found = [_ranked(one, reference, goals) for one in results if one.points]
+    found.sort(key=lambda row: _order(row, reference, goals), reverse=True)
+    tied = _tied(found)
+    if len(tied) > 1:
+        simplest = min(tied, key=_complexity)
+        found = [simplest, *(row for row in found if row is not simplest)]
+    names = {row.name for row in tied} if len(tied) > 1 else set()
+    rows = tuple(replace(row, place=place, tied=row.name in names) for place, row in enumerate(found, 1))
+    winner = rows[0] if rows[0].satisfied else None
+    default = next((row for row in rows if row.result.candidate.is_default), None)
+    notes = (*_notes(rows, winner), *_failures(results))
+    return Ranking(rows, winner, default, notes, tuple(_cautions(rows, winner)))
+
+
+def best_point(result: CandidateResult, reference: Point, goals: Goals) -> Point:
+    """The point that speaks for a candidate: an undisturbed one where there is one that is as valid."""
+    return max(result.points, key=lambda point: _preference(point, worth(point, reference, goals)))
+
+
+def _reference(results: Sequence[CandidateResult], goals: Goals) -> Point | None:
+    """The best point of the default; of another candidate where it has none; None where no point is valid."""
+    for candidates in ([one for one in results if one.candidate.is_default], results):
+        points = [point for one in candidates for point in one.points if valid(point)]
+        if points:
+            return max(points, key=lambda point: _preference(point, worth(point, points[0], goals)))
+    return None
+
+
+def _preference(point: Point, found: Worth) -> tuple[bool, bool, float, float]:
+    return found.satisfied, not point.disturbed, found.closeness, found.score
+
+
+def _ranked(result: CandidateResult, reference: Point, goals: Goals) -> Ranked:
+    point = best_point(result, reference, goals)
+    return Ranked(0, result, point, worth(point, reference, goals).score, tuple(violations(point, goals)))
+
+
+def _order(row: Ranked, reference: Point, goals: Goals) -> tuple[bool, bool, float, float]:
+    return _preference(row.point, worth(row.point, reference, goals))
+
+
+def _tied(rows: Sequence[Ranked]) -> list[Ranked]:
+    """Those at the top whose scores differ by no more than noise."""
+    first = rows[0]
+    if not first.satisfied:
+        return []
+    return [
+        row
+        for row in rows
+        if row.satisfied
+        and row.point.disturbed == first.point.disturbed
+        and row.score * (1 + _uncertainty(row.point, first.point)) >= first.score
+    ]
+
+
+def _uncertainty(one: Point, other: Point) -> float:
+    """How far the scores of two points may be apart by noise alone: two standard errors of their difference."""
+    return max(NOISE, 2 * hypot(one.noise, other.noise))
+
+
+def _complexity(row: Ranked) -> tuple[int, int, int, str]:
+    """What makes a configuration dearer to run and to understand: instances, memory, and fields that differ."""
+    models = {*row.point.models, *row.result.configs, *row.result.candidate.overrides}
+    instances = sum(_instances(row.result, model) for model in models)
+    memory = row.point.resources.memory + row.point.resources.gpu_memory if row.point.resources is not None else 0
+    # Memory is never the same twice; a twentieth is no reason.
+    return instances, round(memory / 64e6), _leaves(row.result.candidate.overrides), row.name
+
+
+def _instances(result: CandidateResult, model: str) -> int:
+    config = {**result.configs.get(model, {}), **result.candidate.overrides.get(model, {})}
+    groups = config.get("instance_group") or [{}]
+    return sum(int(group.get("count", 1)) * max(1, len(group.get("gpus") or ())) for group in groups)
+
+
+def _leaves(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(_leaves(one) for one in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_leaves(one) for one in value)
+    return 1
+
+
+def _notes(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
+    if winner is None:
+        nearest = rows[0]
+        broken = "; ".join(map(str, nearest.violations)) or "too many of its requests failed"
+        yield f"No candidate keeps the constraints. The nearest is {nearest.name} at {nearest.point.load:g}: {broken}."
+        return
+    tied = [row.name for row in rows if row.tied and row is not winner]
+    if tied:
+        yield (
+            f"{winner.name} and {', '.join(tied)} are within the noise of each other; {winner.name} is the simplest:"
+            " fewest instances, then least memory."
+        )
+    if winner.point.disturbed:
+        yield f"{winner.name} was disturbed while it was measured, as all others were: measure again."
+
+
+def _cautions(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
+    """What looked better than the winner and was disturbed."""
+    if winner is None or winner.point.disturbed:
+        return
+    better = [row for row in rows if row.point.disturbed and row.satisfied and row.score > winner.score * (1 + NOISE)]
+    if better:
+        yield (
+            f"{better[0].name} looked better ({better[0].score / winner.score:.2f} times as good as {winner.name}), but"
+            " was disturbed while it was measured: measure it again before you trust either."
+        )
+
+
+def _failures(results: Sequence[CandidateResult]) -> Iterator[str]:
+    for one in results:
+        if one.error:
+            yield f"{one.candidate.name} was not measured{' to the end' if one.points else ''}: {one.error}"

@@ -1,0 +1,1 @@
+"""What an analysis is told: its options, from the command line and from a file."""

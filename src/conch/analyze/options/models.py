@@ -1,0 +1,97 @@
+"""What is said of one model in ``profile_models``: a name, or a mapping with its sweeps and goals.
+
+Pure; keys are model analyzer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conch.analyze.judging.goals import Constraint, WeightedObjective
+from conch.analyze.options import goal_texts, values
+from conch.config.parameters import nearest
+from conch.errors import invalid
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """What is said of one model: its sweeps, its goals, and how it is asked.
+
+    ``config`` is the nested ``model_config_parameters`` (:mod:`conch.analyze.search.manual_dimensions`).
+    Loads, sizes and goals that are empty stand for those of the whole analysis.
+    """
+
+    name: str
+    batch_sizes: tuple[int, ...] = ()
+    concurrency: tuple[int, ...] = ()
+    request_rate: tuple[float, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    perf_flags: Mapping[str, Any] = field(default_factory=dict)
+    cpu_only: bool = False
+    objectives: tuple[WeightedObjective, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
+    weighting: float = 1.0
+
+
+#: By key of the file: the field that it gives, and how its value is read.
+_KEYS: Mapping[str, tuple[str, values.Reader]] = {
+    "model_config_parameters": ("config", values.mapping),
+    "perf_analyzer_flags": ("perf_flags", values.mapping),
+    "cpu_only": ("cpu_only", values.flag),
+    "objectives": ("objectives", goal_texts.objectives),
+    "constraints": ("constraints", goal_texts.constraints),
+    "weighting": ("weighting", values.positive),
+}
+_PARAMETERS: Mapping[str, values.Reader] = {
+    "batch_sizes": values.counts,
+    "concurrency": values.counts,
+    "request_rate": values.rates,
+}
+
+
+def models(name: str, value: Any) -> tuple[ModelSettings, ...]:
+    """The models of a list of names, of ``{name: what is said of it}``, or of a list of both."""
+    if isinstance(value, str):
+        value = values.names(name, value)
+    listed: list[tuple[Any, Any]] = []
+    for one in [value] if isinstance(value, Mapping) else value if isinstance(value, Sequence) else [value]:
+        listed += one.items() if isinstance(one, Mapping) else [(one, None)]
+    found = [_model(f"{name}.{key}", values.text(name, key), said) for key, said in listed]
+    twice = {one.name for one in found if sum(one.name == other.name for other in found) > 1}
+    if not found or twice:
+        raise invalid(f"{name}: {'there is no model' if not found else f'{min(twice)} is there twice'}")
+    return tuple(found)
+
+
+def _model(where: str, name: str, said: Any) -> ModelSettings:
+    if said is None:
+        return ModelSettings(name=name)
+    if not isinstance(said, Mapping):
+        raise values.wrong(where, said, "a mapping with what is said of the model")
+    given: dict[str, Any] = {}
+    for key, value in said.items():
+        if key == "parameters":
+            given |= _parameters(f"{where}.parameters", value)
+        elif key in _KEYS:
+            target, read = _KEYS[key]
+            given[target] = read(f"{where}.{key}", value)
+        else:
+            raise _unknown(where, key, ("parameters", *_KEYS))
+    return ModelSettings(name=name, **given)
+
+
+def _parameters(where: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise values.wrong(where, value, "a mapping with batch_sizes, concurrency or request_rate")
+    for key in value:
+        if key not in _PARAMETERS:
+            raise _unknown(where, key, tuple(_PARAMETERS))
+    return {key: _PARAMETERS[key](f"{where}.{key}", each) for key, each in value.items()}
+
+
+def _unknown(where: str, key: Any, known: tuple[str, ...]) -> values.OptionProblem:
+    near = nearest(str(key), known, 0.6)
+    hint = f"did you mean {near}?" if near else f"it has {', '.join(known)}"
+    return values.OptionProblem(f"{where}: there is no '{key}'; {hint}", f"{where}.{key}")

@@ -1,0 +1,87 @@
+"""From what the command line and the file say to :class:`AnalyzeSettings`.
+
+Pure but for reading the file.  The command line's word goes before the file's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from conch.analyze.options.not_taken import NO_EFFECT, REFUSED, harmless
+from conch.analyze.options.settings import OPTIONS, AnalyzeSettings
+from conch.analyze.options.values import OptionProblem
+from conch.analyze.options.yaml_file import SettingsFile, read_document
+from conch.config.parameters import nearest
+from conch.errors import ConchError, invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The settings, and a sentence for each option that has no effect."""
+
+    settings: AnalyzeSettings
+    warnings: tuple[str, ...] = ()
+
+
+def _keys() -> dict[str, str]:
+    """The name of the option by each key that a file may have for it: its own, and its long flags."""
+    keys: dict[str, str] = {}
+    for name, one in OPTIONS.items():
+        flags = [flag for flag in one.metadata["flags"] if flag.startswith("--")]
+        keys |= dict.fromkeys([name, *(flag[2:].replace("-", "_") for flag in flags)], name)
+    return keys
+
+
+KEYS: Final[Mapping[str, str]] = _keys()
+
+
+def read_settings(given: Mapping[str, Any], file: Path | None = None) -> Read:
+    """The settings that options (by name, texts of the command line) and a file make together.
+
+    Raises INVALID_ARG, naming the option, and for the file the line, and UNSUPPORTED for a file without PyYAML.
+    """
+    chosen: dict[str, Any] = {}
+    warnings: list[str] = []
+    if file is not None:
+        document = read_document(file)
+        for key, value in document.content.items():
+            try:
+                _take(chosen, warnings, key, value)
+            except ConchError as error:
+                raise _placed(document, error, key) from None
+    for name, text in given.items():
+        _take(chosen, warnings, name, text, written=flag_of(name))
+    return Read(AnalyzeSettings(**chosen), tuple(warnings))
+
+
+def flag_of(name: str) -> str:
+    """An option as the command line writes it: by its shorter name where it has one."""
+    others = OPTIONS[name].metadata["flags"] if name in OPTIONS else ()
+    return next((flag for flag in others if flag.startswith("--")), f"--{name.replace('_', '-')}")
+
+
+def _take(chosen: dict[str, Any], warnings: list[str], key: str, value: Any, *, written: str = "") -> None:
+    written = written or key
+    if key in KEYS:
+        chosen[KEYS[key]] = OPTIONS[KEYS[key]].metadata["read"](written, value)
+    elif key in NO_EFFECT or (key in REFUSED and harmless(key, value)):
+        warnings.append(f"{written} has no effect: {NO_EFFECT.get(key, 'conch does so anyway')}")
+    elif key in REFUSED:
+        raise invalid(f"{written}: {REFUSED[key]}")
+    else:
+        near = nearest(key, (*KEYS, *NO_EFFECT, *REFUSED), 0.6)
+        raise OptionProblem(
+            f"there is no option '{key}'; " + (f"did you mean {near}?" if near else "docs/analyze.md lists them"), key
+        )
+
+
+def _placed(document: SettingsFile, error: ConchError, key: str) -> ConchError:
+    """The error with the file, and the line of what it is about."""
+    where = error.where if isinstance(error, OptionProblem) else key
+    while where and where not in document.lines:
+        where = where.rpartition(".")[0]
+    line = document.lines.get(where, document.lines.get(key, 1))
+    return ConchError(f"{document.path}, line {line}: {error.message}", error.code)

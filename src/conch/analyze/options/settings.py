@@ -1,0 +1,242 @@
+"""Every option of ``conch analyze``, declared once: name, type, default, help.
+
+The command line and the file (``-f``) read these declarations; both names are model analyzer's, with dashes on the
+command line.  :mod:`conch.analyze.options.reading` makes the settings from texts.
+"""
+# ruff: noqa: RUF009 (``option`` is ``dataclasses.field``, with names for its metadata)
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from conch.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
+from conch.analyze.options import goal_texts, values
+from conch.analyze.options.models import ModelSettings, models
+from conch.analyze.options.values import Reader
+from conch.errors import invalid
+
+SearchMode = Literal["brute", "quick", "optuna"]
+LaunchMode = Literal["local", "remote"]
+
+#: What can be swept, for ``--sweep``.
+SWEPT: Final = ("instances", "batch", "delay", "preferred", "variant", "threads")
+
+_MODELS: Final = "Models"
+_SEARCH: Final = "Search"
+_GOALS: Final = "Goals"
+_SERVER: Final = "Server"
+_MEASURING: Final = "Measuring"
+_RESULTS: Final = "Results"
+
+
+def option(
+    default: Any, group: str, read: Reader, metavar: str, help: str, *,
+    flags: tuple[str, ...] = (), common: bool = False, several: bool = False,
+) -> Any:  # fmt: skip
+    """Declare an option: ``read`` makes its value of a text of the command line or of what the file holds.
+
+    ``flags`` are further names on the command line; ``common`` ones head the help; one of ``several`` may be given more
+    than once, and then its reader gets the list.
+    """
+    metadata = {
+        "group": group, "read": read, "metavar": metavar, "help": help, "flags": flags, "common": common,
+        "several": several or isinstance(default, dict),
+    }  # fmt: skip
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeSettings:
+    """All that an analysis is told.
+
+    Raises INVALID_ARG for options that contradict each other.
+    """
+
+    # fmt: off
+    model_repository: Path | None = option(
+        None, _MODELS, values.path, "DIR", "The model repository; it is read, never written.",
+        flags=("-m",), common=True)
+    profile_models: tuple[ModelSettings, ...] = option(
+        (), _MODELS, models, "A,B", "The models to measure.", common=True)
+    bls_composing_models: tuple[ModelSettings, ...] = option(
+        (), _MODELS, models, "A,B", "Models that a measured one calls, to be tuned with it.")
+    ensemble_composing_models: tuple[ModelSettings, ...] = option(
+        (), _MODELS, models, "A,B", "Steps of an ensemble to be tuned (default: all).")
+    cpu_only_composing_models: tuple[str, ...] = option(
+        (), _MODELS, values.names, "A,B", "Those of them that stay on the CPU.")
+    cpu_only: bool = option(False, _MODELS, values.flag, "", "Keep all models on the CPU.")
+
+    run_config_search_mode: SearchMode = option(
+        "quick", _SEARCH, values.one_of("brute", "quick", "optuna"), "MODE",
+        "quick (climbs; default), brute (all), or optuna.", common=True)
+    sweep: tuple[str, ...] = option(
+        (), _SEARCH, values.some_of(*SWEPT), "WHAT,…",
+        f"What to try: {', '.join(SWEPT)} (default: all; brute: instances, batch, variant).",
+        common=True)
+    run_config_search_disable: bool = option(
+        False, _SEARCH, values.flag, "", "Try nothing that is not listed under model_config_parameters.")
+    run_config_search_min_instance_count: int = option(1, _SEARCH, values.count, "N", "Instances at least (1).")
+    run_config_search_max_instance_count: int = option(
+        5, _SEARCH, values.count, "N", "Instances at most (5).", common=True)
+    run_config_search_min_model_batch_size: int = option(1, _SEARCH, values.count, "N", "max_batch_size at least (1).")
+    run_config_search_max_model_batch_size: int = option(
+        128, _SEARCH, values.count, "N", "max_batch_size at most (128).", common=True)
+    run_config_search_min_concurrency: int = option(1, _SEARCH, values.count, "N", "Callers at least (1).")
+    run_config_search_max_concurrency: int = option(1024, _SEARCH, values.count, "N", "Callers at most (1024).")
+    run_config_search_min_request_rate: float = option(
+        16.0, _SEARCH, values.positive, "N", "Requests a second at least (16).")
+    run_config_search_max_request_rate: float = option(
+        8192.0, _SEARCH, values.positive, "N", "Requests a second at most (8192).")
+    run_config_search_max_binary_search_steps: int = option(
+        5, _SEARCH, values.count, "N", "Steps towards the highest load that keeps the constraints (5).")
+    run_config_profile_models_concurrently_enable: bool = option(
+        False, _SEARCH, values.flag, "", "Measure all models at the same time.")
+    request_rate_search_enable: bool = option(False, _SEARCH, values.flag, "", "Search request rates, not callers.")
+    concurrency_sweep_disable: bool = option(
+        False, _SEARCH, values.flag, "", "Do not measure the best ones at all loads after quick and optuna.")
+    early_exit_enable: bool = option(
+        False, _SEARCH, values.flag, "", "Stop a sweep of given loads when throughput grows no longer.")
+    optuna_min_percentage_of_search_space: float = option(
+        5.0, _SEARCH, values.percentage, "N", "optuna: try this share of the space at least (5).",
+        flags=("--min-percentage-of-search-space",))
+    optuna_max_percentage_of_search_space: float = option(
+        10.0, _SEARCH, values.percentage, "N", "optuna: and at most (10).",
+        flags=("--max-percentage-of-search-space",))
+    optuna_min_trials: int = option(20, _SEARCH, values.count, "N", "optuna: trials at least (20).")
+    optuna_max_trials: int = option(200, _SEARCH, values.count, "N", "optuna: trials at most (200).")
+    optuna_early_exit_threshold: int = option(
+        10, _SEARCH, values.count, "N", "optuna: end after so many trials without a better one (10).")
+    concurrency: tuple[int, ...] = option(
+        (), _SEARCH, values.counts, "N,N or A:B:S", "Callers at a time (default: searched).",
+        flags=("-c",), common=True)
+    request_rate: tuple[float, ...] = option(
+        (), _SEARCH, values.rates, "N,N or A:B:S", "Requests a second instead.")
+    batch_sizes: tuple[int, ...] = option(
+        (1,), _SEARCH, values.counts, "N,N", "Inferences in a request (1).", flags=("-b",))
+
+    objectives: tuple[WeightedObjective, ...] = option(
+        (), _GOALS, goal_texts.objectives, "WHAT[=WEIGHT]",
+        "throughput (default), latency:p99, memory, gpu_memory, cost …; repeatable.",
+        flags=("--objective",), common=True, several=True)
+    constraints: tuple[Constraint, ...] = option(
+        (), _GOALS, goal_texts.constraints, "BOUND", '"p99<100ms", "memory<4GB", "throughput>50" …; repeatable.',
+        flags=("--constraint",), common=True, several=True)
+    latency_budget: float | None = option(None, _GOALS, values.milliseconds, "MS", "Shorthand for p99 at most this.")
+    min_throughput: float | None = option(None, _GOALS, values.positive, "N", "Shorthand for throughput at least this.")
+    price: Price | None = option(
+        None, _GOALS, values.price, "PRICE", "For the objective cost: 3.20 an hour, or core=0.04,gb=0.005,gpu=2.")
+
+    triton_launch_mode: LaunchMode = option(
+        "local", _SERVER, values.launch_mode, "MODE", "local: start conch serve; remote: use a running server.",
+        flags=("--mode",), common=True)
+    triton_http_endpoint: str = option("localhost:8000", _SERVER, values.text, "HOST:PORT", "remote: HTTP.")
+    triton_grpc_endpoint: str = option(
+        "localhost:8001", _SERVER, values.text, "HOST:PORT", "remote: gRPC.", common=True)
+    triton_server_flags: Mapping[str, Any] = option(
+        {}, _SERVER, values.mapping, "NAME=VALUE", "local: a flag of conch serve; repeatable.")
+    triton_server_environment: Mapping[str, Any] = option(
+        {}, _SERVER, values.mapping, "NAME=VALUE", "local: a variable of its environment; repeatable.")
+    reload_model_disable: bool = option(
+        False, _SERVER, values.flag, "", "remote: models are as they are; only loads are searched.")
+
+    client_protocol: Literal["http", "grpc"] = option(
+        "grpc", _MEASURING, values.one_of("http", "grpc"), "NAME", "What requests are sent over: grpc (default), http.")
+    perf_analyzer_flags: Mapping[str, Any] = option(
+        {}, _MEASURING, values.mapping, "NAME=VALUE", "A flag of conch perf, as shape=INPUT:3,224; repeatable.",
+        common=True)
+    perf_analyzer_timeout: float = option(600.0, _MEASURING, values.positive, "S", "Seconds for one measurement (600).")
+
+    export_path: Path = option(
+        Path("analysis"), _RESULTS, values.path, "DIR", "Folder of the reports (analysis).", flags=("-e",), common=True)
+    checkpoint_directory: Path | None = option(
+        None, _RESULTS, values.path, "DIR", "Folder of what was measured, to go on from (its checkpoints).",
+        flags=("-s",))
+    output_model_repository_path: Path | None = option(
+        None, _RESULTS, values.path, "DIR", "Keep the configurations that were tried here (default: nowhere).")
+    override_output_model_repository: bool = option(
+        False, _RESULTS, values.flag, "", "Write over what that folder has in it.")
+    num_configs_per_model: int = option(3, _RESULTS, values.count, "N", "Configurations shown of each model (3).")
+    output_formats: tuple[str, ...] = option(
+        ("html", "csv", "json"), _RESULTS, values.some_of("html", "pdf", "csv", "json"), "NAME,…",
+        "html, pdf, csv, json (all but pdf).", flags=("-o",))
+    skip_summary_reports: bool = option(False, _RESULTS, values.flag, "", "Write no page and no PDF.")
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        for name, unit in (("instance_count", ""), ("model_batch_size", ""), ("concurrency", ""), ("request_rate", "")):
+            least = getattr(self, f"run_config_search_min_{name}")
+            most = getattr(self, f"run_config_search_max_{name}")
+            if least > most:
+                raise invalid(
+                    f"run_config_search_min_{name} is {least:g}{unit} and run_config_search_max_{name} {most:g}:"
+                    " nothing is between them"
+                )
+        if self.concurrency and self.request_rate:
+            raise invalid("concurrency and request_rate exclude each other")
+
+    @property
+    def loads_are_rates(self) -> bool:
+        """Whether loads are requests a second."""
+        return bool(self.request_rate) or self.request_rate_search_enable
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoint."""
+        return self.checkpoint_directory or self.export_path / "checkpoints"
+
+    def batch_size_of(self, model: str) -> int:
+        """How many inferences a request to a model has."""
+        return (self.model(model).batch_sizes or self.batch_sizes)[0]
+
+    def stays_on_cpu(self, model: str) -> bool:
+        """Whether a model is kept on the CPU, whatever its configuration says."""
+        return self.cpu_only or self.model(model).cpu_only or model in self.cpu_only_composing_models
+
+    def goals(self, names: Sequence[str]) -> Goals:
+        """What is wanted of models that are profiled together: of each its own goals, else those of the analysis.
+
+        Raises INVALID_ARG for constraints that contradict each other.
+        """
+        shorthands = []
+        if self.latency_budget is not None:
+            shorthands.append(Constraint("latency_p99", maximum=self.latency_budget))
+        if self.min_throughput is not None:
+            shorthands.append(Constraint("throughput", minimum=self.min_throughput))
+        chosen = {}
+        for name in names:
+            own = self.model(name)
+            chosen[name] = ModelGoals(
+                own.objectives or self.objectives or (WeightedObjective("throughput"),),
+                goal_texts.joined("constraints", (*(own.constraints or self.constraints), *shorthands)),
+                own.weighting,
+            )
+        return Goals(chosen, self.price or Price())
+
+    @property
+    def endpoint(self) -> str:
+        """Where the running server of remote mode is asked."""
+        return self.triton_grpc_endpoint if self.client_protocol == "grpc" else self.triton_http_endpoint
+
+    def given(self) -> Iterator[tuple[str, str]]:
+        """The options that differ from their defaults, by name, for reports."""
+        for name, one in OPTIONS.items():
+            value = getattr(self, name)
+            default = (
+                one.default_factory() if one.default is MISSING and one.default_factory is not MISSING else one.default
+            )
+            if value != default and name != "profile_models":
+                yield name, ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    def model(self, name: str) -> ModelSettings:
+        """What is said of a model, measured or composing."""
+        known = (*self.profile_models, *self.bls_composing_models, *self.ensemble_composing_models)
+        return next((one for one in known if one.name == name), ModelSettings(name=name))
+
+
+#: The options by name, in the order of the help.
+OPTIONS: Final[Mapping[str, Field[Any]]] = {one.name: one for one in fields(AnalyzeSettings) if one.metadata}

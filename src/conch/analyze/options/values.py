@@ -1,0 +1,195 @@
+"""Readers of option values: of what a text of the command line or a YAML file holds, to what the settings keep.
+
+Pure.  A reader takes the option's name, for messages, and the value; it raises INVALID_ARG for a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from conch.analyze.judging.goals import Price
+from conch.config.parameters import nearest
+from conch.errors import Code, ConchError, invalid
+
+Reader = Callable[[str, Any], Any]
+
+#: The longest list that a range may stand for; a thousand loads would take days.
+_LONGEST = 1000
+
+
+class OptionProblem(ConchError):
+    """A value or a key that is wrong; ``where`` is its path, as ``profile_models.add.weighting``."""
+
+    def __init__(self, message: str, where: str) -> None:
+        super().__init__(message, Code.INVALID_ARG)
+        self.where = where
+
+
+def wrong(name: str, value: Any, expected: str) -> OptionProblem:
+    """The error for a value that is not as expected."""
+    return OptionProblem(f"{name}: {shown(value)} is not {expected}", name)
+
+
+def shown(value: Any) -> str:
+    """A value in a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def text(name: str, value: Any) -> str:
+    """A text that is not empty."""
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    raise wrong(name, value, "a text")
+
+
+def path(name: str, value: Any) -> Path:
+    """The path of a file or folder."""
+    return Path(text(name, value)).expanduser()
+
+
+def flag(name: str, value: Any) -> bool:
+    """A truth value: YAML's, or ``true`` and ``false`` as text."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    raise wrong(name, value, "true or false")
+
+
+def one_of(*names: str) -> Reader:
+    """The reader of one name of a few."""
+
+    def read(name: str, value: Any) -> str:
+        if isinstance(value, str) and value.strip().lower() in names:
+            return value.strip().lower()
+        near = nearest(str(value), names, 0.6)
+        raise wrong(name, value, f"one of {', '.join(names)}" + (f"; did you mean {near}?" if near else ""))
+
+    return read
+
+
+def some_of(*known: str) -> Reader:
+    """The reader of some names of a few."""
+    one = one_of(*known)
+    return lambda name, value: tuple(one(name, each) for each in names(name, value))
+
+
+def names(name: str, value: Any) -> tuple[str, ...]:
+    """Names as a list, or in a text with commas between them."""
+    if isinstance(value, str):
+        value = [one for one in value.split(",") if one.strip()]
+    if isinstance(value, Sequence) and value and all(isinstance(one, str) for one in value):
+        return tuple(one.strip() for one in value)
+    raise wrong(name, value, "a list of names")
+
+
+def number(name: str, value: Any) -> int:
+    """A whole number that is not negative."""
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 12:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise wrong(name, value, "a whole number that is not negative")
+
+
+def count(name: str, value: Any) -> int:
+    """A whole number of at least 1."""
+    found = number(name, value)
+    if found < 1:
+        raise wrong(name, value, "a whole number of at least 1")
+    return found
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    try:
+        found = float(value) if not isinstance(value, bool) else 0.0
+    except (TypeError, ValueError):
+        found = 0.0
+    if not (isfinite(found) and found > 0):
+        raise wrong(name, value, "a number above 0")
+    return found
+
+
+def percentage(name: str, value: Any) -> float:
+    """A number above 0 and at most 100."""
+    found = positive(name, value)
+    if found > 100:
+        raise wrong(name, value, "a percentage of at most 100")
+    return found
+
+
+def milliseconds(name: str, value: Any) -> float:
+    """Milliseconds, as seconds."""
+    return positive(name, value) / 1000
+
+
+def counts(name: str, value: Any) -> tuple[int, ...]:
+    """Whole numbers of at least 1, rising: one, a list, a range ``a:b:s`` or ``{start, stop, step}``."""
+    return _rising(name, value, count)
+
+
+def rates(name: str, value: Any) -> tuple[float, ...]:
+    """Numbers above 0, rising, in the forms of :func:`counts`."""
+    return _rising(name, value, positive)
+
+
+def _rising(name: str, value: Any, one: Reader) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",")]
+        found = [each for part in parts for each in (_span(name, part.split(":"), one) if ":" in part else [part])]
+    elif isinstance(value, Mapping):
+        if not {"start", "stop"} <= set(value) <= {"start", "stop", "step"}:
+            raise wrong(name, value, "a range: it has start, stop and perhaps step")
+        found = _span(name, [value["start"], value["stop"], *([value["step"]] if "step" in value else [])], one)
+    else:
+        found = list(value) if isinstance(value, list | tuple) else [value]
+    if not found:
+        raise wrong(name, value, "a number, a list of numbers or a range")
+    return tuple(sorted({one(name, each) for each in found}))
+
+
+def _span(name: str, parts: Sequence[Any], one: Reader) -> list[Any]:
+    if len(parts) not in (2, 3):
+        raise wrong(name, ":".join(map(str, parts)), "a range start:end or start:end:step")
+    first, last = one(name, parts[0]), one(name, parts[1])
+    step = one(name, parts[2]) if len(parts) == 3 else 1
+    length = int((last - first) / step) + 1 if last >= first else 0
+    if not 0 < length <= _LONGEST:
+        raise wrong(name, ":".join(map(str, parts)), f"a range with 1 to {_LONGEST} values")
+    return [first + index * step for index in range(length)]
+
+
+def launch_mode(name: str, value: Any) -> str:
+    """``local`` or ``remote``; model analyzer's other two are refused with the reason."""
+    if value == "docker":
+        raise invalid(f"{name}: conch starts no containers; start one yourself and use remote, or use local")
+    if value == "c_api":
+        raise invalid(f"{name}: conch measures over the network, as clients do; use local or remote")
+    return str(one_of("local", "remote")(name, value))
+
+
+def mapping(name: str, value: Any) -> dict[str, Any]:
+    """Values by name: a mapping, or ``NAME=VALUE`` as texts."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return dict(value)
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, Sequence) or not all(isinstance(one, str) and "=" in one for one in texts):
+        raise wrong(name, value, "NAME=VALUE")
+    return {key.strip(): given.strip() for key, _, given in (one.partition("=") for one in texts)}
+
+
+def price(name: str, value: Any) -> Price:
+    """A price an hour: a number for the machine, or parts, as ``core=0.04,gb=0.005,gpu=2``."""
+    if isinstance(value, str) and "=" in value:
+        value = mapping(name, value.split(","))
+    if not isinstance(value, Mapping):
+        return Price(machine=positive(name, value))
+    if not value or not set(value) <= {"core", "gb", "gpu"}:
+        raise wrong(name, value, "a price an hour: it has core, gb, gpu or some of them")
+    parts = {key: positive(f"{name}.{key}", each) for key, each in value.items()}
+    return Price(core=parts.get("core", 0.0), gigabyte=parts.get("gb", 0.0), gpu=parts.get("gpu", 0.0))

@@ -1,0 +1,186 @@
+"""Measures one candidate, which a server has loaded, at one load after the other: points.
+
+All models that are profiled together are sent requests at the same time, each by processes of its own, which live as
+long as the candidate does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from math import ceil
+from threading import Barrier, BrokenBarrierError, Lock
+from types import TracebackType
+from typing import Final
+
+from conch.analyze.profiling.plans import at_load
+from conch.analyze.results import ModelFigures, Point
+from conch.analyze.servers.base import ServerGone
+from conch.errors import internal
+from conch.perf.figures import WindowFigures
+from conch.perf.level import OnWindow
+from conch.perf.measured import Measured
+from conch.perf.plan import PerfPlan
+from conch.perf.run import Measurement
+
+#: Called with what was measured so far, as if each window were the point; True ends the measurement.
+Hopeless = Callable[[Sequence[Point]], bool]
+
+#: More callers than this are worth a second process that sends, as in ``conch perf``.
+_CALLERS_PER_PROCESS: Final = 128
+
+
+class CandidateMeasurement:
+    """Requests to the models of ``plans`` (by name), which a server has loaded; ``rate`` says that loads are rates.
+
+    A context: when it is left, nothing is sent any more.
+    """
+
+    def __init__(self, plans: Mapping[str, PerfPlan], *, rate: bool) -> None:
+        self._plans, self._rate = plans, rate
+        self._open: dict[str, Measurement] = {}
+        self._stack = ExitStack()
+        self._size = 0
+
+    def __enter__(self) -> CandidateMeasurement:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes that send."""
+        self._open = {}
+        self._stack.close()
+        self._size = 0
+
+    def measure(self, load: float, hopeless: Hopeless | None = None) -> Point:
+        """The point at ``load``; ``hopeless`` may end it early.
+
+        Raises what :class:`Measurement` does for a model that cannot be asked, and INTERNAL where no request of a model
+        was answered.
+        """
+        self._connect(load)
+        windows = _Windows(load, self._open, hopeless)
+        together = Barrier(len(self._open))
+        with ThreadPoolExecutor(len(self._open)) as threads:
+            running = {
+                name: threads.submit(_measure, one, load, windows.observer(name), together)
+                for name, one in self._open.items()
+            }
+            try:
+                wait(running.values())
+            except BaseException:
+                # Ctrl+C: the threads end with their windows, and nobody waits for the others.
+                windows.stop()
+                together.abort()
+                raise
+        measured = {name: future.result() for name, future in running.items()}
+        for name, one in measured.items():
+            if one.gone:
+                raise ServerGone(one.gone)
+            if not one.figures.requests:
+                why = _most_frequent(one.errors) or next(one.warnings, "")
+                raise internal(f"model '{name}' answered no request: {why}")
+        return _point(load, measured, stopped=windows.stopped)
+
+    def _connect(self, load: float) -> None:
+        """Have as many processes as the load is worth."""
+        size = ceil(load / _CALLERS_PER_PROCESS) if not self._rate else 1
+        if size == self._size:
+            return
+        self.close()
+        for name, plan in self._plans.items():
+            self._open[name] = self._stack.enter_context(Measurement(at_load(plan, load, rate=self._rate)))
+        self._size = size
+
+
+def _measure(measurement: Measurement, load: float, on_window: OnWindow, together: Barrier) -> Measured:
+    """One model's part; what it sends goes on until all models have been measured."""
+
+    def wait_for_others() -> None:
+        with suppress(BrokenBarrierError):
+            together.wait()
+
+    try:
+        return measurement.measure(load, on_window, wait_for_others)
+    except BaseException:
+        together.abort()
+        raise
+
+
+class _Windows:
+    """What the models have measured so far: whether it is of use to measure on is asked when all have a new window."""
+
+    def __init__(self, load: float, models: Mapping[str, object], hopeless: Hopeless | None) -> None:
+        self._load, self._hopeless = load, hopeless
+        self._windows: dict[str, list[WindowFigures]] = {name: [] for name in models}
+        self._lock = Lock()
+        self.stopped = False
+
+    def stop(self) -> None:
+        """End the measurement with the windows that are being taken."""
+        self.stopped = True
+
+    def observer(self, name: str) -> Callable[[WindowFigures], bool]:
+        """Takes the windows of one model; True ends its measurement."""
+
+        def observe(window: WindowFigures) -> bool:
+            with self._lock:
+                self._windows[name].append(window)
+                points = self._points()
+                if self._hopeless is not None and points and self._hopeless(points):
+                    self.stopped = True
+                return self.stopped
+
+        return observe
+
+    def _points(self) -> list[Point]:
+        count = min(map(len, self._windows.values()))
+        return [
+            Point(self._load, {name: _figures(windows[at], {}) for name, windows in self._windows.items()}, None)
+            for at in range(count)
+        ]
+
+
+def _point(load: float, measured: Mapping[str, Measured], *, stopped: bool) -> Point:
+    many = len(measured) > 1
+    warnings = [f"{name}: {text}" if many else text for name, one in measured.items() for text in one.warnings]
+    models = {name: _figures(one.figures, _stages(name, one)) for name, one in measured.items()}
+    seen = [one.resources for one in measured.values() if one.resources is not None]
+    return Point(
+        load, models, max(seen, key=lambda one: one.memory, default=None), warnings=tuple(warnings),
+        disturbed=any(one.disturbed for one in measured.values()), stopped=stopped,
+    )  # fmt: skip
+
+
+def _figures(window: WindowFigures, stages: Mapping[str, float]) -> ModelFigures:
+    latency = window.latency
+    return ModelFigures(
+        throughput=window.throughput,
+        average=latency.average if latency else 0.0,
+        percentiles=dict(latency.percentiles) if latency else {},
+        client_send=window.send.average if window.send else 0.0,
+        client_wait=window.wait.average if window.wait else 0.0,
+        stages=stages,
+        requests=window.requests,
+        failed=sum(window.failures.values()),
+    )
+
+
+def _stages(name: str, measured: Measured) -> Mapping[str, float]:
+    """The averages of the server's stages of a model, over its versions by their number of inferences."""
+    found: dict[str, tuple[int, float]] = {}
+    for one in measured.server:
+        if one.model == name:
+            for stage, figures in one.stages.items():
+                count, seconds = found.get(stage, (0, 0.0))
+                found[stage] = (count + figures.count, seconds + figures.count * figures.average)
+    return {stage: seconds / count for stage, (count, seconds) in found.items() if count}
+
+
+def _most_frequent(errors: Mapping[str, int]) -> str:
+    return max(errors, key=lambda message: errors[message]) if errors else ""

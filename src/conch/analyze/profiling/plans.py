@@ -1,0 +1,109 @@
+"""How a model is asked while it is measured: the settings as plans of ``conch perf``.
+
+Pure.  ``perf_analyzer_flags`` are those of ``conch perf`` and perf_analyzer that say what is sent and how long windows
+are; where, to which model and at which load is the analysis's own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from conch.analyze.options import values
+from conch.analyze.options.settings import AnalyzeSettings
+from conch.analyze.options.values import Reader
+from conch.config.parameters import nearest
+from conch.errors import invalid
+from conch.perf.channels.connecting import Address
+from conch.perf.inputs.data import DataOptions
+from conch.perf.plan import Levels, PerfPlan
+
+#: The length of a window where nothing is said (s); shorter than perf_analyzer's, as there are many points to measure.
+INTERVAL: Final = 2.0
+
+
+def _shapes(name: str, value: Any) -> Mapping[str, tuple[int, ...]]:
+    """``INPUT:D,D``, or a list of them."""
+    found = {}
+    for one in [value] if isinstance(value, str) else value if isinstance(value, Sequence) else ():
+        tensor, _, dims = str(one).rpartition(":")
+        if not tensor or not all(part.strip().isdigit() for part in dims.split(",")):
+            raise values.wrong(name, one, "input:dimension,dimension, as in input_ids:128")
+        found[tensor] = tuple(int(part) for part in dims.split(","))
+    if not found:
+        raise values.wrong(name, value, "input:dimension,dimension")
+    return found
+
+
+def _text(name: str, value: Any) -> str:
+    return str(value)
+
+
+def _share(name: str, value: Any) -> float:
+    return values.positive(name, value) / 100
+
+
+#: By flag: where its value goes, and how it is read.
+_OF_DATA: Final[Mapping[str, tuple[str, Reader]]] = {
+    "input-data": ("source", values.text),
+    "shape": ("shapes", _shapes),
+    "string-data": ("string_data", _text),
+    "string-length": ("string_length", values.count),
+}
+_OF_PLAN: Final[Mapping[str, tuple[str, Reader]]] = {
+    "measurement-interval": ("interval", values.milliseconds),
+    "stability-percentage": ("share", _share),
+    "warm-up": ("warm_up", values.positive),
+    "max-trials": ("trials", values.count),
+    "percentile": ("percentile", values.positive),
+    "measurement-request-count": ("requests", values.count),
+    "streaming": ("streaming", values.flag),
+    "request-distribution": ("distribution", values.one_of("constant", "poisson")),
+    "max-threads": ("max_calls", values.count),
+    "model-version": ("version", _text),
+    "endpoint": ("endpoint", values.text),
+}
+#: What perf_analyzer's users write for short.
+_SHORT: Final = {"p": "measurement-interval", "s": "stability-percentage", "r": "max-trials", "x": "model-version"}
+
+
+def plan_of(settings: AnalyzeSettings, model: str, address: Address) -> PerfPlan:
+    """How ``model`` is asked, at a load that is put in later.
+
+    Raises INVALID_ARG for flags that are not known.
+    """
+    fields, data = _read({**settings.perf_analyzer_flags, **settings.model(model).perf_flags})
+    plan = PerfPlan(
+        model, address, settings.client_protocol, batch_size=settings.batch_size_of(model), interval=INTERVAL,
+        data=DataOptions(**data),
+    )  # fmt: skip
+    return replace(plan, **fields)
+
+
+def at_load(plan: PerfPlan, load: float, *, rate: bool) -> PerfPlan:
+    """The plan for one load: requests a second, or callers."""
+    levels = Levels(load, load, 1.0)
+    return replace(plan, rates=levels) if rate else replace(plan, concurrency=levels)
+
+
+def _read(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of a plan and of its data."""
+    fields: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    for given, value in flags.items():
+        name = given.lstrip("-").replace("_", "-")
+        name = _SHORT.get(name, name)
+        for known, into in ((_OF_PLAN, fields), (_OF_DATA, data)):
+            if name in known:
+                target, read = known[name]
+                into[target] = read(f"perf_analyzer_flags.{given}", value)
+                break
+        else:
+            names = (*_OF_PLAN, *_OF_DATA)
+            near = nearest(name, names, 0.6)
+            raise invalid(
+                f"perf_analyzer_flags: '{given}' is none that an analysis takes; "
+                + (f"did you mean {near}?" if near else f"it takes {', '.join(sorted(names))}")
+            )
+    return fields, data

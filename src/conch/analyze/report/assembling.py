@@ -1,0 +1,61 @@
+"""From what was measured to what the reports show: the ranking, with the goals in words.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conch.analyze.judging.goals import Goals
+from conch.analyze.judging.objectives import satisfied
+from conch.analyze.judging.ranking import Ranking, rank
+from conch.analyze.judging.wording import in_words
+from conch.analyze.report.analysis import Analysis, Placed
+from conch.analyze.results import Point
+from conch.analyze.storage.saved_results import Circumstances, SavedSearch
+
+
+def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = "") -> Analysis:
+    """The analysis of one search; ``apply`` is the command that puts the best configuration into the repository."""
+    ranking = rank(search.results, search.goals)
+    limits = [
+        constraint.maximum
+        for wanted in search.goals.models.values()
+        for constraint in wanted.constraints
+        if constraint.metric == "latency_p99" and constraint.maximum is not None
+    ]
+    notes = list(ranking.cautions)
+    if not search.complete:
+        notes.append("The search was interrupted, so that a better configuration may not have been tried.")
+    return Analysis(
+        models=search.models,
+        wanted=in_words(search.goals),
+        placed=_placed(search, ranking),
+        load_kind=circumstances.load_kind,
+        batch_size=circumstances.batch_sizes.get(search.models[0], 1),
+        latency_limit=min(limits, default=None),
+        notes=notes,
+        server=circumstances.server,
+        machine=circumstances.machine,
+        settings=circumstances.settings,
+        reproduce=circumstances.reproduce,
+        apply=apply,
+    )
+
+
+def _placed(search: SavedSearch, ranking: Ranking) -> list[Placed]:
+    rows = [
+        Placed(
+            row.result,
+            row.point,
+            _passing(row.result.points, search.goals),
+            tuple(map(str, row.violations)),
+            row.score,
+            row.tied,
+        )
+        for row in ranking.rows
+    ]
+    names = {row.name for row in rows}
+    return [*rows, *(Placed(one, None) for one in search.results if one.candidate.name not in names)]
+
+
+def _passing(points: Sequence[Point], goals: Goals) -> frozenset[float]:
+    return frozenset(point.load for point in points if satisfied(point, goals))

@@ -1,0 +1,177 @@
+"""The search space: what is tried of each model's configuration, and the candidates that this makes.
+
+Pure.  A choice has one index for each dimension; :meth:`SearchSpace.candidate` makes a candidate of it.  Choices whose
+configurations are the same (a queue delay without a batch) give the same candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from typing import Any, Final
+
+from conch.analyze.results import DEFAULT, Candidate
+from conch.analyze.search.overrides import Path, difference, key, merged, put
+
+Choice = tuple[int, ...]
+
+#: The value of the dimension ``delay`` that stands for no dynamic batching at all.
+OFF: Final = "off"
+INSTANCES: Final[Path] = ("instance_group", 0, "count")
+BATCH: Final[Path] = ("max_batch_size",)
+DELAY: Final[Path] = ("dynamic_batching", "max_queue_delay_microseconds")
+PREFERRED: Final[Path] = ("dynamic_batching", "preferred_batch_size")
+
+
+class Shares(tuple[float, ...]):
+    """Preferred sizes of batches, as shares of the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One thing that is tried: a field of a model's configuration at ``path``, and its ``values`` in their order.
+
+    The value None leaves the field as it is.  ``ordered`` ones have neighbours (numbers), others have none (engines).
+    ``start`` is the index nearest to the repository's own value.
+    """
+
+    model: str
+    path: Path
+    values: tuple[Any, ...]
+    start: int = 0
+    ordered: bool = True
+
+    @property
+    def name(self) -> str:
+        """The field, as people write it."""
+        return ".".join(str(step) for step in self.path if step != 0 and step != "string_value")
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The dimensions, the repository's configurations (by model, completed), and the space's name.
+
+    ``name`` begins the names of candidates: the models that are measured.  ``base`` are overrides that all candidates
+    have, also the default.
+    """
+
+    name: str
+    dimensions: tuple[Dimension, ...]
+    configs: Mapping[str, Mapping[str, Any]]
+    base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def default(self) -> Candidate:
+        """The repository's own configuration."""
+        return Candidate(f"{self.name}{DEFAULT}", self.base)
+
+    @property
+    def start(self) -> Choice:
+        """The choice nearest to the default."""
+        return tuple(one.start for one in self.dimensions)
+
+    @property
+    def size(self) -> int:
+        """How many choices there are."""
+        return prod(len(one.values) for one in self.dimensions)
+
+    def choices(self) -> Iterator[Choice]:
+        """All choices, the last dimension fastest."""
+        return product(*(range(len(one.values)) for one in self.dimensions))
+
+    def candidate(self, choice: Choice) -> Candidate:
+        """The candidate of a choice.  Names are numbered in the order in which candidates are first asked for."""
+        wanted = {model: merged(config, self.base.get(model, {})) for model, config in self.configs.items()}
+        for dimension, index in zip(self.dimensions, choice, strict=True):
+            _set(wanted[dimension.model], dimension.path, dimension.values[index])
+        overrides = {}
+        for model, config in wanted.items():
+            batched = "dynamic_batching" in self.configs[model]
+            before = merged(self.configs[model], self.base.get(model, {}))
+            _settle(config, batched=batched)
+            _keep_groups(config, before)
+            _settle(before, batched=batched)
+            changes = difference(self.configs[model], config) if config != before else self.base.get(model, {})
+            if changes:
+                overrides[model] = changes
+        if overrides == self.base:
+            return self.default
+        number = len(self._names)
+        return Candidate(self._names.setdefault(key(overrides), f"{self.name}_config_{number}"), overrides)
+
+    def parallelism(self, candidate: Candidate) -> int:
+        """How many inferences a candidate computes at a time: instances x batch, of the widest model."""
+        widths = []
+        for model, config in self.configs.items():
+            changes = candidate.overrides.get(model, {})
+            groups = changes.get("instance_group", config.get("instance_group")) or [{}]
+            batch = changes.get("max_batch_size", config.get("max_batch_size", 0))
+            batching = changes.get("dynamic_batching", config.get("dynamic_batching"))
+            instances = sum(_devices(group) * int(group.get("count", 1)) for group in groups)
+            widths.append(instances * (int(batch) if batching is not None and batch else 1))
+        return max(widths, default=1)
+
+
+def _devices(group: Mapping[str, Any]) -> int:
+    return max(1, len(group.get("gpus") or ()))
+
+
+def _set(config: dict[str, Any], path: Path, value: Any) -> None:
+    if value is None:
+        return
+    if path == DELAY and value == OFF:
+        config.pop("dynamic_batching", None)
+    elif isinstance(value, Shares):
+        _prefer(config, value)
+    else:
+        put(config, path, value)
+
+
+def _prefer(config: dict[str, Any], shares: Shares) -> None:
+    """Set preferred sizes."""
+    batching = config.get("dynamic_batching")
+    if batching is None:
+        return
+    most = int(config.get("max_batch_size", 0))
+    batching.pop("preferred_batch_size", None)
+    if sizes := sorted({int(most * share) for share in shares} - {0, 1}):
+        batching["preferred_batch_size"] = sizes
+
+
+def _keep_groups(config: dict[str, Any], own: Mapping[str, Any]) -> None:
+    """Take the instance groups as they were where the ones wanted say nothing else: servers name and complete them."""
+    wanted, before = config.get("instance_group") or [], own.get("instance_group") or []
+    if (
+        wanted
+        and len(wanted) == len(before)
+        and all(
+            all(old.get(name) == value for name, value in one.items()) for one, old in zip(wanted, before, strict=True)
+        )
+    ):
+        config["instance_group"] = before
+
+
+def _settle(config: dict[str, Any], *, batched: bool) -> None:
+    """Take away what has no effect, so that configurations that do the same are the same.
+
+    Without batches, dynamic batching is there or not as it was before (``batched``): servers may insist on it.  They
+    prefer the largest batch where nothing is said.
+    """
+    most = int(config.get("max_batch_size", 0))
+    if most <= 1 and batched:
+        config.setdefault("dynamic_batching", {})
+    batching = config.get("dynamic_batching")
+    if batching is None:
+        return
+    preferred = [size for size in batching.get("preferred_batch_size", ()) if size <= most and most > 1]
+    if preferred and preferred != [most]:
+        batching["preferred_batch_size"] = preferred
+    else:
+        batching.pop("preferred_batch_size", None)
+    if most <= 1 or not int(batching.get("max_queue_delay_microseconds", 0)):
+        batching.pop("max_queue_delay_microseconds", None)
+    if most <= 1 and not batched and not batching:
+        config.pop("dynamic_batching")

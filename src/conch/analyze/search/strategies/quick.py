@@ -1,0 +1,131 @@
+"""Hill climbing: from the repository's own configuration, one step at a time to whichever neighbour is better.
+
+Pure.  Along each dimension steps double while they help, as in a pattern search (Hooke and Jeeves, 1961).  Where no
+neighbour is better, the widest gaps that nobody has looked into are tried, so that a dip is not taken for the end, and
+one dimension is traded for another, as where memory bounds instances and batches together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Final
+
+from conch.analyze.judging.objectives import Worth
+from conch.analyze.results import Point
+from conch.analyze.search.space import Choice
+from conch.analyze.search.strategies.exploration import SHIFTS, Exploration
+from conch.analyze.search.strategies.stepwise import Steps
+from conch.analyze.search.strategies.strategy import Trial
+
+#: The axis that is no dimension of the space.
+_LOAD: Final = -1
+#: A line with at most so many values is tried in full; of a longer one, gaps narrower than this part of it stay.
+_FINE: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Where the climb is: a choice, and the load's shift."""
+
+    choice: Choice
+    shift: int
+
+
+class HillClimb:
+    """One climb over the dimensions of a space and the load."""
+
+    def __init__(self, exploration: Exploration) -> None:
+        self._seen = exploration
+        self._home = _Spot(exploration.space.start, 0)
+        self._worth = Worth(False, float("-inf"), 0.0)
+        self._planned = 0
+
+    def steps(self) -> Steps:
+        """Climb until neither a neighbour nor a gap is better."""
+        self._worth = yield from self._seen.evaluate(self._seen.space.default)
+        yield from self._move(self._home)
+        while (yield from self._round()) or (yield from self._gaps()) or (yield from self._diagonals()):
+            pass
+
+    def left(self) -> float:
+        """The neighbours that are still to be looked at, with as many again."""
+        return 2.0 * len(self._seen.space.dimensions) + 2
+
+    def _round(self) -> Generator[Trial, Point | None, bool]:
+        """Climb along each dimension in turn; whether anything was better."""
+        before = self._worth
+        for axis in (*range(len(self._seen.space.dimensions)), _LOAD):
+            if axis != _LOAD and not self._seen.space.dimensions[axis].ordered:
+                yield from self._try_all(axis)
+            else:
+                yield from self._line(axis)
+        return self._worth > before
+
+    def _line(self, axis: int) -> Generator[Trial, Point | None, None]:
+        """Step up while that helps, twice as far each time; down where it does not."""
+        for direction in (1, -1):
+            step, moved = 1, False
+            while (yield from self._move(self._shifted(self._home, axis, direction * step))):
+                step, moved = step * 2, True
+            if moved:
+                # The last step may have gone too far.
+                while step > 1:
+                    step //= 2
+                    yield from self._move(self._shifted(self._home, axis, direction * step))
+                return
+
+    def _try_all(self, axis: int) -> Generator[Trial, Point | None, None]:
+        for index in range(len(self._seen.space.dimensions[axis].values)):
+            yield from self._move(_at(self._home, axis, index))
+
+    def _gaps(self) -> Generator[Trial, Point | None, bool]:
+        """Look into the widest gaps of each dimension until none is left; whether anything was better."""
+        for axis, dimension in enumerate(self._seen.space.dimensions):
+            while dimension.ordered and (index := self._widest_gap(axis)) is not None:
+                if (yield from self._move(_at(self._home, axis, index))):
+                    return True
+        return False
+
+    def _widest_gap(self, axis: int) -> int | None:
+        """The value farthest from all that were tried on the line through home; None where the line is known."""
+        count = len(self._seen.space.dimensions[axis].values)
+        tried = [index for index in range(count) if self._seen.known(_at(self._home, axis, index).choice)]
+        distance = {index: min((abs(index - one) for one in tried), default=count) for index in range(count)}
+        farthest = max(distance, key=lambda index: distance[index])
+        return farthest if distance[farthest] > count // _FINE else None
+
+    def _diagonals(self) -> Generator[Trial, Point | None, bool]:
+        """Trade one dimension, or load, for another; whether that was better."""
+        ordered = [axis for axis, one in enumerate(self._seen.space.dimensions) if one.ordered]
+        for up, down in permutations((*ordered, _LOAD), 2):
+            higher = self._shifted(self._home, up, 1)
+            place = self._shifted(higher, down, -1) if higher is not None else None
+            if (yield from self._move(place)):
+                return True
+        return False
+
+    def _move(self, place: _Spot | None) -> Generator[Trial, Point | None, bool]:
+        """Look at a place and go there if it is better."""
+        if place is None:
+            return False
+        candidate = self._seen.space.candidate(place.choice)
+        found = yield from self._seen.evaluate(candidate, place.shift)
+        if found <= self._worth:
+            return False
+        self._home, self._worth = place, found
+        return True
+
+    def _shifted(self, place: _Spot, axis: int, step: int) -> _Spot | None:
+        if axis == _LOAD:
+            shift = place.shift + step
+            return _Spot(place.choice, shift) if shift in SHIFTS else None
+        index = place.choice[axis] + step
+        return _at(place, axis, index) if 0 <= index < len(self._seen.space.dimensions[axis].values) else None
+
+
+def _at(place: _Spot, axis: int, index: int) -> _Spot:
+    choice = list(place.choice)
+    choice[axis] = index
+    return _Spot(tuple(choice), place.shift)

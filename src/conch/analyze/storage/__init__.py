@@ -1,0 +1,1 @@
+"""What an analysis keeps in files: its checkpoint, and its results."""

@@ -1,0 +1,54 @@
+"""What points depend on besides the candidate: the machine, conch, how is measured, and the models' files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from conch import __version__
+from conch.analyze.options.settings import AnalyzeSettings
+from conch.errors import ConchError
+from conch.machine.facts import MachineFacts
+from conch.repository.scan import ModelRepository
+
+#: The settings by which points differ; goals and the way of searching change no point.
+_MEASURING = (
+    "triton_launch_mode", "triton_http_endpoint", "triton_grpc_endpoint", "triton_server_flags",
+    "triton_server_environment", "client_protocol", "perf_analyzer_flags", "batch_sizes",
+)  # fmt: skip
+
+
+def conditions(
+    settings: AnalyzeSettings, repository: ModelRepository | None, configs: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, str]:
+    """The conditions by name, as a checkpoint keeps them; ``configs`` are those of the repository, completed."""
+    names = [one for one in _MEASURING if settings.triton_launch_mode == "remote" or not one.endswith("_endpoint")]
+    measuring = {name: getattr(settings, name) for name in names}
+    found = {
+        "machine": str(MachineFacts.read()),
+        "conch": __version__,
+        "measuring": json.dumps(measuring, sort_keys=True, default=str),
+    }
+    for model, config in configs.items():
+        own = settings.model(model)
+        said = {"perf_flags": own.perf_flags, "batch_sizes": own.batch_sizes, "config": config}
+        found[f"model {model}"] = _digest([_files(repository, model), said])
+    return found
+
+
+def _files(repository: ModelRepository | None, model: str) -> Any:
+    """Times and sizes of a model's files, None where they are on another machine."""
+    if repository is None:
+        return None
+    try:
+        stamps = repository.fingerprint(model)
+    except (ConchError, OSError):
+        return None
+    versions = {str(version): sorted(files) for version, files in stamps.versions.items()}
+    return [sorted(stamps.config), versions, sorted(stamps.rest)]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,0 +1,101 @@
+"""A search as it ended, in a file: reports are written from it again, under other goals too, without measuring.
+
+``results.json`` is in the folder of the reports; ``conch analyze profile`` writes it, ``report`` and ``apply`` read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from conch.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
+from conch.analyze.results import Candidate, CandidateResult, LoadKind
+from conch.analyze.storage.checkpoint import read_point
+from conch.config.reading import read_json
+from conch.errors import invalid, not_found
+
+FILENAME: Final = "results.json"
+#: The version of the format.
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """How all searches of an analysis were made: facts by name for the reports, and the command that repeats it."""
+
+    load_kind: LoadKind = "concurrency"
+    batch_sizes: Mapping[str, int] = field(default_factory=dict)
+    server: str = ""
+    machine: Sequence[tuple[str, str]] = ()
+    settings: Sequence[tuple[str, str]] = ()
+    reproduce: str = ""
+    repository: str = ""
+
+
+@dataclass(frozen=True)
+class SavedSearch:
+    """The models that were measured together, what was wanted of them, and what came out, the default first."""
+
+    models: Sequence[str]
+    goals: Goals
+    results: Sequence[CandidateResult]
+    complete: bool = True
+
+
+def save(folder: Path, circumstances: Circumstances, searches: Sequence[SavedSearch]) -> Path:
+    """Write the file, as a whole or not at all."""
+    document = {
+        "format": FORMAT,
+        "circumstances": asdict(circumstances),
+        "searches": [asdict(one) for one in searches],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path, new = folder / FILENAME, folder / f".{FILENAME}.new"
+    new.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    new.replace(path)
+    return path
+
+
+def load(folder: Path) -> tuple[Circumstances, list[SavedSearch]]:
+    """What was saved.  Raises NOT_FOUND where nothing was, INVALID_ARG for something else."""
+    path = folder / FILENAME
+    try:
+        document = read_json(path)
+    except FileNotFoundError:
+        raise not_found(f"{path} is not there: run 'conch analyze profile' first, or name its folder (-e)") from None
+    except (OSError, ValueError) as error:
+        raise invalid(f"{path} cannot be read: {error}") from None
+    try:
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']}")
+        known = document["circumstances"]
+        pairs = {name: [(key, value) for key, value in known[name]] for name in ("machine", "settings")}
+        return Circumstances(**{**known, **pairs}), [_search(one) for one in document["searches"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise invalid(f"{path} has no results of this version ({type(error).__name__}: {error})") from None
+
+
+def _search(values: Mapping[str, Any]) -> SavedSearch:
+    goals = values["goals"]
+    wanted = {
+        name: ModelGoals(
+            tuple(WeightedObjective(**each) for each in one["objectives"]),
+            tuple(Constraint(**each) for each in one["constraints"]),
+            one["weight"],
+        )
+        for name, one in goals["models"].items()
+    }
+    return SavedSearch(
+        tuple(values["models"]),
+        Goals(wanted, Price(**goals["price"])),
+        [_result(one) for one in values["results"]],
+        values["complete"],
+    )
+
+
+def _result(values: Mapping[str, Any]) -> CandidateResult:
+    points = tuple(map(read_point, values["points"]))
+    return CandidateResult(Candidate(**values["candidate"]), points, values["error"], values["configs"])

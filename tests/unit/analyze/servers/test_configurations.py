@@ -1,0 +1,34 @@
+"""From a candidate to what files say."""
+
+from __future__ import annotations
+
+import pytest
+
+from conch.analyze.servers.configurations import check_in_force, concise, with_ensembles
+from conch.errors import ConchError
+
+GROUP = {"name": "a_0", "kind": "KIND_CPU", "count": 1, "gpus": []}
+CONFIGS = {
+    "a": {"max_batch_size": 8, "instance_group": [GROUP]},
+    "e": {"max_batch_size": 8, "ensemble_scheduling": {"step": [{"model_name": "a"}]}},
+}
+
+
+def test_instance_groups_say_only_what_differs() -> None:
+    overrides = {"a": {"max_batch_size": 4, "instance_group": [{**GROUP, "count": 3}, {"count": 1}]}}
+
+    assert concise(overrides, CONFIGS) == {"a": {"max_batch_size": 4, "instance_group": [{"count": 3}, {"count": 1}]}}
+
+
+def test_an_ensemble_allows_no_larger_batches_than_its_members() -> None:
+    assert with_ensembles({"a": {"max_batch_size": 4}}, CONFIGS) == {
+        "a": {"max_batch_size": 4},
+        "e": {"max_batch_size": 4},
+    }
+    assert with_ensembles({"a": {"max_batch_size": 16}}, CONFIGS) == {"a": {"max_batch_size": 16}}
+
+
+def test_what_a_server_adds_by_itself_is_no_candidate() -> None:
+    check_in_force({"a": {"dynamic_batching": None}}, CONFIGS)
+    with pytest.raises(ConchError, match="'a' has dynamic_batching all the same"):
+        check_in_force({"a": {"dynamic_batching": None}}, {"a": {"dynamic_batching": {"preferred_batch_size": [8]}}})
