@@ -6,6 +6,7 @@ by the reports.  Times are seconds, memory bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -18,6 +19,12 @@ LoadKind = Literal["concurrency", "request_rate"]
 
 #: What the name of the repository's own configuration ends with.
 DEFAULT: Final = "_config_default"
+_NAME: Final = re.compile(r".+_config_(default|\d+)")
+
+
+def is_name_of_candidate(name: str) -> bool:
+    """Whether a name is like those of candidates."""
+    return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,8 @@ class ModelFigures:
 
     ``percentiles`` by number (50, 90, 95, 99); ``client_wait`` is from the last byte sent to the first byte received,
     ``stages`` the averages of the server's ``queue``, ``compute_input``, ``compute_infer`` and ``compute_output``.
-    ``failed`` counts requests that were not answered well, which are not among the latencies.
+    ``failed`` counts requests that were not answered well, which are not among the latencies.  ``noise`` has by the name
+    of a figure (:mod:`conch.analyze.judging.metrics`) its standard error over the windows, as a share of it.
     """
 
     throughput: float
@@ -57,13 +65,12 @@ class ModelFigures:
     stages: Mapping[str, float]
     requests: int
     failed: int = 0
+    noise: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """A candidate at one load: all models at the same time, and what the server used meanwhile.
-
-    ``noise`` is the standard error of its throughput over its windows, as a share of it (0: not known).
 
     ``disturbed`` says that others used the machine, in spite of repetition; ``warnings`` are sentences.  ``stopped``
     is set where measuring ended early, because the candidate was clearly worse than another.
@@ -75,7 +82,6 @@ class Point:
     disturbed: bool = False
     warnings: Sequence[str] = ()
     stopped: bool = False
-    noise: float = 0.0
 
     @property
     def throughput(self) -> float:

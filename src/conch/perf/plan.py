@@ -144,11 +144,13 @@ class PerfPlan:
     shared_memory: bool = False
     output_size: int = 100 * 1024
     composing: Mapping[str, str] = field(default_factory=dict)
+    further_percentiles: Sequence[float] = ()
 
     @property
     def percentiles(self) -> tuple[float, ...]:
-        """The percentiles to show: the usual ones, and the one that has to agree."""
-        return tuple(sorted({*PERCENTILES, *([self.percentile] if self.percentile else [])}))
+        """The percentiles to show: the usual ones, the one that has to agree, and further ones."""
+        agreeing = [self.percentile] if self.percentile else []
+        return tuple(sorted({*PERCENTILES, *agreeing, *self.further_percentiles}))
 
     @property
     def callers(self) -> int:

@@ -10,9 +10,12 @@ from conch.analyze.results import Candidate, CandidateResult, ModelFigures, Poin
 from conch.perf.resources import GpuFigures, ResourceFigures
 
 
-def figures(throughput: float = 100.0, p99: float = 0.02, *, requests: int = 1000, failed: int = 0) -> ModelFigures:
+def figures(
+    throughput: float = 100.0, p99: float = 0.02, *, requests: int = 1000, failed: int = 0,
+    noise: Mapping[str, float] | None = None,
+) -> ModelFigures:  # fmt: skip
     return ModelFigures(
-        throughput, p99 / 2, {50: p99 / 2, 99: p99}, 0.0001, p99 / 2, {"queue": p99 / 4}, requests, failed
+        throughput, p99 / 2, {50: p99 / 2, 99: p99}, 0.0001, p99 / 2, {"queue": p99 / 4}, requests, failed, noise or {}
     )  # fmt: skip
 
 
@@ -21,8 +24,8 @@ def point(
 ) -> Point:
     """A point of the model ``m``, on two cores."""
     gpus = {"GPU-1": GpuFigures(0.5, gpu)} if gpu else {}
-    failed = more.pop("failed", 0)
-    return Point(load, {"m": figures(throughput, p99, failed=failed)}, ResourceFigures(2.0, memory, gpus), **more)
+    own = {name: more.pop(name) for name in ("failed", "noise") if name in more}
+    return Point(load, {"m": figures(throughput, p99, **own)}, ResourceFigures(2.0, memory, gpus), **more)
 
 
 def result(

@@ -71,9 +71,33 @@ def valid(point: Point) -> bool:
     )
 
 
+def knows_objectives(point: Point, goals: Goals) -> bool:
+    """Whether a point has all figures that are to be good."""
+    return not any(
+        value_of(objective.metric, point, model, goals.price) is None
+        for model, wanted in goals.models.items()
+        for objective in wanted.objectives
+    )
+
+
+def excess_known(point: Point, goals: Goals) -> float:
+    """By how much the constraints are broken of which it is known, as shares of their bounds."""
+    return sum(one.excess for one in violations(point, goals) if one.value is not None)
+
+
+def unknown(point: Point, goals: Goals) -> list[str]:
+    """The figures that goals need and a point has not got, in words."""
+    missing = [one.constraint.metric for one in violations(point, goals) if one.value is None]
+    return [name.replace("_", " ") for name in dict.fromkeys(missing)]
+
+
 def violations(point: Point, goals: Goals) -> Iterator[Violation]:
-    """The constraints that a point breaks, or of which it is not known whether it does."""
+    """The constraints that a point breaks, or of which it is not known whether it does; and as bounds of nothing,
+    objectives that are not known."""
     for model, wanted in goals.models.items():
+        for objective in wanted.objectives:
+            if value_of(objective.metric, point, model, goals.price) is None:
+                yield Violation(model, Constraint(objective.metric), None, inf)
         for constraint in wanted.constraints:
             value = value_of(constraint.metric, point, model, goals.price)
             if value is None:

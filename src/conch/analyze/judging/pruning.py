@@ -14,7 +14,7 @@ from math import sqrt
 from typing import Final
 
 from conch.analyze.judging.goals import Goals
-from conch.analyze.judging.objectives import excess, satisfied, score, valid
+from conch.analyze.judging.objectives import excess_known, knows_objectives, satisfied, score, valid
 from conch.analyze.results import Point
 
 #: The share that windows may be from their mean.
@@ -26,16 +26,17 @@ _RIVALS: Final = 3
 def hopeless(windows: Sequence[Point], rival: Point | None, goals: Goals, *, stability: float = STABILITY) -> bool:
     """Whether the point that is being measured is clearly worse than ``rival``, or breaks a constraint beyond doubt.
 
-    ``windows`` are what it measured so far, each as if it were the whole point.  Without a rival that keeps the
-    constraints, nothing is hopeless: what comes nearest to them has to be known.
+    ``windows`` are what it measured so far, each as if it were the whole point; of memory and of the server's stages
+    they say nothing, which is no fault of theirs.  Without a rival that keeps the constraints, nothing is hopeless:
+    what comes nearest to them has to be known.
     """
     if not windows or rival is None or not satisfied(rival, goals):
         return False
     if not all(map(valid, windows)) or _rising(windows, stability):
         return False
     margin = 3 * stability * sqrt(1 / len(windows) + 1 / _RIVALS)
-    worse = all(score(one, rival, goals) < 1 - margin for one in windows)
-    return worse or all(excess(one, goals) > margin for one in windows)
+    worse = all(knows_objectives(one, goals) and score(one, rival, goals) < 1 - margin for one in windows)
+    return worse or all(excess_known(one, goals) > margin for one in windows)
 
 
 def _rising(windows: Sequence[Point], stability: float) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import hypot
+from math import hypot, sqrt
 from typing import Any, Final
 
 from conch.analyze.judging.goals import Goals
@@ -69,7 +69,7 @@ def rank(results: Sequence[CandidateResult], goals: Goals) -> Ranking:
         return Ranking((), None, None, ("There is no valid point: nothing was measured.", *_failures(results)))
     found = [_ranked(one, reference, goals) for one in results if one.points]
     found.sort(key=lambda row: _order(row, reference, goals), reverse=True)
-    tied = _tied(found)
+    tied = _tied(found, goals)
     if len(tied) > 1:
         simplest = min(tied, key=_complexity)
         found = [simplest, *(row for row in found if row is not simplest)]
@@ -108,7 +108,7 @@ def _order(row: Ranked, reference: Point, goals: Goals) -> tuple[bool, bool, flo
     return _preference(row.point, worth(row.point, reference, goals))
 
 
-def _tied(rows: Sequence[Ranked]) -> list[Ranked]:
+def _tied(rows: Sequence[Ranked], goals: Goals) -> list[Ranked]:
     """Those at the top whose scores differ by no more than noise."""
     first = rows[0]
     if not first.satisfied:
@@ -118,13 +118,26 @@ def _tied(rows: Sequence[Ranked]) -> list[Ranked]:
         for row in rows
         if row.satisfied
         and row.point.disturbed == first.point.disturbed
-        and row.score * (1 + _uncertainty(row.point, first.point)) >= first.score
+        and row.score * (1 + _uncertainty(row.point, first.point, goals)) >= first.score
     ]
 
 
-def _uncertainty(one: Point, other: Point) -> float:
+def _uncertainty(one: Point, other: Point, goals: Goals) -> float:
     """How far the scores of two points may be apart by noise alone: two standard errors of their difference."""
-    return max(NOISE, 2 * hypot(one.noise, other.noise))
+    variance, weights = 0.0, 0.0
+    for model, wanted in goals.models.items():
+        total = sum(objective.weight for objective in wanted.objectives)
+        for objective in wanted.objectives:
+            weight = wanted.weight * objective.weight / total
+            noise = hypot(*(_noise(point, model, objective.metric) for point in (one, other)))
+            variance, weights = variance + (weight * noise) ** 2, weights + weight
+    return max(NOISE, 2 * sqrt(variance) / weights)
+
+
+def _noise(point: Point, model: str, metric: str) -> float:
+    """The standard error of a figure, as a share of it; that of cost is the throughput's, by which it is divided."""
+    known = point.models[model].noise if model in point.models else {}
+    return known.get("throughput" if metric == "cost" else metric, 0.0)
 
 
 def _complexity(row: Ranked) -> tuple[int, int, int, str]:
@@ -167,8 +180,15 @@ def _notes(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
 
 
 def _cautions(rows: Sequence[Ranked], winner: Ranked | None) -> Iterator[str]:
-    """What looked better than the winner and was disturbed."""
-    if winner is None or winner.point.disturbed:
+    """What looked better than the winner and was disturbed, and a winner of which little is known."""
+    if winner is None:
+        return
+    if winner.point.stopped:
+        yield (
+            f"{winner.name} was not measured to the end, as another one was better under the goals of the analysis:"
+            " run 'conch analyze profile' under these goals."
+        )
+    if winner.point.disturbed:
         return
     better = [row for row in rows if row.point.disturbed and row.satisfied and row.score > winner.score * (1 + NOISE)]
     if better:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from math import ceil
 from threading import Barrier, BrokenBarrierError, Lock
 from types import TracebackType
@@ -18,6 +19,7 @@ from conch.analyze.profiling.plans import at_load
 from conch.analyze.results import ModelFigures, Point
 from conch.analyze.servers.base import ServerGone
 from conch.errors import internal
+from conch.perf.confidence import Confidence, Interval, student
 from conch.perf.figures import WindowFigures
 from conch.perf.level import OnWindow
 from conch.perf.measured import Measured
@@ -64,7 +66,7 @@ class CandidateMeasurement:
         was answered.
         """
         self._connect(load)
-        windows = _Windows(load, self._open, hopeless)
+        windows = WindowsSoFar(load, self._open, hopeless)
         together = Barrier(len(self._open))
         with ThreadPoolExecutor(len(self._open)) as threads:
             running = {
@@ -112,7 +114,7 @@ def _measure(measurement: Measurement, load: float, on_window: OnWindow, togethe
         raise
 
 
-class _Windows:
+class WindowsSoFar:
     """What the models have measured so far: whether it is of use to measure on is asked when all have a new window."""
 
     def __init__(self, load: float, models: Mapping[str, object], hopeless: Hopeless | None) -> None:
@@ -130,6 +132,8 @@ class _Windows:
 
         def observe(window: WindowFigures) -> bool:
             with self._lock:
+                if window.interference is not None and window.interference.disturbs:
+                    return self.stopped  # which says nothing of the candidate
                 self._windows[name].append(window)
                 points = self._points()
                 if self._hopeless is not None and points and self._hopeless(points):
@@ -141,7 +145,7 @@ class _Windows:
     def _points(self) -> list[Point]:
         count = min(map(len, self._windows.values()))
         return [
-            Point(self._load, {name: _figures(windows[at], {}) for name, windows in self._windows.items()}, None)
+            Point(self._load, {name: _figures(windows[at]) for name, windows in self._windows.items()}, None)
             for at in range(count)
         ]
 
@@ -149,7 +153,10 @@ class _Windows:
 def _point(load: float, measured: Mapping[str, Measured], *, stopped: bool) -> Point:
     many = len(measured) > 1
     warnings = [f"{name}: {text}" if many else text for name, one in measured.items() for text in one.warnings]
-    models = {name: _figures(one.figures, _stages(name, one)) for name, one in measured.items()}
+    models = {
+        name: replace(_figures(one.figures), stages=_stages(name, one), noise=_noise(one.confidence))
+        for name, one in measured.items()
+    }
     seen = [one.resources for one in measured.values() if one.resources is not None]
     return Point(
         load, models, max(seen, key=lambda one: one.memory, default=None), warnings=tuple(warnings),
@@ -157,7 +164,7 @@ def _point(load: float, measured: Mapping[str, Measured], *, stopped: bool) -> P
     )  # fmt: skip
 
 
-def _figures(window: WindowFigures, stages: Mapping[str, float]) -> ModelFigures:
+def _figures(window: WindowFigures) -> ModelFigures:
     latency = window.latency
     return ModelFigures(
         throughput=window.throughput,
@@ -165,10 +172,27 @@ def _figures(window: WindowFigures, stages: Mapping[str, float]) -> ModelFigures
         percentiles=dict(latency.percentiles) if latency else {},
         client_send=window.send.average if window.send else 0.0,
         client_wait=window.wait.average if window.wait else 0.0,
-        stages=stages,
+        stages={},
         requests=window.requests,
         failed=sum(window.failures.values()),
     )
+
+
+def _noise(confidence: Confidence | None) -> Mapping[str, float]:
+    """The standard errors of the figures, as shares of them."""
+    if confidence is None:
+        return {}
+    found: dict[str, Interval | None] = {
+        "throughput": confidence.throughput,
+        "latency_average": confidence.average,
+        **{f"latency_p{number:g}": interval for number, interval in confidence.percentiles.items()},
+    }
+    errors = student(confidence.count - 1)
+    return {
+        name: (one.high - one.low) / (one.high + one.low) / errors
+        for name, one in found.items()
+        if one is not None and one.high > 0
+    }
 
 
 def _stages(name: str, measured: Measured) -> Mapping[str, float]:

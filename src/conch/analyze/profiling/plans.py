@@ -56,7 +56,7 @@ _OF_PLAN: Final[Mapping[str, tuple[str, Reader]]] = {
     "stability-percentage": ("share", _share),
     "warm-up": ("warm_up", values.positive),
     "max-trials": ("trials", values.count),
-    "percentile": ("percentile", values.positive),
+    "percentile": ("percentile", values.percentage),
     "measurement-request-count": ("requests", values.count),
     "streaming": ("streaming", values.flag),
     "request-distribution": ("distribution", values.one_of("constant", "poisson")),
@@ -68,15 +68,17 @@ _OF_PLAN: Final[Mapping[str, tuple[str, Reader]]] = {
 _SHORT: Final = {"p": "measurement-interval", "s": "stability-percentage", "r": "max-trials", "x": "model-version"}
 
 
-def plan_of(settings: AnalyzeSettings, model: str, address: Address) -> PerfPlan:
-    """How ``model`` is asked, at a load that is put in later.
+def plan_of(
+    settings: AnalyzeSettings, model: str, address: Address, percentiles: Sequence[float] = ()
+) -> PerfPlan:  # fmt: skip
+    """How ``model`` is asked, at a load that is put in later; ``percentiles`` are those that goals need.
 
     Raises INVALID_ARG for flags that are not known.
     """
     fields, data = _read({**settings.perf_analyzer_flags, **settings.model(model).perf_flags})
     plan = PerfPlan(
         model, address, settings.client_protocol, batch_size=settings.batch_size_of(model), interval=INTERVAL,
-        data=DataOptions(**data),
+        data=DataOptions(**data), further_percentiles=percentiles,
     )  # fmt: skip
     return replace(plan, **fields)
 

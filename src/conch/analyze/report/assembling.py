@@ -47,7 +47,7 @@ def _placed(search: SavedSearch, ranking: Ranking) -> list[Placed]:
             row.result,
             row.point,
             _passing(row.result.points, search.goals),
-            tuple(map(str, row.violations)),
+            tuple(dict.fromkeys(map(str, row.violations))),
             row.score,
             row.tied,
         )

@@ -96,3 +96,11 @@ def test_nothing_is_hopeless_while_none_keeps_the_constraints() -> None:
     bounded = goals(constraints=[Constraint("latency_p99", maximum=0.001)])
     assert not hopeless([point(1)], point(100), bounded)
     assert not hopeless([point(1)], None, goals())
+
+
+def test_windows_that_do_not_know_the_memory_do_not_end_a_measurement() -> None:
+    window = Point(8, {"m": figures(100)}, None)
+    bounded = goals(constraints=[Constraint("memory", maximum=4e9)])
+    assert not hopeless([window], point(100), bounded)
+    assert not hopeless([window], point(100), goals(WeightedObjective("memory")))
+    assert hopeless([Point(8, {"m": figures(50)}, None)], point(100), bounded)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conch.analyze.judging.goals import Constraint, WeightedObjective
 from conch.analyze.judging.ranking import rank
 from tests.unit.analyze.points import goals, point, result
@@ -64,7 +66,8 @@ def test_less_memory_is_simpler_where_instances_are_as_many() -> None:
 
 
 def test_what_windows_say_of_their_noise_decides_what_is_tied() -> None:
-    rows = [result("m_config_default", point(190, noise=0.05)), result("two", point(210, noise=0.05), instances=2)]
+    noise = {"throughput": 0.05}
+    rows = [result("m_config_default", point(190, noise=noise)), result("two", point(210, noise=noise), instances=2)]
     assert rank(rows, goals()).rows[0].tied
     rows = [result("m_config_default", point(190)), result("two", point(210), instances=2)]
     assert not rank(rows, goals()).rows[0].tied
@@ -113,3 +116,29 @@ def test_a_constraint_that_cannot_be_checked_is_not_kept() -> None:
     ranking = rank([DEFAULT], goals(WeightedObjective("throughput"), constraints=[bound]))
     assert ranking.winner is None
     assert "gpu_memory is not known" in ranking.notes[0]
+
+
+def test_the_noise_that_counts_is_that_of_what_is_wanted() -> None:
+    fast = [
+        result("m_config_default", point(p99=0.030, noise={"latency_p99": 0.05, "throughput": 0.001})),
+        result("two", point(p99=0.027, noise={"latency_p99": 0.05, "throughput": 0.001}), instances=2),
+    ]
+    assert rank(fast, goals(WeightedObjective("latency_p99"))).rows[0].tied
+    assert not rank(fast, goals(WeightedObjective("latency_p50"))).rows[0].tied
+
+
+def test_without_what_is_wanted_of_it_nothing_wins() -> None:
+    elsewhere = [
+        result("m_config_default", replace(point(100), resources=None)),
+        result("two", replace(point(900), resources=None), instances=2),
+    ]
+    for objective in ("memory", "gpu_power", "cost"):
+        ranking = rank(elsewhere, goals(WeightedObjective("throughput"), WeightedObjective(objective)))
+        assert ranking.winner is None
+        assert f"{objective} is not known" in ranking.notes[0]
+
+
+def test_a_winner_that_was_measured_for_other_goals_is_said_to_be() -> None:
+    ranking = rank([DEFAULT, result("two", point(200, stopped=True), instances=2)], goals())
+    assert ranking.winner is not None and ranking.winner.name == "two"
+    assert "two was not measured to the end" in ranking.cautions[0]
