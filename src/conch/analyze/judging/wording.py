@@ -37,11 +37,12 @@ def _phrase(wanted: ModelGoals) -> str:
         figure = _figure(objective.metric)
         wish = "highest" if figure.more_is_better else "least" if figure.name in _LEAST else "lowest"
         wishes.append(f"{wish} {title(figure)}" + (f" (weight {objective.weight:g})" if weighted else ""))
-    bounds = [bound for constraint in wanted.constraints for bound in _bounds(constraint)]
-    return _listed(wishes) + (f" with {_listed(bounds)}" if bounds else "")
+    limits = [bound for constraint in wanted.constraints for bound in bounds(constraint)]
+    return _listed(wishes) + (f" with {_listed(limits)}" if limits else "")
 
 
-def _bounds(constraint: Constraint) -> list[str]:
+def bounds(constraint: Constraint) -> list[str]:
+    """A constraint in words: ``p99 latency at most 100 ms``."""
     figure = _figure(constraint.metric)
     ends = (("at least", constraint.minimum), ("at most", constraint.maximum))
     return [f"{title(figure)} {end} {figure.shown(value)}" for end, value in ends if value is not None]

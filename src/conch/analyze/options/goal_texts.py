@@ -16,9 +16,9 @@ from conch.analyze.options.values import OptionProblem, positive, wrong
 from conch.config.parameters import nearest
 from conch.errors import ConchError, invalid
 
-_BOUND: Final = re.compile(r"\s*([A-Za-z_:. 0-9]+?)\s*(<=|>=|<|>)\s*([\d.]+)\s*([A-Za-z%/]*)\s*")
+_BOUND: Final = re.compile(r"\s*([A-Za-z_:. 0-9]+?)\s*(<=|>=|<|>)\s*([\d.]+)\s*([A-Za-z\u00b5\u03bc%/]*)\s*")
 _UNITS: Final[Mapping[str, tuple[str, float]]] = {
-    **dict.fromkeys(("us", "µs"), ("ms", 1e-6)),
+    **dict.fromkeys(("us", "\u00b5s", "\u03bcs"), ("ms", 1e-6)),
     "ms": ("ms", 1e-3),
     "s": ("ms", 1.0),
     **{unit: ("MB", float(1000**power)) for power, unit in enumerate(("b", "kb", "mb", "gb", "tb"))},

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 from conch.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
 from conch.analyze.options import goal_texts, values
+from conch.analyze.options.description import described
 from conch.analyze.options.models import ModelSettings, models
 from conch.analyze.options.values import Reader
 from conch.errors import invalid
@@ -82,7 +83,7 @@ class AnalyzeSettings:
         False, _SEARCH, values.flag, "", "Try nothing that is not listed under model_config_parameters.")
     run_config_search_min_instance_count: int = option(1, _SEARCH, values.count, "N", "Instances at least (1).")
     run_config_search_max_instance_count: int = option(
-        5, _SEARCH, values.count, "N", "Instances at most (5).", common=True)
+        5, _SEARCH, values.instances, "N", "Instances at most (5).", common=True)
     run_config_search_min_model_batch_size: int = option(1, _SEARCH, values.count, "N", "max_batch_size at least (1).")
     run_config_search_max_model_batch_size: int = option(
         128, _SEARCH, values.count, "N", "max_batch_size at most (128).", common=True)
@@ -150,6 +151,8 @@ class AnalyzeSettings:
         {}, _MEASURING, values.mapping, "NAME=VALUE", "A flag of conch perf, as shape=INPUT:3,224; repeatable.",
         common=True)
     perf_analyzer_timeout: float = option(600.0, _MEASURING, values.positive, "S", "Seconds for one measurement (600).")
+    repeat_disturbed: bool = option(
+        False, _MEASURING, values.flag, "", "Measure again what the checkpoint has and others disturbed.")
 
     export_path: Path = option(
         Path("analysis"), _RESULTS, values.path, "DIR", "Folder of the reports (analysis).", flags=("-e",), common=True)
@@ -175,6 +178,12 @@ class AnalyzeSettings:
                 raise invalid(
                     f"run_config_search_min_{name} is {least:g}{unit} and run_config_search_max_{name} {most:g}:"
                     " nothing is between them"
+                )
+        for sizes in (self.batch_sizes, *(one.batch_sizes for one in self.profile_models)):
+            if len(sizes) > 1:
+                raise invalid(
+                    f"batch_sizes: {', '.join(map(str, sizes))} are different questions; give one, and run the analysis"
+                    " again for the others, each with an --export-path of its own"
                 )
         if self.concurrency and self.request_rate:
             raise invalid("concurrency and request_rate exclude each other")
@@ -230,7 +239,7 @@ class AnalyzeSettings:
                 one.default_factory() if one.default is MISSING and one.default_factory is not MISSING else one.default
             )
             if value != default and name != "profile_models":
-                yield name, ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                yield name, described(name, value)
 
     def model(self, name: str) -> ModelSettings:
         """What is said of a model, measured or composing."""

@@ -104,6 +104,14 @@ def count(name: str, value: Any) -> int:
     return found
 
 
+def instances(name: str, value: Any) -> int:
+    """A number of instances: each is a process or holds the model's memory."""
+    found = count(name, value)
+    if found > _LONGEST:
+        raise wrong(name, value, f"a number of instances of at most {_LONGEST}")
+    return found
+
+
 def positive(name: str, value: Any) -> float:
     """A finite number above 0."""
     try:

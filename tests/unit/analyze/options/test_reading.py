@@ -72,7 +72,7 @@ def test_goals_are_said_in_words() -> None:
     settings = read_settings(
         {
             "objectives": ["latency:p99=2", "cost"],
-            "constraints": ["p99<100ms", "p99 <= 0.05 s", "memory<4GB", "throughput > 50", "gpu_memory<1GiB"],
+            "constraints": ["p99<100ms", "p99 <= 0.05 s", "memory<4GB", "throughput > 50", "gpu_memory<1GiB", "p50<900µs"],
             "price": "core=0.04,gb=0.005",
         }
     ).settings
@@ -82,6 +82,7 @@ def test_goals_are_said_in_words() -> None:
         Constraint("memory", maximum=4e9),
         Constraint("throughput", minimum=50),
         Constraint("gpu_memory", maximum=float(1 << 30)),
+        Constraint("latency_p50", maximum=pytest.approx(0.0009)),
     )
     assert settings.price == Price(core=0.04, gigabyte=0.005)
 
@@ -123,6 +124,8 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message
         ({"objectives": ["trougput"]}, "--objective: there is no figure 'trougput'; did you mean throughput?"),
         ({"concurrency": "8:4"}, "--concurrency: '8:4' is not a range"),
         ({"num_configs_per_model": "0"}, "--num-configs-per-model: '0' is not a whole number of at least 1"),
+        ({"run_config_search_max_instance_count": "9999999"}, "is not a number of instances of at most 1000"),
+        ({"batch_sizes": "1,4"}, "batch_sizes: 1, 4 are different questions; give one"),
     ],
 )
 def test_what_is_wrong_on_the_command_line_is_named(given: dict[str, object], message: str) -> None:
