@@ -16,9 +16,11 @@ from conch.analyze.profiling.profile import Profile, SearchOutcome
 from conch.analyze.profiling.progress import SearchProgress
 from conch.analyze.results import Point
 from conch.analyze.search.strategies.strategy import Trial
+from conch.analyze.servers.base import ServerLost
 from conch.errors import ConchError
 from conch.repository.scan import ModelRepository
 from tests.e2e.analyze import models
+from tests.servers import ConchServer
 
 
 @dataclass
@@ -167,3 +169,42 @@ def test_nothing_is_applied_where_no_candidate_keeps_the_constraints(settings: A
 
     with pytest.raises(ConchError, match="no configuration keeps the constraints"):
         chosen(outcome.ranking)
+
+
+class Ending(Watching):
+    """Ends the server after the first measurement."""
+
+    server: ConchServer
+
+    def measured(self, trial: Trial, point: Point, *, before: bool) -> None:
+        super().measured(trial, point, before=before)
+        assert self.server.process is not None
+        self.server.process.kill()
+        self.server.process.wait()
+
+
+def test_a_running_server_that_dies_ends_the_analysis_and_makes_no_candidate_a_failure(settings: AnalyzeSettings) -> None:
+    remote = replace(
+        settings, triton_launch_mode="remote", perf_analyzer_timeout=6.0, run_config_search_max_model_batch_size=2
+    )
+    flags = ("--model-control-mode=explicit", "--load-model=waits")
+    watching = Ending()
+    assert settings.model_repository is not None
+    with ConchServer(settings.model_repository, *flags) as watching.server:
+        there = replace(remote, triton_grpc_endpoint=watching.server.grpc)
+        with pytest.raises(ConchError, match="has not got its models as they were"), Profile(there, watching) as profile:
+            with pytest.raises(ServerLost, match="no server answers"):
+                profile.run()
+
+    [outcome] = profile.outcomes
+    assert [bool(one.points) for one in outcome.results] == [True, False]
+    assert not any(one.error for one in outcome.results)
+
+
+def test_a_figure_that_cannot_be_seen_is_told_after_the_first_measurement(settings: AnalyzeSettings) -> None:
+    wanted = replace(settings, constraints=(Constraint("gpu_power", maximum=100.0),))
+    watching = Watching()
+
+    with pytest.raises(ConchError, match="gpu power of the server cannot be seen from here"):
+        run(wanted, watching)
+    assert len(watching.measured_now) == 1

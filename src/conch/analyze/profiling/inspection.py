@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from conch.analyze.options.settings import AnalyzeSettings
@@ -12,15 +13,20 @@ from conch.analyze.servers.base import AnalyzedServer, Configs
 from conch.backends.native.threads import usable_cores
 from conch.checkpoints.manifest import Manifest
 from conch.errors import ConchError
+from conch.perf.channels.connecting import Address
 from conch.perf.inputs.specs import read_model
 from conch.perf.server_api import GrpcApi, HttpApi, ServerApi
+from conch.perf.server_process import find_server
 from conch.perf.traffic import traffic_of
 from conch.repository.scan import ModelRepository
 
 
-def facts_of(repository: ModelRepository | None, configs: Configs) -> Mapping[str, ModelFacts]:
-    """What is known of models whose completed configurations are ``configs``."""
-    threads = usable_cores()
+def facts_of(repository: ModelRepository | None, configs: Configs, address: Address) -> Mapping[str, ModelFacts]:
+    """What is known of models whose completed configurations are ``configs``; the server listens at ``address``.
+
+    How many cores a server has that runs elsewhere is not known.
+    """
+    threads = usable_cores() if find_server(address).pids else 1
     return {
         model: ModelFacts(model, config, *_variants(repository, model), threads) for model, config in configs.items()
     }
@@ -31,12 +37,16 @@ def check_requests(settings: AnalyzeSettings, server: AnalyzedServer, models: Se
 
     The models are loaded as their repository has them; batches are left to each candidate.
     """
-    api: ServerApi
-    for model in models:
-        plan = replace(plan_of(settings, model, server.address), batch_size=1)
-        api = GrpcApi(plan.address) if plan.protocol == "grpc" else HttpApi(plan.address)
-        spec = read_model(api.metadata(model, plan.version), api.config(model, plan.version), plan.version)
-        traffic_of(plan, spec, "")
+    with ExitStack() as closing:
+        api: ServerApi = (
+            closing.enter_context(GrpcApi(server.address))
+            if settings.client_protocol == "grpc"
+            else HttpApi(server.address)
+        )
+        for model in models:
+            plan = replace(plan_of(settings, model, server.address), batch_size=1)
+            spec = read_model(api.metadata(model, plan.version), api.config(model, plan.version), plan.version)
+            traffic_of(plan, spec, "")
 
 
 def _variants(repository: ModelRepository | None, model: str) -> tuple[tuple[str, ...], str]:

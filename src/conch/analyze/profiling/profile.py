@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from conch.analyze.judging.goals import Goals
+from conch.analyze.judging.objectives import unknown, valid
 from conch.analyze.judging.pruning import hopeless
 from conch.analyze.judging.ranking import Ranking, rank
 from conch.analyze.options.settings import AnalyzeSettings
@@ -25,13 +26,13 @@ from conch.analyze.results import Candidate, CandidateResult, Point
 from conch.analyze.search.searches import Search, searches
 from conch.analyze.search.strategies.choice import axis_of, strategy_of
 from conch.analyze.search.strategies.strategy import Trial
-from conch.analyze.servers.base import AnalyzedServer, Configs, Overrides, ServerGone
+from conch.analyze.servers.base import AnalyzedServer, Configs, Overrides, ServerGone, ServerLost
 from conch.analyze.servers.choice import open_server, repository_of
 from conch.analyze.servers.configurations import check_in_force, concise, with_ensembles
 from conch.analyze.servers.copies import write_repository
 from conch.analyze.storage.checkpoint import AnalysisCheckpoint
 from conch.analyze.storage.conditions import conditions
-from conch.errors import ConchError
+from conch.errors import ConchError, invalid
 
 #: How often a point that others disturbed is measured.
 ATTEMPTS: Final = 2
@@ -100,7 +101,7 @@ class Profile:
         return [*self._done, *([self._running.outcome()] if self._running is not None else [])]
 
     def run(self) -> Sequence[SearchOutcome]:
-        """Make all searches.  Raises ConchError where nothing can be measured."""
+        """Make all searches.  Raises ConchError where nothing can be measured, ServerLost where nothing more can be."""
         settings = self._settings
         names = [one.name for one in (*settings.bls_composing_models, *settings.profile_models)]
         server = self._server = open_server(settings, self._repository, list(dict.fromkeys(names)))
@@ -111,7 +112,7 @@ class Profile:
         )
         for change in checkpoint.changes:
             self._observer.say(change)
-        for search in searches(settings, facts_of(self._repository, self.configs)):
+        for search in searches(settings, facts_of(self._repository, self.configs, server.address)):
             self._running = _SearchRun(settings, search, server, checkpoint, self._observer, self.configs)
             try:
                 self._running.to_the_end(self._keep)
@@ -175,7 +176,7 @@ class _SearchRun:
         """One measurement, or what the checkpoint says of it."""
         models = tuple(self._search.space.configs)
         known = self._checkpoint.point(models, trial.candidate, trial.load)
-        if known is not None and not (known.stopped and trial.rival is None):
+        if known is not None and self._answers(known, trial):
             self._note(trial, known, before=True)
             return
         error = self._checkpoint.failure(models, trial.candidate)
@@ -185,6 +186,8 @@ class _SearchRun:
         self._observer.measuring(trial, self._pace.progress(self._strategy.expected))
         try:
             point = self._measured(trial)
+        except ServerLost:
+            raise  # which says nothing of the candidate
         except ConchError as problem:
             self._loaded = None
             self._checkpoint.fail(models, trial.candidate, problem.message)
@@ -193,12 +196,27 @@ class _SearchRun:
         self._checkpoint.add(models, trial.candidate, point)
         self._note(trial, point, before=False)
 
+    def _answers(self, point: Point, trial: Trial) -> bool:
+        """Whether a point of the checkpoint says what is asked now: it may have been measured for other goals."""
+        if set(point.models) != set(self._search.models):
+            return False
+        needed = set(self._search.goals.percentiles)
+        if any(one.requests and not needed <= set(one.percentiles) for one in point.models.values()):
+            return False
+        if point.disturbed and self._settings.repeat_disturbed:
+            return False
+        if not point.stopped:
+            return True
+        # It stands for all its windows, however many there were.
+        return trial.rival is not None and hopeless([point] * 10, trial.rival, self._search.goals)
+
     def _measured(self, trial: Trial) -> Point:
         """The point, from the first quiet attempt or the last one; a server that dies is started again once."""
         try:
             return self._attempts(trial)
         except ServerGone as gone:
-            self._observer.say(f"{trial.candidate.name}: {gone.message}; the server is started again")
+            self._observer.say(f"{trial.candidate.name}: {gone.message}")
+            self._observer.say("Waiting until the server is there again.")
             self.close()
             self._loaded = None
             self._server.restart()
@@ -212,7 +230,7 @@ class _SearchRun:
     def _attempts(self, trial: Trial) -> Point:
         for attempt in range(ATTEMPTS):
             point = self._attempt(trial)
-            if not point.disturbed or point.stopped:
+            if not point.disturbed:
                 return point
             if attempt + 1 < ATTEMPTS:
                 self._observer.say(f"{trial.candidate.name} at {trial.load:g} was disturbed, and is measured again")
@@ -252,7 +270,10 @@ class _SearchRun:
         check_in_force(overrides, configs)
         self._checkpoint.loaded(tuple(self._search.space.configs), candidate, configs)
         self._results[candidate.name] = replace(self._results[candidate.name], configs=configs)
-        plans = {name: plan_of(self._settings, name, self._server.address) for name in self._search.models}
+        plans = {
+            name: plan_of(self._settings, name, self._server.address, self._search.goals.percentiles)
+            for name in self._search.models
+        }
         self._measurement = CandidateMeasurement(plans, rate=axis_of(self._settings, self._search).rates)
         self._loaded = candidate.name
 
@@ -263,6 +284,16 @@ class _SearchRun:
         points = sorted([*result.points, point], key=lambda one: one.load)
         self._results[trial.candidate.name] = replace(result, points=tuple(points))
         self._observer.measured(trial, point, before=before)
+        self._check_known(point)
+
+    def _check_known(self, point: Point) -> None:
+        """Raise INVALID_ARG where figures that the goals need are not known of this server."""
+        missing = unknown(point, self._search.goals) if valid(point) else []
+        if missing:
+            raise invalid(
+                f"{' and '.join(missing)} of the server cannot be seen from here, so no configuration can be judged by"
+                " it: leave it out of objectives and constraints, or measure where the server runs"
+            )
 
     def _fail(self, trial: Trial, error: str, *, before: bool) -> None:
         self._strategy.fail(trial)

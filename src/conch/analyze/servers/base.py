@@ -18,6 +18,10 @@ class ServerGone(ConchError):
     """The server has ended, or answers no more; INTERNAL as what it did before cannot be known."""
 
 
+class ServerLost(ConchError):
+    """The server has ended and does not come back: nothing more can be measured."""
+
+
 class AnalyzedServer(Protocol):
     """Serves the profiled models under one configuration after the other."""
 
@@ -39,7 +43,7 @@ class AnalyzedServer(Protocol):
         """What the server has complained of since the last load; empty where its log is not known."""
 
     def restart(self) -> None:
-        """Start the server again after :class:`ServerGone`; raises it again for a server that cannot be started."""
+        """Have the server again after :class:`ServerGone`; raises ServerLost where it does not come back."""
 
     def close(self) -> None:
-        """Leave everything as it was before."""
+        """Leave everything as it was before; raises INTERNAL, naming what could not be."""

@@ -37,9 +37,11 @@ def open_server(settings: AnalyzeSettings, repository: ModelRepository | None, m
         )  # fmt: skip
     grpc = settings.client_protocol == "grpc"
     endpoint = settings.triton_grpc_endpoint if grpc else settings.triton_http_endpoint
-    address, prefix = read_address(endpoint, settings.client_protocol)
+    address, path = read_address(endpoint, settings.client_protocol)
+    if path:
+        raise invalid(f"triton_http_endpoint: {endpoint} has a path, and requests are sent to host:port")
     patience = settings.perf_analyzer_timeout
-    control = GrpcControl(address, patience) if grpc else HttpControl(address, patience, prefix)
+    control = GrpcControl(address, patience) if grpc else HttpControl(address, patience)
     return RemoteServer(control, address, models, reload=not settings.reload_model_disable)
 
 

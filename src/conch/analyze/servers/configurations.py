@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from conch.analyze.servers.base import Configs, Overrides
@@ -41,14 +41,34 @@ def with_ensembles(overrides: Overrides, configs: Configs) -> Overrides:
 
 
 def check_in_force(overrides: Overrides, configs: Configs) -> None:
-    """Raise INTERNAL for a field that a candidate takes away and that is in ``configs``, which are in force.
+    """Raise INTERNAL where ``configs``, which are in force, are not what a candidate wants.
 
-    A server completes configurations: what it adds by itself cannot be left out.
+    A server completes configurations: what it adds by itself cannot be left out.  One that overlooks a change would be
+    measured under another candidate's name.
     """
     for model, changes in overrides.items():
+        found = configs.get(model, {})
         for name, value in changes.items():
-            if value is None and configs.get(model, {}).get(name):
+            if value is None and found.get(name):
                 raise internal(f"model '{model}' has {name} all the same: the server adds it by itself")
+            for where, wanted, known in _differences(value, found.get(name), name):
+                raise internal(f"model '{model}': {where} should be {wanted} and is {known}, as the server did not take it")
+
+
+def _differences(wanted: Any, found: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+    """The numbers and texts of ``wanted`` that are others in ``found``, with their places; lists may be completed."""
+    if isinstance(wanted, Mapping):
+        for name, value in wanted.items():
+            yield from _differences(value, found.get(name) if isinstance(found, Mapping) else None, f"{where}.{name}")
+        if found is None:
+            yield where, "set", "not set"
+    elif isinstance(wanted, list):
+        groups = found if isinstance(found, list) else []
+        for group, known in zip(wanted, groups, strict=False):
+            if isinstance(group, Mapping):
+                yield from _differences({"count": group["count"]} if "count" in group else {}, known, where)
+    elif wanted is not None and found is not None and str(wanted) != str(found):
+        yield where, wanted, found
 
 
 def _batch(model: str, overrides: Overrides, configs: Configs) -> int:

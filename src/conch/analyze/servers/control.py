@@ -98,12 +98,12 @@ class ControlClient:
 class HttpControl(ControlClient):
     """Over HTTP."""
 
-    def __init__(self, address: Address, patience: float, prefix: str = "") -> None:
+    def __init__(self, address: Address, patience: float) -> None:
         super().__init__(address, patience)
         scheme = "https" if address.encrypted else "http"
-        self._base = f"{scheme}://{address.host}:{address.port}{prefix}/v2/repository"
+        self._base = f"{scheme}://{address.host}:{address.port}/v2/repository"
         self._tls = address.tls()
-        self._api = HttpApi(address, prefix)
+        self._api = HttpApi(address)
 
     def config(self, model: str) -> Mapping[str, Any]:
         return self._api.config(model, "")
@@ -143,7 +143,8 @@ class GrpcControl(ControlClient):
         self._client = InferenceServerClient(self.where, ssl=address.encrypted)
 
     def config(self, model: str) -> Mapping[str, Any]:
-        answer = self._ask(f"read the configuration of '{model}'", self._client.get_model_config, model)
+        ask = self._client.get_model_config
+        answer = self._ask(f"read the configuration of '{model}'", ask, model, client_timeout=_SECONDS)
         # In the form that HTTP has: protobuf's own JSON writes numbers of 64 bits as texts, and leaves out defaults.
         found: Mapping[str, Any] = json.loads(render.to_json(answer.config))
         return found

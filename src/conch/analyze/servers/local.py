@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from conch.analyze.servers.base import Configs, Overrides, ServerGone
+from conch.analyze.servers.base import Configs, Overrides, ServerGone, ServerLost
 from conch.analyze.servers.control import HttpControl
 from conch.analyze.servers.copies import write_repository
 from conch.analyze.servers.process import ServerProcess
@@ -40,6 +40,7 @@ class LocalServer:
         #: How long the server's log was at the last load.
         self._marked = 0
         try:
+            log.unlink(missing_ok=True)
             write_repository(self._home.path, source, {})
             self._start()
         except BaseException:
@@ -89,7 +90,10 @@ class LocalServer:
     def restart(self) -> None:
         if self._process is not None:
             self._process.close()
-        self._start()
+        try:
+            self._start()
+        except ServerGone as error:
+            raise ServerLost(error.message, error.code) from error
 
     def close(self) -> None:
         process, self._process = self._process, None

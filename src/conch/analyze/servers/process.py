@@ -33,7 +33,8 @@ _LISTENING: Final = re.compile(r"(GRPCInferenceService|HTTPService|Metrics Servi
 
 
 class ServerProcess:
-    """A server over ``repository`` with no model loaded, from the start on until ``close``; ``log`` is its log.
+    """A server over ``repository`` with no model loaded, from the start on until ``close``; ``log`` is its log,
+    which is appended to.
 
     ``flags`` are further ones of the command, ``environment`` what is set for it.  Raises ServerGone for one
     that does not start.
@@ -47,7 +48,8 @@ class ServerProcess:
             *(f"--{name}-{what}" for name in ("http", "grpc", "metrics") for what in (f"address={HOST}", "port=0")),
             *flags,
         ]
-        with log.open("wb") as output:
+        with log.open("ab") as output:
+            self._begun = output.tell()
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **environment},
@@ -100,7 +102,7 @@ class ServerProcess:
         self._guard.wait()
 
     def _text(self, since: int = 0) -> str:
-        return self._log.read_bytes()[since:].decode(errors="replace")
+        return self._log.read_bytes()[max(since, self._begun) :].decode(errors="replace")
 
     def _wait_for_ports(self) -> dict[str, int]:
         end = time.monotonic() + _START_SECONDS

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-from conch.analyze.servers.base import Configs, Overrides
+from conch.analyze.servers.base import Configs, Overrides, ServerGone, ServerLost
 from conch.analyze.servers.control import ControlClient
 from conch.config import render
 from conch.config.editing import merge
-from conch.errors import invalid
+from conch.errors import ConchError, internal, invalid
 from conch.perf.channels.connecting import Address
+
+#: How often it is looked whether a server is there again (s).
+_PAUSE: Final = 0.5
 
 
 class RemoteServer:
@@ -28,17 +33,27 @@ class RemoteServer:
     def __init__(self, control: ControlClient, address: Address, models: Sequence[str], *, reload: bool = True) -> None:
         self.address = address
         self._control, self._reload = control, reload
-        missing = [model for model in models if model not in control.known()]
+        known = control.known()
+        missing = [model for model in models if model not in known]
         if missing:
-            known = ", ".join(sorted(control.known())) or "none"
             raise invalid(
-                f"the server at {control.where} has no model '{missing[0]}' in its repository; it has {known}"
+                f"the server at {control.where} has no model '{missing[0]}' in its repository;"
+                f" it has {', '.join(sorted(known)) or 'none'}"
             )
-        before = {model: control.config(model) for model in control.ready()} if reload else {}
-        for model in models if reload else ():
-            control.load(model)
-        self._base = control.configs(models)
-        self._before = {model: before.get(model) for model in self._base}
+        #: The configurations of the models that were loaded before.
+        self._before: Mapping[str, Mapping[str, Any]] = (
+            {model: control.config(model) for model in control.ready()} if reload else {}
+        )
+        self._base: Configs = {}
+        try:
+            for model in models if reload else ():
+                self._base = {**self._base, model: {}}
+                control.load(model)
+            self._base = control.configs(models)
+        except BaseException:
+            with suppress(ConchError):  # what went wrong first says more
+                self.close()
+            raise
 
     def __enter__(self) -> RemoteServer:
         return self
@@ -73,19 +88,44 @@ class RemoteServer:
         return ""
 
     def restart(self) -> None:
-        """See whether the server is there again; somebody else starts it."""
-        self._control.known()
+        """Wait until the server is there again; somebody else starts it."""
+        end = time.monotonic() + self._control.patience
+        while True:
+            try:
+                self._control.known()
+                return
+            except ServerGone as error:
+                if time.monotonic() > end:
+                    raise ServerLost(error.message, error.code) from error
+                time.sleep(_PAUSE)
 
     def close(self) -> None:
-        """Load the models as they were before, and unload those that were not there."""
-        for model in self._base if self._reload else ():
-            self._control.load(model)
-            before = self._before[model]
-            if before is not None and self._control.config(model) != before:
-                self._control.load(model, before)
-        for model in reversed(self._base) if self._reload else ():
-            if self._before[model] is None:
+        """Unload the models that were not there, and load the others as they were before, each whatever the rest did.
+
+        Raises INTERNAL for those that are not as they were.
+        """
+        if not self._reload:
+            return
+        failed = {}
+        new = [model for model in reversed(self._base) if model not in self._before]
+        for model in (*new, *(one for one in self._base if one in self._before)):
+            try:
+                self._restore(model)
+            except ConchError as error:
+                failed[model] = error.message
+        if failed:
+            told = "; ".join(f"'{model}': {message}" for model, message in failed.items())
+            raise internal(f"the server at {self._control.where} has not got its models as they were: {told}")
+
+    def _restore(self, model: str) -> None:
+        before = self._before.get(model)
+        if before is None:
+            if model in self._control.ready():
                 self._control.unload(model)
+            return
+        self._control.load(model)
+        if self._control.config(model) != before:
+            self._control.load(model, before)
 
     def _load(self, model: str, overrides: Overrides) -> None:
         changes = overrides.get(model)

@@ -26,6 +26,7 @@ def conditions(
     """The conditions by name, as a checkpoint keeps them; ``configs`` are those of the repository, completed."""
     names = [one for one in _MEASURING if settings.triton_launch_mode == "remote" or not one.endswith("_endpoint")]
     measuring = {name: getattr(settings, name) for name in names}
+    measuring["loads"] = "rates" if settings.loads_are_rates else "callers"
     found = {
         "machine": str(MachineFacts.read()),
         "conch": __version__,
@@ -33,7 +34,9 @@ def conditions(
     }
     for model, config in configs.items():
         own = settings.model(model)
-        said = {"perf_flags": own.perf_flags, "batch_sizes": own.batch_sizes, "config": config}
+        said = {
+            "perf_flags": own.perf_flags, "batch_sizes": own.batch_sizes, "rates": bool(own.request_rate), "config": config,
+        }  # fmt: skip
         found[f"model {model}"] = _digest([_files(repository, model), said])
     return found
 

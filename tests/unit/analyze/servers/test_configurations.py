@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from conch.analyze.servers.configurations import check_in_force, concise, with_ensembles
@@ -32,3 +34,29 @@ def test_what_a_server_adds_by_itself_is_no_candidate() -> None:
     check_in_force({"a": {"dynamic_batching": None}}, CONFIGS)
     with pytest.raises(ConchError, match="'a' has dynamic_batching all the same"):
         check_in_force({"a": {"dynamic_batching": None}}, {"a": {"dynamic_batching": {"preferred_batch_size": [8]}}})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "in_force", "told"),
+    [
+        ({"max_batch_size": 16}, {"max_batch_size": 8}, "max_batch_size should be 16 and is 8"),
+        ({"instance_group": [{"count": 3}]}, {"instance_group": [GROUP]}, "instance_group.count should be 3 and is 1"),
+        ({"dynamic_batching": {}}, {}, "dynamic_batching should be set and is not set"),
+        (
+            {"parameters": {"threads": {"string_value": "2"}}},
+            {"parameters": {"threads": {"string_value": "1"}}},
+            "parameters.threads.string_value should be 2 and is 1",
+        ),
+    ],
+)
+def test_what_a_server_overlooks_is_no_candidate(
+    overrides: dict[str, Any], in_force: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConchError, match=told):
+        check_in_force({"a": overrides}, {"a": in_force})
+
+
+def test_what_a_server_completes_is_in_force() -> None:
+    wanted = {"instance_group": [{"count": 1}], "dynamic_batching": {"max_queue_delay_microseconds": 100}}
+    completed = {"max_queue_delay_microseconds": "100", "preferred_batch_size": [8]}
+    check_in_force({"a": wanted}, {"a": {"instance_group": [GROUP], "dynamic_batching": completed}})
