@@ -84,6 +84,18 @@ class SearchSpace:
 
     def candidate(self, choice: Choice) -> Candidate:
         """The candidate of a choice.  Names are numbered in the order in which candidates are first asked for."""
+        overrides = self._overrides(choice)
+        if overrides == self.base:
+            return self.default
+        number = len(self._names)
+        return Candidate(self._names.setdefault(key(overrides), f"{self.name}_config_{number}"), overrides)
+
+    def key_of(self, choice: Choice) -> str:
+        """A text that choices share whose candidate is the same; nothing is named."""
+        return key(self._overrides(choice))
+
+    def _overrides(self, choice: Choice) -> dict[str, Any]:
+        """What the candidate of a choice changes, by model."""
         wanted = {model: merged(config, self.base.get(model, {})) for model, config in self.configs.items()}
         for dimension, index in zip(self.dimensions, choice, strict=True):
             _set(wanted[dimension.model], dimension.path, dimension.values[index])
@@ -97,10 +109,7 @@ class SearchSpace:
             changes = difference(self.configs[model], config) if config != before else self.base.get(model, {})
             if changes:
                 overrides[model] = changes
-        if overrides == self.base:
-            return self.default
-        number = len(self._names)
-        return Candidate(self._names.setdefault(key(overrides), f"{self.name}_config_{number}"), overrides)
+        return overrides
 
     def parallelism(self, candidate: Candidate) -> int:
         """How many inferences a candidate computes at a time: instances x batch, of the widest model."""

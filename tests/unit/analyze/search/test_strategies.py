@@ -183,3 +183,24 @@ def test_every_search_ends_within_its_bounds(
     assert asked <= set(loads) if loads else all(least <= load <= most for load in asked)
     if mode == "brute" and loads:
         assert outcome.measurements % len(loads) == 0
+
+
+@pytest.mark.parametrize("sweeps", [False, True])
+@pytest.mark.parametrize("mode", ["brute", "quick"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_how_many_measurements_are_expected_is_near_what_it_takes(shape: str, mode: SearchMode, sweeps: bool) -> None:
+    chosen = options(mode, "most throughput", concurrency_sweep_disable=not sweeps)
+    (search,) = searches(chosen, {"m": ModelFacts("m", batching_model(), threads=4)})
+    server = SimulatedServer(SHAPES[shape], batching_model())
+    strategy = strategy_of(chosen, search)
+    expected = []
+    while (trial := strategy.next()) is not None:
+        expected.append(strategy.expected)
+        strategy.add(trial, server.measure(trial.candidate, trial.load))
+    taken = len(expected)
+    assert all(taken / 2 < one < 2 * taken for one in expected[taken // 10 :])
+
+
+def test_candidates_are_numbered_as_they_are_tried() -> None:
+    names = list(dict.fromkeys(name for name, _ in run(options("quick", "most throughput"), "padded", 0).server.measured))
+    assert names == ["m_config_default", *(f"m_config_{number}" for number in range(len(names) - 1))]

@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, log2
 from typing import Final
 
 from conch.analyze.judging.goals import Goals
@@ -50,6 +51,14 @@ class LoadAxis:
         wanted = min(0.7 * load, 0.9 * point.throughput) if self.rates else load * min(shares) * _NEAR
         lower = self._allowed(wanted)
         return lower if lower < load else None
+
+    def climb(self, highest: float) -> int:
+        """How many loads are probably measured where throughput grows up to the load ``highest``: doubled from the least
+        on until then, and two more."""
+        if self.given:
+            return len(self.given)
+        last = min(4 * self.bounded(highest), self.most)
+        return 1 + ceil(log2(max(1.0, last / self.least)))
 
     def bounded(self, load: float) -> float:
         """The load in the range that is next to another."""

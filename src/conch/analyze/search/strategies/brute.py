@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 from conch.analyze.results import Candidate, Point
 from conch.analyze.search.strategies.exploration import Exploration
 from conch.analyze.search.strategies.loads import LoadClimb
 from conch.analyze.search.strategies.stepwise import Steps
+
+#: More choices than this are not looked at one by one to see which are the same.
+_COUNTED = 2000
 
 
 class FullSweep:
@@ -34,8 +38,14 @@ class FullSweep:
 
     def left(self) -> float:
         """For each candidate left as many measurements as the others took on average."""
-        each = self._seen.count / self._swept if self._swept else 8
-        return each * max(0, self._seen.space.size - self._swept)
+        each = self._seen.count / self._swept if self._swept else self._seen.climb()
+        return each * max(0, self._size - self._swept)
+
+    @cached_property
+    def _size(self) -> int:
+        """How many candidates there are; of very many choices, how many of those."""
+        space = self._seen.space
+        return len({*map(space.key_of, space.choices())}) if space.size <= _COUNTED else space.size
 
 
 def candidates(exploration: Exploration) -> Iterator[Candidate]:

@@ -5,13 +5,14 @@ Pure.  Its generators are parts of those that :class:`conch.analyze.search.strat
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from math import inf, log
 from typing import Final
 
 from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.objectives import Worth, satisfied, valid, worth
 from conch.analyze.results import Candidate, Point
+from conch.analyze.search.overrides import key
 from conch.analyze.search.space import Choice, SearchSpace
 from conch.analyze.search.strategies.axis import WAITING, LoadAxis
 from conch.analyze.search.strategies.strategy import Trial
@@ -36,6 +37,8 @@ class Exploration:
         self.candidates: dict[str, Candidate] = {}
         self.points: dict[str, dict[float, Point]] = {}
         self._failed: set[str] = set()
+        #: Of the candidates that were looked at (:meth:`SearchSpace.key_of`).
+        self._keys: set[str] = set()
         self._reference: Point | None = None
 
     @property
@@ -55,6 +58,7 @@ class Exploration:
         """Measure a candidate at a load, once; None where it cannot be."""
         known = self.points.setdefault(candidate.name, {})
         self.candidates[candidate.name] = candidate
+        self._keys.add(key(candidate.overrides))
         if load in known or candidate.name in self._failed:
             return known.get(load)
         point = yield Trial(candidate, load, rival)
@@ -138,8 +142,19 @@ class Exploration:
 
     def known(self, choice: Choice) -> bool:
         """Whether the candidate of a choice was measured, or could not be."""
-        name = self.space.candidate(choice).name
-        return name in self.points
+        return self.space.key_of(choice) in self._keys
+
+    def unseen(self, choices: Iterable[Choice]) -> float:
+        """How many measurements it probably takes to look at those of the choices that nobody has looked at."""
+        new = {self.space.key_of(choice) for choice in choices} - self._keys
+        return len(new) * max(1.0, self.count / max(1, len(self.points)))
+
+    def climb(self) -> float:
+        """How many measurements it probably takes to measure a candidate at all loads."""
+        best = self.best or self.space.default
+        point = self._best_of(best)
+        rate = point.throughput if point is not None else self.axis.least
+        return self.axis.climb(rate if self.axis.rates else 2.0 * self.space.parallelism(best))
 
     def _best_of(self, candidate: Candidate | None) -> Point | None:
         points = self.points.get(candidate.name, {}).values() if candidate is not None else ()

@@ -7,7 +7,7 @@ one dimension is traded for another, as where memory bounds instances and batche
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Final
@@ -50,8 +50,23 @@ class HillClimb:
             pass
 
     def left(self) -> float:
-        """The neighbours that are still to be looked at, with as many again."""
-        return 2.0 * len(self._seen.space.dimensions) + 2
+        """What is to be looked at around home until nothing is better; a better home has other neighbours."""
+        return self._seen.unseen(place.choice for place in self._around())
+
+    def _around(self) -> Iterator[_Spot]:
+        """The places that are tried while home stays: along each dimension, and one step up and another down."""
+        dimensions = self._seen.space.dimensions
+        for axis, dimension in enumerate(dimensions):
+            if len(dimension.values) <= _FINE or not dimension.ordered:
+                yield from (_at(self._home, axis, index) for index in range(len(dimension.values)))
+            else:
+                yield from filter(None, (self._shifted(self._home, axis, step) for step in (-1, 1)))
+        ordered = [axis for axis, one in enumerate(dimensions) if one.ordered]
+        for up, down in permutations(ordered, 2):
+            higher = self._shifted(self._home, up, 1)
+            place = self._shifted(higher, down, -1) if higher is not None else None
+            if place is not None:
+                yield place
 
     def _round(self) -> Generator[Trial, Point | None, bool]:
         """Climb along each dimension in turn; whether anything was better."""

@@ -42,5 +42,5 @@ class TopSweep:
         self._climbs_left = 0
 
     def left(self) -> float:
-        """The rest of the search, and some eight loads for each candidate that is swept."""
-        return self._left_of_search() + 8.0 * self._climbs_left
+        """The rest of the search, and the loads of each candidate that is swept."""
+        return self._left_of_search() + self._seen.climb() * self._climbs_left
