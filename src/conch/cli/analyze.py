@@ -1,33 +1,33 @@
 """``conch analyze``: finds the best configuration of models, with the options of NVIDIA's model analyzer.
 
-The options come from their declarations in ``analyze/options/settings.py``; none is named here but for special care.
+What the commands do, in their order; the options are in ``analyze_options.py``, the results in ``analyze_results.py``.
 """
 
 from __future__ import annotations
 
-import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from conch.analyze.options.not_taken import NO_EFFECT, REFUSED
-from conch.analyze.options.reading import flag_of, read_settings
+from conch.analyze.options.reading import read_settings
 from conch.analyze.options.settings import OPTIONS, AnalyzeSettings
-from conch.errors import ConchError, invalid
+from conch.analyze.results import is_name_of_candidate
+from conch.cli.analyze_options import ProfileCommand, click_option, foreign_option, help_all
+from conch.errors import ConchError, internal, invalid, one_line
 
 if TYPE_CHECKING:
-    from conch.analyze.profiling.profile import Profile
     from conch.analyze.storage.saved_results import Circumstances, SavedSearch
 
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 #: The options by which ``report`` and ``apply`` may differ from the run that they are about.
 _GOALS: Final = ("objectives", "constraints", "latency_budget", "min_throughput", "price")
+#: What shells say of a program that Ctrl+C has ended.
+_INTERRUPTED: Final = 130
 
 
 @click.group("analyze")
@@ -48,35 +48,59 @@ def _profile(config_file: Path | None, apply: bool, apply_disturbed: bool, **giv
     """
     from conch.analyze.profiling.profile import Profile
     from conch.cli import terminal
-    from conch.cli.analyzing import ProfileLine
+    from conch.cli.analyze_progress import ProfileLine
+    from conch.cli.analyze_results import results_of, show_results, write_results
+    from conch.cli.interrupting import ended_as_by_ctrl_c
 
-    read = read_settings({name: value for name, value in given.items() if value not in (None, (), False)}, config_file)
+    settings, warnings = _settings(config_file, given)
     console, messages = terminal.console(), terminal.console(stderr=True)
-    for warning in read.warnings:
+    for warning in warnings:
         messages.print(f"warning: {warning}", style="yellow", highlight=False)
-    if not read.settings.profile_models:
-        raise invalid(f"profile_models: name the models to measure, as --profile-models a,b{_models(read.settings)}")
-    _check_output(read.settings)
-    problem: ConchError | None = None
+    problems: list[ConchError] = []
     status = 0
     line = ProfileLine(messages)
-    with Profile(read.settings, line) as profile, closing(line):
+    profile = Profile(settings, line)
+    with ended_as_by_ctrl_c():
         try:
-            profile.run()
-        except KeyboardInterrupt:
-            messages.print("Interrupted: the same command goes on from here.", highlight=False)
-            status = 130
-        except ConchError as error:
-            problem = error
-        circumstances, searches = _results(profile, read.settings)
+            with profile, closing(line):
+                try:
+                    profile.run()
+                except KeyboardInterrupt:
+                    line.say("Interrupted: the same command goes on from here.")
+                    status = _INTERRUPTED
+                except ConchError as error:
+                    problems.append(error)
+                except OSError as error:
+                    problems.append(internal(one_line(error)))
+        except ConchError as error:  # the server is not as it was before
+            problems.append(error)
+    circumstances, searches = results_of(profile, settings)
     if searches:
-        _write(read.settings, circumstances, searches)
-        status = status or _show(console, read.settings.export_path, circumstances, searches)
-    if problem is not None:
-        raise problem
+        problems += map(internal, write_results(settings, circumstances, searches))
+        shown = show_results(console, settings, circumstances, searches)
+        status = status or shown
+    if problems:
+        raise ConchError("\n".join(one.message for one in problems), problems[0].code)
     if apply and not status:
-        _apply(read.settings.export_path, circumstances, searches, "", apply_disturbed)
+        _apply(settings.export_path, circumstances, searches, "", apply_disturbed)
     return status
+
+
+def _settings(config_file: Path | None, given: dict[str, Any]) -> tuple[AnalyzeSettings, list[str]]:
+    """What is said, and what of it has no effect; what is wrong is told before a server is started."""
+    from conch.cli.analyze_results import check_reports
+    from conch.extras import require
+
+    chosen = {name: value for name, value in given.items() if value not in (None, (), False)}
+    read = read_settings(chosen, config_file)
+    if not read.settings.profile_models:
+        raise invalid(f"profile_models: name the models to measure, as --profile-models a,b{_models(read.settings)}")
+    if read.settings.run_config_search_mode == "optuna":
+        require("the search mode optuna", "optuna")
+    _check_output(read.settings)
+    formats = read.settings.output_formats
+    settings, missing = check_reports(read.settings, chosen=formats != OPTIONS["output_formats"].default)
+    return settings, [*read.warnings, *([missing] if missing else [])]
 
 
 @analyze_command.command("report", short_help="Rank the same measurements again, under other goals.")
@@ -86,10 +110,13 @@ def _profile(config_file: Path | None, apply: bool, apply_disturbed: bool, **giv
 def _report(export_path: Path, output_formats: str | None, **goals: Any) -> int:
     """Rank what was measured, under other goals if they are given, and write the reports again."""
     from conch.cli import terminal
+    from conch.cli.analyze_results import check_reports, saved_under, show_results, write_results
 
-    settings, circumstances, searches = _saved(export_path, output_formats, goals)
-    _write(settings, circumstances, searches, keep=False)
-    return _show(terminal.console(), export_path, circumstances, searches)
+    settings, circumstances, searches = saved_under(export_path, output_formats, goals)
+    settings, missing = check_reports(settings, chosen=output_formats is not None)
+    for problem in [*([missing] if missing else []), *write_results(settings, circumstances, searches, keep=False)]:
+        terminal.console(stderr=True).print(f"warning: {problem}", style="yellow", highlight=False)
+    return show_results(terminal.console(), settings, circumstances, searches)
 
 
 @analyze_command.command("apply", short_help="Write the best configuration into the repository.")
@@ -99,7 +126,9 @@ def _report(export_path: Path, output_formats: str | None, **goals: Any) -> int:
 @click.option("--apply-disturbed", is_flag=True, help="Even if its measurement was disturbed.")
 def _apply_command(name: str, export_path: Path, apply_disturbed: bool, **goals: Any) -> None:
     """Write the best configuration, or the one that is named, into the repository, and show the difference."""
-    _, circumstances, searches = _saved(export_path, None, goals)
+    from conch.cli.analyze_results import saved_under
+
+    _, circumstances, searches = saved_under(export_path, None, goals)
     _apply(export_path, circumstances, searches, name, apply_disturbed)
 
 
@@ -114,136 +143,21 @@ def _models(settings: AnalyzeSettings) -> str:
 
 
 def _check_output(settings: AnalyzeSettings) -> None:
-    """Raise INVALID_ARG where configurations would be written over what somebody else has put there."""
+    """Raise INVALID_ARG where configurations would be written over what somebody else has put there.
+
+    An analysis that goes on from its checkpoint finds its own candidates.
+    """
+    from conch.analyze.storage.checkpoint import FILENAME
+
     folder = settings.output_model_repository_path
     if folder is None or settings.override_output_model_repository or not folder.exists():
         return
-    if not folder.is_dir() or any(folder.iterdir()):
+    resumed = (settings.checkpoints / FILENAME).exists()
+    if not folder.is_dir() or not all(resumed and is_name_of_candidate(one.name) for one in folder.iterdir()):
         raise invalid(
             f"output_model_repository_path: {folder} has something in it; write over it with"
             " --override-output-model-repository"
         )
-
-
-def _results(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SavedSearch]]:
-    from conch.analyze.search.strategies.choice import axis_of
-    from conch.analyze.storage.saved_results import Circumstances, SavedSearch
-    from conch.machine.facts import MachineFacts
-
-    outcomes = [one for one in profile.outcomes if one.results]
-    rates = bool(outcomes) and axis_of(settings, outcomes[0].search).rates
-    local = settings.triton_launch_mode == "local"
-    circumstances = Circumstances(
-        load_kind="request_rate" if rates else "concurrency",
-        batch_sizes={one.name: settings.batch_size_of(one.name) for one in settings.profile_models},
-        server="conch serve, started for this" if local else settings.endpoint,
-        machine=[("Machine", str(MachineFacts.read()))],
-        settings=list(settings.given()),
-        reproduce=_shell(sys.argv),
-        repository=str(settings.model_repository.resolve()) if settings.model_repository is not None else "",
-    )
-    searches = [SavedSearch(one.search.models, one.search.goals, one.results, one.complete) for one in outcomes]
-    return circumstances, searches
-
-
-def _shell(arguments: Sequence[str]) -> str:
-    import shlex
-
-    return shlex.join(["conch", *arguments[1:]])
-
-
-def _saved(folder: Path, formats: str | None, given: Mapping[str, Any]) -> tuple[
-    AnalyzeSettings, Circumstances, list[SavedSearch]
-]:  # fmt: skip
-    """What was saved, under the goals that are given now."""
-    from dataclasses import replace
-
-    from conch.analyze.judging.goals import Goals
-    from conch.analyze.storage.saved_results import load
-
-    circumstances, searches = load(folder)
-    chosen = {name: value for name, value in given.items() if value not in (None, ())}
-    settings = read_settings(chosen | ({"output_formats": formats} if formats else {})).settings
-    settings = replace(settings, export_path=folder)
-    if not chosen:
-        return settings, circumstances, searches
-    searches = [
-        replace(one, goals=Goals(
-            {name: replace(wanted, **_replaced(settings, name, chosen)) for name, wanted in one.goals.models.items()},
-            settings.price or one.goals.price,
-        ))
-        for one in searches
-    ]  # fmt: skip
-    return settings, circumstances, searches
-
-
-def _replaced(settings: AnalyzeSettings, model: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The goals of a model that the options change."""
-    wanted = settings.goals([model]).models[model]
-    changed: dict[str, Any] = {}
-    if "objectives" in chosen:
-        changed["objectives"] = wanted.objectives
-    if not {"constraints", "latency_budget", "min_throughput"}.isdisjoint(chosen):
-        changed["constraints"] = wanted.constraints
-    return changed
-
-
-def _write(
-    settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SavedSearch], *, keep: bool = True
-) -> None:
-    """Write the results, and the reports of each search: in a folder of its own where there are several."""
-    from conch.analyze.report import files
-    from conch.analyze.report.assembling import analysis_of
-    from conch.analyze.report.page import page
-    from conch.analyze.storage.saved_results import save
-
-    if keep:
-        save(settings.export_path, circumstances, searches)
-    for search, folder in _folders(settings.export_path, searches):
-        folder.mkdir(parents=True, exist_ok=True)
-        analysis = analysis_of(search, circumstances, _apply_line(settings.export_path))
-        if "csv" in settings.output_formats:
-            for name, text in files.tables(analysis).items():
-                (folder / name).write_text(text, encoding="utf-8")
-        if "json" in settings.output_formats:
-            (folder / "analysis.json").write_text(files.json(analysis), encoding="utf-8")
-        if settings.skip_summary_reports:
-            continue
-        if "html" in settings.output_formats:
-            from conch.reports.html import html
-
-            (folder / "analysis.html").write_text(html(page(analysis)), encoding="utf-8")
-        if "pdf" in settings.output_formats:
-            from conch.reports.pdf import pdf
-
-            (folder / "analysis.pdf").write_bytes(pdf(page(analysis)))
-
-
-def _folders(export_path: Path, searches: Sequence[SavedSearch]) -> Iterator[tuple[SavedSearch, Path]]:
-    for search in searches:
-        yield search, export_path if len(searches) == 1 else export_path / "+".join(search.models)
-
-
-def _apply_line(export_path: Path) -> str:
-    return _shell(["conch", "analyze", "apply", *(["-e", str(export_path)] if str(export_path) != "analysis" else [])])
-
-
-def _show(
-    console: Any, export_path: Path, circumstances: Circumstances, searches: Sequence[SavedSearch]
-) -> int:  # fmt: skip
-    """Print the rankings; 1 where a search has no configuration that keeps its constraints."""
-    from conch.analyze.report.assembling import analysis_of
-    from conch.analyze.report.terminal import shown
-
-    status = 0
-    for search, folder in _folders(export_path, searches):
-        analysis = analysis_of(search, circumstances, _apply_line(export_path))
-        for part in shown(analysis, console.width):
-            console.print(part, highlight=False)
-        if (folder / "analysis.html").exists():
-            console.print(f"Report: {folder / 'analysis.html'}", highlight=False)
-        status = status or int(analysis.best is None)
-    return status
 
 
 def _apply(
@@ -273,9 +187,9 @@ def _apply(
         if not changed:
             click.echo(f"{result.candidate.name}: the repository says so already.")
             continue
-        kept = apply(repository, changed)
         for change in changed:
             click.echo(change.diff, nl=False)
+        kept = apply(repository, changed)
         click.echo(
             f"Applied {result.candidate.name}. conch serve --model-repository {circumstances.repository} runs it."
         )
@@ -288,88 +202,19 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
-class _ProfileCommand(click.Command):
-    """A command whose help shows the common options, and names the others."""
-
-    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Options from a file"):
-            formatter.write_dl([("-f, --config-file FILE", "YAML with model analyzer's keys; flags go before it.")])
-        for group, names in _by_group(common=True):
-            with formatter.section(group):
-                formatter.write_dl([_record(name) for name in names])
-        with formatter.section("Afterwards"):
-            formatter.write_dl(
-                [
-                    ("--apply", "Write the best configuration into the repository."),
-                    ("--apply-disturbed", "Even if its measurement was disturbed."),
-                ]
-            )
-        formatter.write("\n")
-        for group, names in _by_group(common=False):
-            text = f"{group}: {', '.join(map(flag_of, names))}"
-            formatter.write(textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False) + "\n")
-        formatter.write("\nconch analyze profile --help-all describes them all.\n")
-
-
-def _by_group(common: bool | None) -> Iterator[tuple[str, list[str]]]:
-    """The options by their groups: those that are common, the others, or all (None)."""
-    chosen = [name for name, one in OPTIONS.items() if common is None or one.metadata["common"] == common]
-    for group, names in groupby(chosen, key=lambda name: str(OPTIONS[name].metadata["group"])):
-        yield group, list(names)
-
-
-def _record(name: str) -> tuple[str, str]:
-    metadata = OPTIONS[name].metadata
-    short = [flag for flag in metadata["flags"] if not flag.startswith("--")]
-    return f"{', '.join([*short, flag_of(name)])} {metadata['metavar']}".rstrip(), metadata["help"]
-
-
-def _help_all(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    if not wanted:
-        return
-    formatter = context.make_formatter()
-    for group, names in _by_group(common=None):
-        with formatter.section(group):
-            formatter.write_dl([_record(name) for name in names])
-    click.echo(formatter.getvalue().strip())
-    context.exit()
-
-
-def _click_option(name: str) -> click.Option:
-    """The flags of an option: its name, and the others that it goes by; one of a truth value has none."""
-    one = OPTIONS[name]
-    flags = [*one.metadata["flags"], f"--{name.replace('_', '-')}"]
-    if one.default is False:
-        return click.Option([name, *dict.fromkeys(flags)], is_flag=True)
-    return click.Option([name, *dict.fromkeys(flags)], multiple=one.metadata["several"])
-
-
-def _foreign_option(name: str) -> click.Option:
-    """A flag of model analyzer's that is answered with the reason why it has no effect, or is refused."""
-    bare = name in (
-        "collect_cpu_metrics",
-        "dcgm_disable",
-        "skip_detailed_reports",
-        "always_report_gpu_metrics",
-        "perf_output",
-        "use_concurrency_formula",
-    )
-    return click.Option([name, f"--{name.replace('_', '-')}"], hidden=True, is_flag=bare)
-
-
 analyze_command.add_command(
-    _ProfileCommand(
+    ProfileCommand(
         "profile",
         callback=_profile,
         help=_profile.__doc__,
         short_help="Measure configurations, and say which is best and why.",
         params=[
             click.Option(["config_file", "-f", "--config-file"], type=_FILE),
-            *map(_click_option, OPTIONS),
-            *map(_foreign_option, (*NO_EFFECT, *REFUSED)),
+            *map(click_option, OPTIONS),
+            *map(foreign_option, (*NO_EFFECT, *REFUSED)),
             click.Option(["--apply"], is_flag=True),
             click.Option(["--apply-disturbed"], is_flag=True),
-            click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all),
+            click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=help_all),
         ],
         context_settings={"max_content_width": 100},
         options_metavar="[options]",
@@ -377,7 +222,7 @@ analyze_command.add_command(
 )
 for _command in ("report", "apply"):
     for _name in _GOALS:
-        _option = _click_option(_name)
+        _option = click_option(_name)
         _option.help = OPTIONS[_name].metadata["help"]
         _option.metavar = OPTIONS[_name].metadata["metavar"]
         analyze_command.commands[_command].params.append(_option)

@@ -171,7 +171,9 @@ def _main(pipe: Connection, traffic: Traffic, number: int, count: int) -> None:
     import uvloop
 
     # Ctrl+C is for the process that measures, which shows what there is and then ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # So are signals that end a whole group, as those of `timeout`: this one ends with its pipe, whatever happens.
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_IGN)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     # Pauses of the garbage collector would be measured as the server's.

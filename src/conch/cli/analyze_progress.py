@@ -27,7 +27,7 @@ class ProfileLine:
         self._tell_known()
         if not self._console.is_terminal:
             return
-        left = "" if progress.left is None else f", {_time(progress.left)} left"
+        left = "" if progress.left is None else f", about {_time(progress.left)} left"
         text = f"{progress.done} of about {progress.expected}{left}: {trial.candidate.name} at {trial.load:g}"
         if self._status is None:
             self._status = self._console.status(text)

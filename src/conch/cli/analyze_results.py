@@ -1,0 +1,175 @@
+"""What ``conch analyze`` makes of measurements: the file that keeps them, the reports, and the table on the terminal."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from conch.analyze.options.reading import read_settings
+from conch.analyze.options.settings import AnalyzeSettings
+from conch.errors import ConchError, one_line
+
+if TYPE_CHECKING:
+    from conch.analyze.profiling.profile import Profile
+    from conch.analyze.report.analysis import Analysis
+    from conch.analyze.storage.saved_results import Circumstances, SavedSearch
+
+#: What writing the reports with charts needs, by format.
+_NEEDS: Final = {"html": ("altair", "vl_convert"), "pdf": ("altair", "vl_convert", "fpdf")}
+
+
+def check_reports(settings: AnalyzeSettings, *, chosen: bool) -> tuple[AnalyzeSettings, str]:
+    """The settings with the formats that can be written here, and a warning of those that cannot.
+
+    Raises UNSUPPORTED where the user has ``chosen`` a format whose extra is missing.
+    """
+    from conch.extras import require
+
+    formats = [] if settings.skip_summary_reports else [one for one in settings.output_formats if one in _NEEDS]
+    for one in formats:
+        try:
+            require(f"the report in {one.upper()}", *_NEEDS[one], extra="report")
+        except ConchError as error:
+            if chosen:
+                raise
+            rest = tuple(each for each in settings.output_formats if each != one)
+            return replace(settings, output_formats=rest), error.message
+    return settings, ""
+
+
+def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstances, list[SavedSearch]]:
+    """What a profile has found so far, and how."""
+    from conch.analyze.search.strategies.choice import axis_of
+    from conch.analyze.storage.saved_results import Circumstances, SavedSearch
+    from conch.machine.facts import MachineFacts
+
+    outcomes = [one for one in profile.outcomes if one.results]
+    rates = bool(outcomes) and axis_of(settings, outcomes[0].search).rates
+    local = settings.triton_launch_mode == "local"
+    circumstances = Circumstances(
+        load_kind="request_rate" if rates else "concurrency",
+        batch_sizes={one.name: settings.batch_size_of(one.name) for one in settings.profile_models},
+        server="conch serve, started for this" if local else settings.endpoint,
+        machine=[("Machine", str(MachineFacts.read()))],
+        settings=list(settings.given()),
+        reproduce=_shell(sys.argv),
+        repository=str(settings.model_repository.resolve()) if settings.model_repository is not None else "",
+    )
+    searches = [SavedSearch(one.search.models, one.search.goals, one.results, one.complete) for one in outcomes]
+    return circumstances, searches
+
+
+def saved_under(
+    folder: Path, formats: str | None, given: Mapping[str, Any]
+) -> tuple[AnalyzeSettings, Circumstances, list[SavedSearch]]:
+    """What was saved in ``folder``, under the goals that are given now."""
+    from conch.analyze.judging.goals import Goals
+    from conch.analyze.storage.saved_results import load
+
+    circumstances, searches = load(folder)
+    chosen = {name: value for name, value in given.items() if value not in (None, ())}
+    settings = read_settings(chosen | ({"output_formats": formats} if formats else {})).settings
+    settings = replace(settings, export_path=folder)
+    if not chosen:
+        return settings, circumstances, searches
+    searches = [
+        replace(one, goals=Goals(
+            {name: replace(wanted, **_replaced(settings, name, chosen)) for name, wanted in one.goals.models.items()},
+            settings.price or one.goals.price,
+        ))
+        for one in searches
+    ]  # fmt: skip
+    return settings, circumstances, searches
+
+
+def _replaced(settings: AnalyzeSettings, model: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The goals of a model that the options change."""
+    wanted = settings.goals([model]).models[model]
+    changed: dict[str, Any] = {}
+    if "objectives" in chosen:
+        changed["objectives"] = wanted.objectives
+    if not {"constraints", "latency_budget", "min_throughput"}.isdisjoint(chosen):
+        changed["constraints"] = wanted.constraints
+    return changed
+
+
+def write_results(
+    settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SavedSearch], *, keep: bool = True
+) -> list[str]:
+    """Write the results, and the reports of each search: in a folder of its own where there are several.
+
+    Returns what could not be written, and why; one file that fails costs no other.
+    """
+    from conch.analyze.report.assembling import analysis_of
+    from conch.analyze.storage.saved_results import FILENAME, save
+
+    writers: dict[Path, Callable[[Path], object]] = {}
+    if keep:
+        writers[settings.export_path / FILENAME] = lambda path: save(path.parent, circumstances, searches)
+    for search, folder in _folders(settings.export_path, searches):
+        analysis = analysis_of(search, circumstances, _apply_line(settings.export_path))
+        writers |= {folder / name: write for name, write in _writers(settings, analysis)}
+    failed = []
+    for path, write in writers.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+        except (OSError, ConchError) as error:
+            failed.append(f"{path} is not written: {error.message if isinstance(error, ConchError) else one_line(error)}")
+    return failed
+
+
+def _writers(settings: AnalyzeSettings, analysis: Analysis) -> Iterator[tuple[str, Callable[[Path], object]]]:
+    """The files of one search by name, each with what writes it."""
+    from conch.analyze.report import files
+    from conch.analyze.report.page import page
+    from conch.reports.writing import write_page, write_whole
+
+    def text(content: str) -> Callable[[Path], object]:
+        return lambda path: write_whole(path, content.encode())
+
+    if "csv" in settings.output_formats:
+        yield from ((name, text(content)) for name, content in files.tables(analysis).items())
+    if "json" in settings.output_formats:
+        yield "analysis.json", text(files.json(analysis))
+    if not settings.skip_summary_reports:
+        for one in ("html", "pdf"):
+            if one in settings.output_formats:
+                yield f"analysis.{one}", lambda path: write_page(page(analysis), path)
+
+
+def show_results(
+    console: Any, settings: AnalyzeSettings, circumstances: Circumstances, searches: Sequence[SavedSearch]
+) -> int:
+    """Print the rankings; 1 where a search has no configuration that keeps its constraints."""
+    from conch.analyze.report.assembling import analysis_of
+    from conch.analyze.report.terminal import shown
+
+    status = 0
+    for search, folder in _folders(settings.export_path, searches):
+        analysis = analysis_of(search, circumstances, _apply_line(settings.export_path))
+        for part in shown(analysis, console.width):
+            console.print(part, highlight=False)
+        page = folder / "analysis.html"
+        if "html" in settings.output_formats and not settings.skip_summary_reports and page.exists():
+            console.print(f"Report: {page}", highlight=False)
+        status = status or int(analysis.best is None)
+    return status
+
+
+def _folders(export_path: Path, searches: Sequence[SavedSearch]) -> Iterator[tuple[SavedSearch, Path]]:
+    for search in searches:
+        yield search, export_path if len(searches) == 1 else export_path / "+".join(search.models)
+
+
+def _apply_line(export_path: Path) -> str:
+    chosen = [] if str(export_path) == "analysis" else ["-e", str(export_path)]
+    return _shell(["conch", "analyze", "apply", *chosen])
+
+
+def _shell(arguments: Sequence[str]) -> str:
+    return shlex.join(["conch", *arguments[1:]])
