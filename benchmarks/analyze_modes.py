@@ -33,7 +33,7 @@ from conch.analyze.search.strategies.strategy import Trial
 from conch.analyze.servers.base import Overrides
 from conch.analyze.servers.local import LocalServer
 from conch.demo.build import build, require_packages
-from conch.perf.confidence import mean_interval
+from conch.perf.figures.confidence import mean_interval
 from conch.perf.run import Measurement
 from conch.repository.scan import ModelRepository
 

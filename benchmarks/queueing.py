@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from conch.perf.channels.connecting import Address
 from conch.perf.measured import Measured
 from conch.perf.plan import Levels, PerfPlan
 from conch.perf.run import Measurement
+from conch.perf.senders.channels.connecting import Address
 from tests.unit.perf.known_server import KnownServer, running
 
 SERVICE = 0.01

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from conch.perf.resources import ResourceFigures
+from conch.perf.server.resources import ResourceFigures
 
 #: What is swept besides configurations: callers at a time, or requests a second.
 LoadKind = Literal["concurrency", "request_rate"]

@@ -119,7 +119,9 @@ def write_results(
             path.parent.mkdir(parents=True, exist_ok=True)
             write(path)
         except (OSError, ConchError) as error:
-            failed.append(f"{path} is not written: {error.message if isinstance(error, ConchError) else one_line(error)}")
+            failed.append(
+                f"{path} is not written: {error.message if isinstance(error, ConchError) else one_line(error)}"
+            )
     return failed
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.errors import invalid, unsupported
-from conch.perf.channels.connecting import Address
-from conch.perf.generation import Objective
+from conch.perf.figures.generation import Objective
 from conch.perf.inputs.data import DataOptions
 from conch.perf.plan import Levels, PerfPlan, Protocol, SequenceOptions, read_address
+from conch.perf.senders.channels.connecting import Address
 
 _TLS: Final = (
     "ssl_grpc_use_ssl", "grpc_authorities", "grpc_certificate", "grpc_key", "https_authorities", "https_certificate",

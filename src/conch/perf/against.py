@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Final
 
-from conch.perf.confidence import Interval, ratio_interval
-from conch.perf.figures import PERCENTILES, WindowFigures
+from conch.perf.figures.confidence import Interval, ratio_interval
+from conch.perf.figures.latency import PERCENTILES, WindowFigures
 from conch.perf.measured import Measured
 
 #: Undisturbed rounds that are enough; with fewer, the disturbed ones count as well.

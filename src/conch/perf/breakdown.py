@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from conch.perf.figures import LatencyFigures
+from conch.perf.figures.latency import LatencyFigures
 from conch.perf.measured import Measured
-from conch.perf.server_side import ServerFigures
-from conch.perf.stages import WORKER_STAGES, StageTotals
+from conch.perf.server.stages import WORKER_STAGES, StageTotals
+from conch.perf.server.statistics import ServerFigures
 
 
 @dataclass(frozen=True, slots=True)

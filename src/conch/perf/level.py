@@ -13,11 +13,11 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.perf.figures import WindowFigures, figures_of
+from conch.perf.figures.latency import WindowFigures, figures_of
+from conch.perf.figures.stability import WINDOWS, Stability
 from conch.perf.plan import PerfPlan
-from conch.perf.recording import Collected, Recording
-from conch.perf.records import Span
-from conch.perf.stability import WINDOWS, Stability
+from conch.perf.senders.recording import Collected, Recording
+from conch.perf.senders.records import Span
 from conch.perf.watching import Sight
 
 #: Silence of fewer seconds may be one slow answer, however many windows it lasts.

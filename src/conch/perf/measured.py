@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from conch.machine.bystanders import Interference
 from conch.machine.facts import MachineFacts
 from conch.machine.processes import Rival
-from conch.perf.confidence import Confidence
-from conch.perf.figures import WindowFigures
-from conch.perf.generation import GenerationFigures
-from conch.perf.records import Records
-from conch.perf.resources import MetricFigures, ResourceFigures
-from conch.perf.server_side import ServerFigures
-from conch.perf.stability import WINDOWS
+from conch.perf.figures.confidence import Confidence
+from conch.perf.figures.generation import GenerationFigures
+from conch.perf.figures.latency import WindowFigures
+from conch.perf.figures.stability import WINDOWS
+from conch.perf.senders.records import Records
+from conch.perf.server.resources import MetricFigures, ResourceFigures
+from conch.perf.server.statistics import ServerFigures
 
 #: A process that computes for more than this share of its time is what limits a measurement.
 BUSY: Final = 0.85

@@ -11,10 +11,10 @@ from itertools import count
 from typing import Any, Literal
 
 from conch.errors import invalid
-from conch.perf.channels.connecting import Address
-from conch.perf.figures import PERCENTILES
-from conch.perf.generation import Objective
+from conch.perf.figures.generation import Objective
+from conch.perf.figures.latency import PERCENTILES
 from conch.perf.inputs.data import DataOptions
+from conch.perf.senders.channels.connecting import Address
 
 Protocol = Literal["http", "grpc", "openai"]
 

@@ -16,20 +16,20 @@ from typing import Any, Final
 import numpy as np
 
 from conch.errors import ConchError
-from conch.perf.generator import Generators
-from conch.perf.gpus import GpuReader, GpuSampler
 from conch.perf.inputs.specs import ModelSpec, read_model
 from conch.perf.level import LevelRun, OnCollected, OnWindow, Surroundings
-from conch.perf.limit import SenderLimit
 from conch.perf.measured import Measured
-from conch.perf.memory import MemoryLayout, SharedRegion
-from conch.perf.metrics import MetricsSampler
 from conch.perf.plan import PerfPlan
-from conch.perf.schedule import Constant, Intervals, Poisson, Schedule
+from conch.perf.requests.shared_memory import MemoryLayout, SharedRegion
 from conch.perf.search import LevelSearch
-from conch.perf.server_api import GrpcApi, HttpApi, ServerApi, check_listens
-from conch.perf.server_process import ServerProcesses, find_server
-from conch.perf.stages import METRICS_PORT, StageReader
+from conch.perf.senders.generator import Generators
+from conch.perf.senders.limit import SenderLimit
+from conch.perf.senders.schedule import Constant, Intervals, Poisson, Schedule
+from conch.perf.server.api import GrpcApi, HttpApi, ServerApi, check_listens
+from conch.perf.server.gpus import GpuReader, GpuSampler
+from conch.perf.server.metrics import MetricsSampler
+from conch.perf.server.processes import ServerProcesses, find_server
+from conch.perf.server.stages import METRICS_PORT, StageReader
 from conch.perf.summing import Observed, sum_up
 from conch.perf.traffic import traffic_of
 from conch.perf.watching import MachineWatch

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.perf.confidence import confidence_of
-from conch.perf.figures import figures_of
-from conch.perf.generation import generation_of
+from conch.perf.figures.confidence import confidence_of
+from conch.perf.figures.generation import generation_of
+from conch.perf.figures.latency import figures_of
 from conch.perf.level import LevelRun
 from conch.perf.measured import LevelRecords, MachineFigures, Measured
 from conch.perf.plan import PerfPlan
-from conch.perf.records import join_events
-from conch.perf.resources import MetricFigures, ResourceFigures
-from conch.perf.server_side import added, differences
+from conch.perf.senders.records import join_events
+from conch.perf.server.resources import MetricFigures, ResourceFigures
+from conch.perf.server.statistics import added, differences
 
 
 @dataclass(frozen=True, slots=True)

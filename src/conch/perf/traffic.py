@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from conch.errors import invalid, unsupported
-from conch.perf.answers import Expected, RightAnswers
-from conch.perf.channels.events import read_generate, read_openai
-from conch.perf.channels.rpc import Rpc
-from conch.perf.generator import Traffic
 from conch.perf.inputs.data import SampleSet, in_batches
 from conch.perf.inputs.files import samples
 from conch.perf.inputs.specs import ModelSpec, check_batch_size, check_shapes
-from conch.perf.memory import MemoryLayout
 from conch.perf.plan import PerfPlan, SequenceOptions
 from conch.perf.requests.form import RequestForm
 from conch.perf.requests.grpc import MODEL_INFER, MODEL_STREAM_INFER, infer_message, stream_message
 from conch.perf.requests.http import generate_request, infer_request, openai_request
-from conch.perf.sequences import SequencePlan
+from conch.perf.requests.sequences import SequencePlan
+from conch.perf.requests.shared_memory import MemoryLayout
+from conch.perf.requests.validation import Expected, RightAnswers
+from conch.perf.senders.channels.events import read_generate, read_openai
+from conch.perf.senders.channels.rpc import Rpc
+from conch.perf.senders.generator import Traffic
 
 _GENERATE: Final = ("generate", "generate_stream")
 #: What is asked of OpenAI's API where nothing is given.

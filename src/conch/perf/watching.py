@@ -16,8 +16,8 @@ from conch.machine.facts import MachineFacts, load_average
 from conch.machine.processes import ProcessTimes
 from conch.machine.throttling import times_throttled
 from conch.perf.measured import MachineFigures
-from conch.perf.resources import ResourceFigures
-from conch.perf.server_process import ServerProcesses
+from conch.perf.server.processes import ServerProcesses
+from conch.perf.server.resources import ResourceFigures
 from conch.telemetry.processes import ProcessReader
 
 #: How old what is known of the server's memory may be (s).

@@ -183,7 +183,9 @@ class Ending(Watching):
         self.server.process.wait()
 
 
-def test_a_running_server_that_dies_ends_the_analysis_and_makes_no_candidate_a_failure(settings: AnalyzeSettings) -> None:
+def test_a_running_server_that_dies_ends_the_analysis_and_makes_no_candidate_a_failure(
+    settings: AnalyzeSettings,
+) -> None:
     remote = replace(
         settings, triton_launch_mode="remote", perf_analyzer_timeout=6.0, run_config_search_max_model_batch_size=2
     )
@@ -192,7 +194,10 @@ def test_a_running_server_that_dies_ends_the_analysis_and_makes_no_candidate_a_f
     assert settings.model_repository is not None
     with ConchServer(settings.model_repository, *flags) as watching.server:
         there = replace(remote, triton_grpc_endpoint=watching.server.grpc)
-        with pytest.raises(ConchError, match="has not got its models as they were"), Profile(there, watching) as profile:
+        with (
+            pytest.raises(ConchError, match="has not got its models as they were"),
+            Profile(there, watching) as profile,
+        ):
             with pytest.raises(ServerLost, match="no server answers"):
                 profile.run()
 

@@ -17,7 +17,7 @@ from conch.analyze.servers.control import ControlClient, GrpcControl, HttpContro
 from conch.analyze.servers.local import LocalServer
 from conch.analyze.servers.remote import RemoteServer
 from conch.errors import Code, ConchError
-from conch.perf.channels.connecting import Address
+from conch.perf.senders.channels.connecting import Address
 from conch.repository.scan import ModelRepository
 from tests.e2e.analyze import models
 from tests.oracle import OracleUnavailable, install

@@ -7,7 +7,7 @@ from typing import Any
 
 from conch.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
 from conch.analyze.results import Candidate, CandidateResult, ModelFigures, Point
-from conch.perf.resources import GpuFigures, ResourceFigures
+from conch.perf.server.resources import GpuFigures, ResourceFigures
 
 
 def figures(

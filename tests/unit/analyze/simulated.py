@@ -16,7 +16,7 @@ from typing import Any
 from conch.analyze.results import Candidate, ModelFigures, Point
 from conch.analyze.search.overrides import at, merged
 from conch.analyze.search.space import DELAY
-from conch.perf.resources import ResourceFigures
+from conch.perf.server.resources import ResourceFigures
 
 
 @dataclass(frozen=True)

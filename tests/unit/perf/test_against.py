@@ -12,9 +12,9 @@ import pytest
 
 from conch.cli import main
 from conch.perf.against import THROUGHPUT, ComparedFigure, Comparison, compare
-from conch.perf.figures import figures_of
+from conch.perf.figures.latency import figures_of
 from conch.perf.measured import Measured
-from conch.perf.records import RECORD
+from conch.perf.senders.records import RECORD
 from tests.unit.perf.known_server import KnownServer, running
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from conch.perf.breakdown import TimeSpent, breakdown
-from conch.perf.figures import LatencyFigures, WindowFigures
+from conch.perf.figures.latency import LatencyFigures, WindowFigures
 from conch.perf.measured import Measured
-from conch.perf.server_side import ServerFigures, Stage
-from conch.perf.stages import StageTotals, totals_of
+from conch.perf.server.stages import StageTotals, totals_of
+from conch.perf.server.statistics import ServerFigures, Stage
 
 NONE = StageTotals({}, 0.0)
 

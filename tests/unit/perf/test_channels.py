@@ -11,12 +11,13 @@ import pytest
 import uvloop
 
 from conch.frontends.grpc.http2 import frames
-from conch.perf.calls import CallChannel, Payload, TimedCall
-from conch.perf.channels.connecting import Address
-from conch.perf.channels.grpc import GrpcChannel
-from conch.perf.channels.http import HttpChannel
-from conch.perf.channels.rpc import Rpc
-from conch.perf.records import Outcome
+from conch.perf.requests.payload import Payload
+from conch.perf.senders.calls import CallChannel, TimedCall
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.channels.grpc import GrpcChannel
+from conch.perf.senders.channels.http import HttpChannel
+from conch.perf.senders.channels.rpc import Rpc
+from conch.perf.senders.records import Outcome
 
 MakeChannel = Callable[[asyncio.AbstractEventLoop, Address], CallChannel]
 CHANNELS: list[MakeChannel] = [HttpChannel, lambda loop, address: GrpcChannel(loop, address, Rpc("/method"))]

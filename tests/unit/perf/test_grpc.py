@@ -9,12 +9,12 @@ import grpc
 import pytest
 
 from conch.errors import ConchError
-from conch.perf.channels.connecting import Address
 from conch.perf.inputs.data import DataOptions
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan, SequenceOptions
-from conch.perf.records import Outcome
 from conch.perf.run import Measurement
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.records import Outcome
 from tests.unit.perf.known_grpc import KnownGrpcServer, running_grpc
 
 

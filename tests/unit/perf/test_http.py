@@ -11,12 +11,12 @@ import pytest
 
 from conch.cli import main
 from conch.errors import ConchError
-from conch.perf.channels.connecting import Address
 from conch.perf.inputs.data import DataOptions
 from conch.perf.measured import Measured
 from conch.perf.plan import Levels, PerfPlan, SequenceOptions
-from conch.perf.records import Outcome
 from conch.perf.run import Measurement
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.records import Outcome
 from tests.unit.perf.known_server import KnownServer, running
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from conch.machine.bystanders import Interference
-from conch.perf.channels.connecting import Address
-from conch.perf.figures import WindowFigures
+from conch.perf.figures.latency import WindowFigures
 from conch.perf.level import LevelRun, Surroundings
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
-from conch.perf.recording import Collected
-from conch.perf.records import RECORD, Outcome
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.recording import Collected
+from conch.perf.senders.records import RECORD, Outcome
 from conch.perf.summing import Observed, sum_up
 from conch.perf.watching import Sight
 

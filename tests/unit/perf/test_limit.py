@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conch.perf.calls import Payload
-from conch.perf.channels.connecting import Address
-from conch.perf.channels.events import read_generate
-from conch.perf.channels.rpc import Rpc
-from conch.perf.figures import figures_of
-from conch.perf.generator import Generators, Traffic
-from conch.perf.limit import SenderLimit
+from conch.perf.figures.latency import figures_of
 from conch.perf.measured import Measured
-from conch.perf.null_server import NullServer
-from conch.perf.records import RECORD
 from conch.perf.requests.grpc import MODEL_INFER
 from conch.perf.requests.http import http_post
+from conch.perf.requests.payload import Payload
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.channels.events import read_generate
+from conch.perf.senders.channels.rpc import Rpc
+from conch.perf.senders.generator import Generators, Traffic
+from conch.perf.senders.limit import SenderLimit
+from conch.perf.senders.null_server import NullServer
+from conch.perf.senders.records import RECORD
 
 #: More than a frame, a window and what a socket takes at once.
 LARGE = bytes(300_000)

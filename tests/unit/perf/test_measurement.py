@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from conch.errors import Code, ConchError
-from conch.perf.channels.connecting import Address
-from conch.perf.figures import figures_of
+from conch.perf.figures.latency import figures_of
 from conch.perf.inputs.data import DataOptions
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
-from conch.perf.records import RECORD
 from conch.perf.report import files
 from conch.perf.run import Measurement
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.records import RECORD
 from tests.unit.perf.known_server import KnownServer, running
 
 

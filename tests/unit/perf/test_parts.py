@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conch.errors import ConchError
+from conch.perf.figures.stability import Stability
 from conch.perf.inputs.data import DataOptions, in_batches
 from conch.perf.inputs.files import samples
 from conch.perf.inputs.specs import InputSpec, ModelSpec, read_model
@@ -18,9 +19,8 @@ from conch.perf.plan import Levels, read_address
 from conch.perf.requests.form import RequestForm
 from conch.perf.requests.grpc import infer_message
 from conch.perf.requests.http import infer_request
-from conch.perf.schedule import Constant, Intervals, Poisson, share_of
-from conch.perf.server_side import differences
-from conch.perf.stability import Stability
+from conch.perf.senders.schedule import Constant, Intervals, Poisson, share_of
+from conch.perf.server.statistics import differences
 
 METADATA = {
     "name": "m",

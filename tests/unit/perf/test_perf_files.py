@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from conch.errors import ConchError
-from conch.perf.channels.connecting import Address
-from conch.perf.figures import LatencyFigures, WindowFigures
+from conch.perf.figures.latency import LatencyFigures, WindowFigures
 from conch.perf.measured import LevelRecords, Measured
 from conch.perf.plan import Levels, PerfPlan
-from conch.perf.recording import Collected
-from conch.perf.records import RECORD, Outcome
 from conch.perf.report import files
 from conch.perf.report.command import command_line
 from conch.perf.report.distributions import LevelDistributions, quantiles
@@ -23,7 +20,10 @@ from conch.perf.report.outputs import OutputFiles, Outputs
 from conch.perf.report.request_log import RequestLog, lines
 from conch.perf.report.stages import stages_of
 from conch.perf.report.terminal import details, summary
-from conch.perf.server_side import ServerFigures, Stage
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.recording import Collected
+from conch.perf.senders.records import RECORD, Outcome
+from conch.perf.server.statistics import ServerFigures, Stage
 from tests.unit.perf.known_server import KnownServer, running
 
 PLAN = PerfPlan("m", Address("127.0.0.1", 8000))

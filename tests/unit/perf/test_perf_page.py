@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from conch.cli import main
-from conch.perf.figures import LatencyFigures
-from conch.perf.generation import GenerationFigures
+from conch.perf.figures.generation import GenerationFigures
+from conch.perf.figures.latency import LatencyFigures
 from conch.perf.report.distributions import LevelDistributions
 from conch.perf.report.page import page
-from conch.perf.resources import GpuFigures, ResourceFigures
+from conch.perf.server.resources import GpuFigures, ResourceFigures
 from conch.reports.html import html
 from conch.reports.page import Chart, Note, Table
 from tests.unit.perf.known_server import KnownServer, running

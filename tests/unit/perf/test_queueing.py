@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.perf.channels.connecting import Address
-from conch.perf.figures import figures_of
+from conch.perf.figures.latency import figures_of
 from conch.perf.measured import Measured
 from conch.perf.plan import Levels, PerfPlan
-from conch.perf.records import RECORD, Outcome, Records
 from conch.perf.run import Measurement
-from conch.perf.schedule import Poisson
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.records import RECORD, Outcome, Records
+from conch.perf.senders.schedule import Poisson
 from tests.unit.perf.known_server import KnownServer, running
 
 RATE = 200

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from conch.errors import ConchError
-from conch.perf.channels.connecting import Address
-from conch.perf.gpus import GpuReader, GpuSampler
-from conch.perf.metrics import MetricsSampler, read_gauges
-from conch.perf.sampling import Sampler
-from conch.perf.server_process import find_server
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.server.gpus import GpuReader, GpuSampler
+from conch.perf.server.metrics import MetricsSampler, read_gauges
+from conch.perf.server.processes import find_server
+from conch.perf.server.sampling import Sampler
 from conch.perf.watching import MachineWatch
 
 METRICS = """# HELP nv_gpu_utilization GPU utilization rate [0.0 - 1.0)

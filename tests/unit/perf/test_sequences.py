@@ -7,8 +7,8 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from conch.perf.calls import Payload
-from conch.perf.sequences import SequencePlan, SequenceTurns, grpc_fields, json_fields
+from conch.perf.requests.payload import Payload
+from conch.perf.requests.sequences import SequencePlan, SequenceTurns, grpc_fields, json_fields
 
 PAYLOADS = [Payload(json_fields(0), fields_at=0) for _ in range(5)]
 

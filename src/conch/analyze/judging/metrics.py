@@ -12,7 +12,7 @@ from typing import Final
 
 from conch.analyze.judging.goals import Price
 from conch.analyze.results import ModelFigures, Point
-from conch.perf.resources import ResourceFigures
+from conch.perf.server.resources import ResourceFigures
 
 _HOUR: Final = 3600.0
 _MILLION: Final = 1e6

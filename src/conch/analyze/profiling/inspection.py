@@ -13,10 +13,10 @@ from conch.analyze.servers.base import AnalyzedServer, Configs
 from conch.backends.native.threads import usable_cores
 from conch.checkpoints.manifest import Manifest
 from conch.errors import ConchError
-from conch.perf.channels.connecting import Address
 from conch.perf.inputs.specs import read_model
-from conch.perf.server_api import GrpcApi, HttpApi, ServerApi
-from conch.perf.server_process import find_server
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.server.api import GrpcApi, HttpApi, ServerApi
+from conch.perf.server.processes import find_server
 from conch.perf.traffic import traffic_of
 from conch.repository.scan import ModelRepository
 

@@ -19,8 +19,8 @@ from conch.analyze.profiling.plans import at_load
 from conch.analyze.results import ModelFigures, Point
 from conch.analyze.servers.base import ServerGone
 from conch.errors import internal
-from conch.perf.confidence import Confidence, Interval, student
-from conch.perf.figures import WindowFigures
+from conch.perf.figures.confidence import Confidence, Interval, student
+from conch.perf.figures.latency import WindowFigures
 from conch.perf.level import OnWindow
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan

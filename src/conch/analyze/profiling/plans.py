@@ -15,9 +15,9 @@ from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.options.values import Reader
 from conch.config.parameters import nearest
 from conch.errors import invalid
-from conch.perf.channels.connecting import Address
 from conch.perf.inputs.data import DataOptions
 from conch.perf.plan import Levels, PerfPlan
+from conch.perf.senders.channels.connecting import Address
 
 #: The length of a window where nothing is said (s); shorter than perf_analyzer's, as there are many points to measure.
 INTERVAL: Final = 2.0

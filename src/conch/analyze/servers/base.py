@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from conch.errors import ConchError
-from conch.perf.channels.connecting import Address
+from conch.perf.senders.channels.connecting import Address
 
 #: Changes to a model's configuration, by the model's name, as in ``Candidate.overrides``.
 Overrides = Mapping[str, Mapping[str, Any]]

@@ -52,7 +52,9 @@ def check_in_force(overrides: Overrides, configs: Configs) -> None:
             if value is None and found.get(name):
                 raise internal(f"model '{model}' has {name} all the same: the server adds it by itself")
             for where, wanted, known in _differences(value, found.get(name), name):
-                raise internal(f"model '{model}': {where} should be {wanted} and is {known}, as the server did not take it")
+                raise internal(
+                    f"model '{model}': {where} should be {wanted} and is {known}, as the server did not take it"
+                )
 
 
 def _differences(wanted: Any, found: Any, where: str) -> Iterator[tuple[str, Any, Any]]:

@@ -16,8 +16,8 @@ from urllib.request import Request, urlopen
 from conch.analyze.servers.base import ServerGone
 from conch.config import render
 from conch.errors import ConchError, internal, unavailable
-from conch.perf.channels.connecting import Address
-from conch.perf.server_api import HttpApi
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.server.api import HttpApi
 
 #: How long questions that need no model may take (s).
 _SECONDS: Final = 10.0

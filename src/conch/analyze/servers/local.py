@@ -13,7 +13,7 @@ from conch.analyze.servers.control import HttpControl
 from conch.analyze.servers.copies import write_repository
 from conch.analyze.servers.process import ServerProcess
 from conch.errors import ConchError
-from conch.perf.channels.connecting import Address
+from conch.perf.senders.channels.connecting import Address
 from conch.repository.scan import ModelRepository
 from conch.temporary import TemporaryFolder
 

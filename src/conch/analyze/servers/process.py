@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.analyze.servers.base import ServerGone
-from conch.perf.channels.connecting import Address
+from conch.perf.senders.channels.connecting import Address
 from conch.workers.child import guard
 
 HOST: Final = "127.0.0.1"

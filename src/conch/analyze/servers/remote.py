@@ -15,7 +15,7 @@ from conch.analyze.servers.control import ControlClient
 from conch.config import render
 from conch.config.editing import merge
 from conch.errors import ConchError, internal, invalid
-from conch.perf.channels.connecting import Address
+from conch.perf.senders.channels.connecting import Address
 
 #: How often it is looked whether a server is there again (s).
 _PAUSE: Final = 0.5

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from conch.analyze.results import Candidate, ModelFigures, Point
 from conch.errors import invalid, unavailable
-from conch.perf.resources import GpuFigures, ResourceFigures
+from conch.perf.server.resources import GpuFigures, ResourceFigures
 
 try:
     import fcntl

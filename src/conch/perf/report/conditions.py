@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from conch.perf.confidence import Interval
+from conch.perf.figures.confidence import Interval
 from conch.perf.measured import Measured
-from conch.perf.resources import ResourceFigures
+from conch.perf.server.resources import ResourceFigures
 from conch.reports.numbers import duration, significant
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.perf.generation import token_times
+from conch.perf.figures.generation import token_times
 from conch.perf.measured import LevelRecords
-from conch.perf.records import Outcome, ended_in
+from conch.perf.senders.records import Outcome, ended_in
 
 #: How many quantiles of a distribution are kept, as far apart in its tail as in its middle.
 _QUANTILES: Final = 80

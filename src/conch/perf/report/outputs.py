@@ -9,11 +9,11 @@ from pathlib import Path
 from conch.errors import internal, invalid
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
-from conch.perf.recording import Collected
 from conch.perf.report import files
 from conch.perf.report.distributions import LevelDistributions
 from conch.perf.report.page import page
 from conch.perf.report.request_log import RequestLog
+from conch.perf.senders.recording import Collected
 from conch.reports.writing import check_files, check_reports, write_page, write_whole
 
 

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Final, Literal, TypeVar
 
 from conch import __version__
+from conch.perf.figures.stability import WINDOWS
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
 from conch.perf.report.distributions import LevelDistributions, Quantiles
@@ -19,7 +20,6 @@ from conch.perf.report.tables import (
     resources_table,
     short_level,
 )
-from conch.perf.stability import WINDOWS
 from conch.reports.charts import Axis, Bar, Dot, Series, bar_chart, line_chart, percentile_chart
 from conch.reports.numbers import bytes_of, count, duration, significant
 from conch.reports.page import Block, Chart, CodeBlock, Note, Page, Paragraph, Properties, Section, Tile, Tiles

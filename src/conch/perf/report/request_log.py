@@ -17,8 +17,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from conch.perf.recording import Collected
-from conch.perf.records import COLUMNS, Outcome, Records
+from conch.perf.senders.recording import Collected
+from conch.perf.senders.records import COLUMNS, Outcome, Records
 
 _MOMENTS: Final = ("due", "sent", "written", "first", "end")
 _OUTCOMES: Final = {int(outcome): outcome.name.lower() for outcome in Outcome}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from conch.perf.figures import LatencyFigures
+from conch.perf.figures.latency import LatencyFigures
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
-from conch.perf.server_side import ServerFigures
+from conch.perf.server.statistics import ServerFigures
 
 #: The stages that the server counts, in their order.
 SERVER_STAGES: Final = ("queue", "compute_input", "compute_infer", "compute_output")

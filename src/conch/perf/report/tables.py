@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from conch.perf.figures import LatencyFigures
+from conch.perf.figures.latency import LatencyFigures
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
 from conch.perf.report.stages import server_of

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from conch.machine.facts import MachineFacts
 from conch.perf.breakdown import TimeSpent
-from conch.perf.figures import LatencyFigures, WindowFigures
-from conch.perf.generation import GenerationFigures
+from conch.perf.figures.generation import GenerationFigures
+from conch.perf.figures.latency import LatencyFigures, WindowFigures
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
 from conch.perf.report import conditions
 from conch.perf.report.stages import server_of
 from conch.perf.run import Measurement
-from conch.perf.server_side import ServerFigures
+from conch.perf.server.statistics import ServerFigures
 from conch.reports.numbers import duration, milliseconds, significant
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from conch.errors import invalid
 from conch.perf.inputs.data import Sample
 from conch.perf.inputs.specs import ModelSpec
-from conch.perf.memory import MemoryLayout
+from conch.perf.requests.shared_memory import MemoryLayout
 from conch.tensors import WireTensor, format_shape
 
 

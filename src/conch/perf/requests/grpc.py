@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from conch.perf.calls import Payload
 from conch.perf.inputs.data import Sample
 from conch.perf.inputs.specs import ModelSpec
 from conch.perf.requests.form import RequestForm, tensors_of
-from conch.perf.sequences import grpc_fields
+from conch.perf.requests.payload import Payload
+from conch.perf.requests.sequences import grpc_fields
 
 #: The RPCs that infer.
 MODEL_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-from conch.perf.calls import Payload
 from conch.perf.inputs.data import Sample
 from conch.perf.inputs.specs import ModelSpec
 from conch.perf.requests.form import RequestForm, tensors_of
-from conch.perf.sequences import json_fields
+from conch.perf.requests.payload import Payload
+from conch.perf.requests.sequences import json_fields
 from conch.tensors import WireTensor
 from conch.wire.json.tensor import to_json
 

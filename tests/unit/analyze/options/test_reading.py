@@ -72,7 +72,14 @@ def test_goals_are_said_in_words() -> None:
     settings = read_settings(
         {
             "objectives": ["latency:p99=2", "cost"],
-            "constraints": ["p99<100ms", "p99 <= 0.05 s", "memory<4GB", "throughput > 50", "gpu_memory<1GiB", "p50<900µs"],
+            "constraints": [
+                "p99<100ms",
+                "p99 <= 0.05 s",
+                "memory<4GB",
+                "throughput > 50",
+                "gpu_memory<1GiB",
+                "p50<900µs",
+            ],
             "price": "core=0.04,gb=0.005",
         }
     ).settings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conch.analyze.profiling.measurement import WindowsSoFar
 from conch.analyze.results import Point
 from conch.machine.bystanders import Interference
-from conch.perf.figures import WindowFigures
+from conch.perf.figures.latency import WindowFigures
 
 QUIET, BUSY = Interference(), Interference(others=0.9)
 

@@ -10,7 +10,7 @@ from conch.analyze.options.models import ModelSettings
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling.plans import at_load, plan_of
 from conch.errors import ConchError
-from conch.perf.channels.connecting import Address
+from conch.perf.senders.channels.connecting import Address
 
 HERE = Address("localhost", 8001)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from conch.analyze.report.analysis import Analysis, Placed
 from conch.analyze.results import Candidate, CandidateResult, ModelFigures, Point
-from conch.perf.resources import GpuFigures, ResourceFigures
+from conch.perf.server.resources import GpuFigures, ResourceFigures
 
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

@@ -202,5 +202,7 @@ def test_how_many_measurements_are_expected_is_near_what_it_takes(shape: str, mo
 
 
 def test_candidates_are_numbered_as_they_are_tried() -> None:
-    names = list(dict.fromkeys(name for name, _ in run(options("quick", "most throughput"), "padded", 0).server.measured))
+    names = list(
+        dict.fromkeys(name for name, _ in run(options("quick", "most throughput"), "padded", 0).server.measured)
+    )
     assert names == ["m_config_default", *(f"m_config_{number}" for number in range(len(names) - 1))]

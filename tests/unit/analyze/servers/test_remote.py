@@ -11,7 +11,7 @@ from conch.analyze.servers.base import ServerGone, ServerLost
 from conch.analyze.servers.control import ControlClient
 from conch.analyze.servers.remote import RemoteServer
 from conch.errors import ConchError, internal
-from conch.perf.channels.connecting import Address
+from conch.perf.senders.channels.connecting import Address
 
 HERE = Address("localhost", 8001)
 

@@ -9,7 +9,7 @@ import pytest
 from conch.analyze.results import Candidate, ModelFigures, Point
 from conch.analyze.storage.checkpoint import FILENAME, AnalysisCheckpoint
 from conch.errors import Code, ConchError
-from conch.perf.resources import GpuFigures, ResourceFigures
+from conch.perf.server.resources import GpuFigures, ResourceFigures
 
 NOW = {"machine": "fast", "conch": "1", "measuring": "{}", "model a": "A", "model b": "B"}
 FIRST = Candidate("a_config_0", {"a": {"max_batch_size": 4}})

@@ -24,7 +24,9 @@ CONFIGS = {"m": {"max_batch_size": 8}}
 )
 def test_another_way_of_asking_is_another_condition(changes: dict[str, Any]) -> None:
     now = AnalyzeSettings(profile_models=models("profile_models", "m"))
-    assert conditions(now, None, CONFIGS) != conditions(AnalyzeSettings(**{"profile_models": now.profile_models, **changes}), None, CONFIGS)
+    assert conditions(now, None, CONFIGS) != conditions(
+        AnalyzeSettings(**{"profile_models": now.profile_models, **changes}), None, CONFIGS
+    )
 
 
 def test_goals_and_the_way_of_searching_are_none() -> None:

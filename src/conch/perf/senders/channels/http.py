@@ -12,9 +12,9 @@ from typing import Any, Final
 import httptools
 import orjson
 
-from conch.perf.calls import Judge, TimedCall
-from conch.perf.channels.connecting import Address, Connecting
-from conch.perf.records import Outcome
+from conch.perf.senders.calls import Judge, TimedCall
+from conch.perf.senders.channels.connecting import Address, Connecting
+from conch.perf.senders.records import Outcome
 
 #: How much of an error is shown (characters).
 _SHOWN: Final = 400

@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from conch.machine.processes import family, process_times
-from conch.perf.records import Span
-from conch.perf.resources import GpuFigures
-from conch.perf.sampling import Sampler
+from conch.perf.senders.records import Span
+from conch.perf.server.resources import GpuFigures
+from conch.perf.server.sampling import Sampler
 
 #: NVML's own utilisation is an average over a sixth of a second to a second.
 _INTERVAL: Final = 0.25

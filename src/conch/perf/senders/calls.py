@@ -1,34 +1,15 @@
 """A request while it runs, and what carries it.
 
-A load (:mod:`conch.perf.load`) has one ``TimedCall`` for each request at a time and uses it again; a channel
-(:mod:`conch.perf.channels`) sends it and fills in the moments.  On the event loop of a process that sends.
+A load (:mod:`conch.perf.senders.load`) has one ``TimedCall`` for each request at a time and uses it again; a channel
+(:mod:`conch.perf.senders.channels`) sends it and fills in the moments.  On the event loop of a process that sends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from conch.perf.records import Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """A request as it is sent, prepared once: a whole HTTP request, or a gRPC message with its prefix.
-
-    ``inferences`` is how many inferences it counts for, its batch size.  Where it belongs to a sequence, the fields
-    that say so begin at ``fields_at`` (bytes, -1: it belongs to none).
-    """
-
-    data: bytes
-    inferences: int = 1
-    fields_at: int = -1
-
-    def with_fields(self, fields: bytes) -> Payload:
-        """The same request with other fields of a sequence, which are as many bytes."""
-        at = self.fields_at
-        return Payload(self.data[:at] + fields + self.data[at + len(fields) :], self.inferences, at)
+from conch.perf.requests.payload import Payload
+from conch.perf.senders.records import Outcome
 
 
 class TimedCall:
@@ -92,6 +73,3 @@ class CallChannel(Protocol):
 
     def close(self) -> None:
         """Close the connection; calls that run are given up."""
-
-
-Payloads = Sequence[Payload]

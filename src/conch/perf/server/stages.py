@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.request import urlopen
 
 from conch.errors import ConchError
-from conch.perf.server_api import ServerApi
+from conch.perf.server.api import ServerApi
 
 #: The port of Triton's metrics.
 METRICS_PORT: Final = 8002

@@ -1,6 +1,6 @@
 """What is noted of every request: a row of integers, from which all figures follow.
 
-Written by the processes that send (:mod:`conch.perf.load`), read where figures are made; pure.
+Written by the processes that send (:mod:`conch.perf.senders.load`), read where figures are made; pure.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from threading import Event, Thread
 from time import monotonic_ns
 from typing import Generic, TypeVar
 
-from conch.perf.records import Span
+from conch.perf.senders.records import Span
 
 Sample = TypeVar("Sample")
 

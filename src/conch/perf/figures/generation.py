@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conch.errors import invalid
-from conch.perf.figures import LatencyFigures
-from conch.perf.records import Outcome, Records, Span, ended_in, seconds_of
+from conch.perf.figures.latency import LatencyFigures
+from conch.perf.senders.records import Outcome, Records, Span, ended_in, seconds_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from conch.errors import Code, ConchError, internal, not_found, unavailable
-from conch.perf.channels.connecting import Address
+from conch.perf.senders.channels.connecting import Address
 
 _SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 3.0

@@ -10,9 +10,9 @@ from typing import Final
 from urllib.request import urlopen
 
 from conch.errors import invalid
-from conch.perf.records import Span
-from conch.perf.resources import MetricFigures
-from conch.perf.sampling import Sampler
+from conch.perf.senders.records import Span
+from conch.perf.server.resources import MetricFigures
+from conch.perf.server.sampling import Sampler
 
 #: The gauges that are read; perf_analyzer reads those of GPUs.
 GAUGES: Final = (

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from conch.perf.calls import TimedCall
-from conch.perf.channels.connecting import Address
-from conch.perf.channels.http import HttpChannel
-from conch.perf.records import Outcome
+from conch.perf.senders.calls import TimedCall
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.channels.http import HttpChannel
+from conch.perf.senders.records import Outcome
 
 _SHOWN: Final = 400
 

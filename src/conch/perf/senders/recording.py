@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.perf.records import RECORD, Records, Span, ended_in, join_events
+from conch.perf.senders.records import RECORD, Records, Span, ended_in, join_events
 
 
 @dataclass(frozen=True, slots=True)

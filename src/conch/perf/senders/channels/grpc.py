@@ -15,10 +15,10 @@ import hpack
 
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.headers import HeaderDecoder
-from conch.perf.calls import Judge, TimedCall
-from conch.perf.channels.connecting import Address, Connecting
-from conch.perf.channels.rpc import Rpc, RpcStatus, finish, status_of
-from conch.perf.records import Outcome
+from conch.perf.senders.calls import Judge, TimedCall
+from conch.perf.senders.channels.connecting import Address, Connecting
+from conch.perf.senders.channels.rpc import Rpc, RpcStatus, finish, status_of
+from conch.perf.senders.records import Outcome
 
 #: Calls at a time on one connection, as in NVIDIA's clients, where so many share a channel.
 SHARED_BY: Final = 6

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from typing import Final, Literal
 
-from conch.perf.figures import WindowFigures
+from conch.perf.figures.latency import WindowFigures
 
 #: The quantile 0.975 of Student's t by degrees of freedom, from 1 on; source: any table.
 _T: Final = (

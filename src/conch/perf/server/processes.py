@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import psutil
 
-from conch.perf.channels.connecting import Address
+from conch.perf.senders.channels.connecting import Address
 
 #: Programs that listen for a server elsewhere: on another machine, or in a container.
 _FORWARDERS: Final = ("docker-proxy", "kubectl", "rootlessport", "slirp4netns", "ssh", "sshd")

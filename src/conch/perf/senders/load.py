@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final
 
-from conch.perf.calls import CallChannel, Payloads, TimedCall
-from conch.perf.records import Outcome, RecordBuffer
-from conch.perf.sequences import SequenceTurns
-from conch.perf.timer import PreciseTimer
+from conch.perf.requests.payload import Payloads
+from conch.perf.requests.sequences import SequenceTurns
+from conch.perf.senders.calls import CallChannel, TimedCall
+from conch.perf.senders.records import Outcome, RecordBuffer
+from conch.perf.senders.timer import PreciseTimer
 
 #: How long a caller whose connection was lost waits before it tries again (s): at first, and at most.
 _FIRST_PAUSE: Final = 0.01

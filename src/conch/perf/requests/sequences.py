@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal
 
-from conch.perf.calls import Payload
+from conch.perf.requests.payload import Payload
 
 _ID_BITS: Final = 63
 #: Field 4 of ``ModelInferRequest`` (``parameters``), and the fields of its entries.

@@ -22,18 +22,19 @@ from typing import Any, Final
 import numpy as np
 
 from conch.errors import ConchError, internal
-from conch.perf.calls import CallChannel, Judge, Payloads
-from conch.perf.channels.connecting import Address
-from conch.perf.channels.events import EventChannel, ReadEvent
-from conch.perf.channels.grpc import GrpcChannel
-from conch.perf.channels.http import HttpChannel, JudgedHttpChannel
-from conch.perf.channels.rpc import Rpc
-from conch.perf.channels.stream import StreamChannel
-from conch.perf.load import ClosedLoad, OpenLoad, Sending
-from conch.perf.recording import Collected
-from conch.perf.records import RecordBuffer, join_events, read_events, read_records
-from conch.perf.schedule import Schedule, share_of
-from conch.perf.sequences import SequencePlan, SequenceTurns
+from conch.perf.requests.payload import Payloads
+from conch.perf.requests.sequences import SequencePlan, SequenceTurns
+from conch.perf.senders.calls import CallChannel, Judge
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.channels.events import EventChannel, ReadEvent
+from conch.perf.senders.channels.grpc import GrpcChannel
+from conch.perf.senders.channels.http import HttpChannel, JudgedHttpChannel
+from conch.perf.senders.channels.rpc import Rpc
+from conch.perf.senders.channels.stream import StreamChannel
+from conch.perf.senders.load import ClosedLoad, OpenLoad, Sending
+from conch.perf.senders.recording import Collected
+from conch.perf.senders.records import RecordBuffer, join_events, read_events, read_records
+from conch.perf.senders.schedule import Schedule, share_of
 
 #: How long a process may take to answer (s): it answers between requests.
 _PATIENCE: Final = 30.0

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from conch.frontends.grpc.http2.headers import Field
-from conch.perf.calls import TimedCall
-from conch.perf.records import Outcome
+from conch.perf.senders.calls import TimedCall
+from conch.perf.senders.records import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conch.machine.bystanders import Interference
-from conch.perf.records import Outcome, Records, Span, ended_in, seconds_of
+from conch.perf.senders.records import Outcome, Records, Span, ended_in, seconds_of
 
 PERCENTILES: Final = (50, 90, 95, 99)
 

@@ -13,12 +13,12 @@ from typing import Final
 from tritonclient.grpc import service_pb2
 
 from conch.frontends.grpc.http2 import frames
-from conch.perf.calls import Judge, TimedCall
-from conch.perf.channels.connecting import Address
-from conch.perf.channels.grpc import SHARED_BY, GrpcChannel
-from conch.perf.channels.rpc import Rpc, finish
-from conch.perf.records import Outcome
 from conch.perf.requests.grpc import ID_SIZE
+from conch.perf.senders.calls import Judge, TimedCall
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.channels.grpc import SHARED_BY, GrpcChannel
+from conch.perf.senders.channels.rpc import Rpc, finish
+from conch.perf.senders.records import Outcome
 
 _PREFIX: Final = 5
 #: Of what the server sent in a stream it is told once it is so much (bytes).

@@ -10,10 +10,10 @@ from dataclasses import replace
 from time import monotonic, sleep
 from typing import Final
 
-from conch.perf.channels.connecting import Address
-from conch.perf.generator import Generators, Traffic
-from conch.perf.null_server import NullServer
-from conch.perf.records import Outcome
+from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.generator import Generators, Traffic
+from conch.perf.senders.null_server import NullServer
+from conch.perf.senders.records import Outcome
 
 _WARM_UP: Final = 0.1
 _SECONDS: Final = 0.3

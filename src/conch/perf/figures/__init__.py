@@ -1,0 +1,1 @@
+"""From what was noted to figures, and how sure they are.  Pure."""
