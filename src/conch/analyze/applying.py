@@ -55,7 +55,7 @@ def chosen(ranking: Ranking, *, disturbed: bool = False) -> CandidateResult:
     if winner.point.disturbed and not disturbed:
         raise unavailable(
             f"nothing is applied: others used the machine while {winner.result.candidate.name} was measured;"
-            " measure again on a quiet machine, with --repeat-disturbed, or apply it all the same with --apply-disturbed"
+            " measure again on a quiet machine (--repeat-disturbed), or apply it all the same with --apply-disturbed"
         )
     return winner.result
 

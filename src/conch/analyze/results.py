@@ -53,8 +53,8 @@ class ModelFigures:
 
     ``percentiles`` by number (50, 90, 95, 99); ``client_wait`` is from the last byte sent to the first byte received,
     ``stages`` the averages of the server's ``queue``, ``compute_input``, ``compute_infer`` and ``compute_output``.
-    ``failed`` counts requests that were not answered well, which are not among the latencies.  ``noise`` has by the name
-    of a figure (:mod:`conch.analyze.judging.metrics`) its standard error over the windows, as a share of it.
+    ``failed`` counts requests that were not answered well, which are not among the latencies.  ``noise`` has by a
+    figure's name (:mod:`conch.analyze.judging.metrics`) its standard error over the windows, as a share of it.
     """
 
     throughput: float

@@ -1,4 +1,4 @@
-"""What ``conch analyze`` makes of measurements: the file that keeps them, the reports, and the table on the terminal."""
+"""What ``conch analyze`` makes of measurements: the file that keeps them, the reports, the table on the terminal."""
 
 from __future__ import annotations
 

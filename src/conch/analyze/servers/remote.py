@@ -44,7 +44,7 @@ class RemoteServer:
         self._before: Mapping[str, Mapping[str, Any]] = (
             {model: control.config(model) for model in control.ready()} if reload else {}
         )
-        self._base: Configs = {}
+        self._base: dict[str, Mapping[str, Any]] = {}
         try:
             for model in models if reload else ():
                 self._base = {**self._base, model: {}}

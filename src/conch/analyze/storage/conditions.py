@@ -35,7 +35,8 @@ def conditions(
     for model, config in configs.items():
         own = settings.model(model)
         said = {
-            "perf_flags": own.perf_flags, "batch_sizes": own.batch_sizes, "rates": bool(own.request_rate), "config": config,
+            "perf_flags": own.perf_flags, "batch_sizes": own.batch_sizes, "rates": bool(own.request_rate),
+            "config": config,
         }  # fmt: skip
         found[f"model {model}"] = _digest([_files(repository, model), said])
     return found

@@ -1,4 +1,4 @@
-"""A server that runs already is left as it was, whatever goes wrong; with a server of which only the control is there."""
+"""A server that runs already is left as it was, whatever goes wrong; it has nothing but models and their control."""
 
 from __future__ import annotations
 

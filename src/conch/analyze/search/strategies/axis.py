@@ -53,8 +53,8 @@ class LoadAxis:
         return lower if lower < load else None
 
     def climb(self, highest: float) -> int:
-        """How many loads are probably measured where throughput grows up to the load ``highest``: doubled from the least
-        on until then, and two more."""
+        """How many loads are probably measured where throughput grows up to ``highest``: doubled from the least on,
+        until then and two more."""
         if self.given:
             return len(self.given)
         last = min(4 * self.bounded(highest), self.most)

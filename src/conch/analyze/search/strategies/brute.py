@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import Final
 
 from conch.analyze.results import Candidate, Point
 from conch.analyze.search.strategies.exploration import Exploration
@@ -11,7 +12,7 @@ from conch.analyze.search.strategies.loads import LoadClimb
 from conch.analyze.search.strategies.stepwise import Steps
 
 #: More choices than this are not looked at one by one to see which are the same.
-_COUNTED = 2000
+_COUNTED: Final = 2000
 
 
 class FullSweep:
