@@ -204,6 +204,11 @@ class Channel:
                     self._receiving.release()
                     self._tell_others()
 
+    def rest(self) -> None:
+        """Tell the server what no frame has carried yet, as the caller is going to wait for one elsewhere."""
+        self._waiting = True
+        self._flush()
+
     @property
     def buffered(self) -> bool:
         """Whether a frame has been read that nobody has received."""

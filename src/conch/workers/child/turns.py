@@ -30,9 +30,13 @@ class Turns:
         self._epoll.register(channel.fileno(), select.EPOLLONESHOT)
 
     def take(self) -> None:
-        """Wait for a frame and the turn to receive it; at once for the thread that has the turn."""
+        """Wait for a frame and the turn to receive it; at once for the thread that has the turn.
+
+        Whoever waits has the server told first of the memory that it gave back: all may be waiting, and none receiving.
+        """
         if getattr(self._of_thread, "has", False):
             return
+        self._channel.rest()
         while not self._epoll.poll():
             pass
         self._of_thread.has = True

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from conch.workers.child.channel import Channel, Endpoint, write
+from conch.workers.child.frames import FrameReader
 from conch.workers.child.turns import Turns
 
 PATIENCE = 20
@@ -89,3 +90,17 @@ def test_frame_that_was_read_with_the_one_before_wakes_the_next_thread_at_once(
     turns.pass_on()
 
     assert waiting.received() == "cancel"
+
+
+def test_thread_that_waits_has_given_back_memory_and_gives_back_what_is_let_go_later(
+    ends: tuple[socket.socket, Channel, Turns],
+) -> None:
+    server, channel, turns = ends
+    server.settimeout(PATIENCE)
+    reader = FrameReader()
+    channel.release_region(7)
+    Waiting(turns, channel)
+
+    assert [header for header, _ in reader.receive(server)] == [{"op": "release", "regions": [7]}]
+    channel.release_region(8)
+    assert [header for header, _ in reader.receive(server)] == [{"op": "release", "regions": [8]}]
