@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from conch.config.reading import read_json
 
@@ -27,6 +27,10 @@ _COPIES: Final = re.compile(r"(^consolidated|[.-](fp16|fp32|bf16)[.-]|^(training
 #: Parts of names or values of parameters that have an engine quantise the weights.
 _QUANTISING: Final = ("int8", "int4", "nf4", "fp8", "8bit", "4bit", "quantiz", "quantis")
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}")
+#: Engines by the name that the manifest has for the files that they read, where that is another.
+_KINDS: Final = {"transformers": "torch", "vllm": "torch"}
+#: Precisions that the numbers of a file may be halved to when they are loaded.
+_HALVED: Final = {"fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,11 @@ class WeightFiles:
     least: int = 0
 
 
-def find_weights(version_directory: Path, parameters: Mapping[str, str] | None = None) -> WeightFiles:
-    """The smallest set of files that can be the model, where a folder has it in several forms or precisions; of a
-    converted model that two variants serve, the files of both.
+def find_weights(
+    version_directory: Path, parameters: Mapping[str, str] | None = None, *, gpu: bool = False
+) -> WeightFiles:
+    """The files of the variants that run of a converted model; of any other folder the smallest set that can be the
+    model, where it has that in several forms or precisions.  ``gpu``: it is for a GPU.
 
     The folder is the version's, or the one that ``model.json`` or ``parameters`` name, also in the cache of the Hugging
     Face Hub.  What cannot be read counts as if it were not there.
@@ -51,13 +57,14 @@ def find_weights(version_directory: Path, parameters: Mapping[str, str] | None =
     try:
         options = {**_model_file(version_directory), **(parameters or {})}
         place = _checkpoint(version_directory, options)
-        both = [] if place.is_file() else _by_shape(place, options)
-        forms = [[place]] if place.is_file() else [both] if both else list(_forms(place))
-        found = [(sum(file.stat().st_size for file in files), files) for files in forms]
-    except (OSError, ValueError, RuntimeError, AttributeError):
+        served = _served(place, options, gpu) if place.is_dir() else None
+        if served is not None:
+            return served
+        forms = [[place]] if place.is_file() else _forms(place)
+        found = [_summed(files, _divisor(options)) for files in forms]
+    except (OSError, ValueError, RuntimeError, AttributeError, KeyError, TypeError):
         return WeightFiles()
-    size, files = min(found, key=lambda one: one[0], default=(0, []))
-    return WeightFiles(size, tuple(files), size // _divisor(options))
+    return min(found, key=lambda one: one.size, default=WeightFiles())
 
 
 def _divisor(options: Mapping[str, object]) -> int:
@@ -93,18 +100,58 @@ def _forms(folder: Path) -> Iterator[list[Path]]:
             yield [*files, *(one for one in beside if files[0].suffix == ".onnx" and one.name.startswith(f"{key}."))]
 
 
-def _by_shape(folder: Path, options: Mapping[str, object]) -> list[Path]:
-    """The files of both variants where ``conch.json`` has two serve; empty where one does."""
+def _served(folder: Path, options: Mapping[str, object], gpu: bool) -> WeightFiles | None:
+    """The files of the variants of a converted model that are going to run; None where it is none, or has none of them.
+
+    On a GPU the checkpoint's own weights run where they are there, unless a variant or an engine is named.
+    """
     document = read_json(folder / _MANIFEST) if (folder / _MANIFEST).is_file() else {}
-    beside = document.get("by_shape") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(document.get("variants"), list):
+        return None
+    own = next((form for form in _forms(folder) if _of_torch(form[0])), [])
+    if gpu and own and not options.get("variant") and options.get("engine", "auto") == "auto":
+        return _summed(own, _divisor(options))
+    chosen = _chosen(document, options)
+    if not chosen:
+        return None
+    size, files, least = 0, list[Path](), 0
+    for one in chosen:
+        path = str(one.get("path", ""))
+        found = _summed(_graph(folder / path) if path else own, _HALVED.get(str(one.get("precision")), 1))
+        size, files, least = size + found.size, [*files, *found.files], least + found.least
+    # Two variants may be one file, computed in two precisions, which each of them holds.
+    return WeightFiles(size, tuple(dict.fromkeys(files)), least) if files else None
+
+
+def _chosen(document: Mapping[str, Any], options: Mapping[str, object]) -> list[Mapping[str, Any]]:
+    """The entries of the variants that run, as ``conch.checkpoints.manifest`` and ``folder`` choose them."""
+    usable = {one["name"]: one for one in document["variants"] if one.get("passed") or one.get("forced")}
+    auto = usable.get(document.get("auto"))
+    if options.get("variant"):
+        return [usable[name] for name in (options["variant"],) if name in usable]
+    engine = str(options.get("engine") or "auto")
+    if engine != "auto":
+        runs = [one for one in usable.values() if one.get("engine") == _KINDS.get(engine, engine)]
+        return [auto] if auto is not None and auto in runs else sorted(runs, key=_slowness)[:1]
+    beside = document.get("by_shape") or {}
     forbidden = str(options.get("by_shape", "")).lower() in ("false", "0", "no", "off")
-    if not isinstance(beside, dict) or forbidden or options.get("variant") or options.get("engine", "auto") != "auto":
-        return []
-    serving = (document.get("auto"), beside.get("variant"))
-    paths = [str(one.get("path", "")) for one in document.get("variants", ()) if one.get("name") in serving]
-    stems = {Path(path).stem for path in paths if path}
-    forms = (form for form in _forms(folder) if form[0].stem in stems or ("" in paths and _of_torch(form[0])))
-    return [file for form in forms for file in form]
+    other = None if forbidden else usable.get(beside.get("variant"))
+    return [one for one in (auto, other) if one is not None]
+
+
+def _slowness(variant: Mapping[str, Any]) -> float:
+    return sum(one["mean_ms"] for one in variant.get("latency") or ()) or float("inf")
+
+
+def _graph(file: Path) -> list[Path]:
+    """A graph's file with those of its tensors."""
+    beside = (file.with_suffix(".bin"), file.with_name(f"{file.name}.data"), file.with_name(f"{file.name}_data"))
+    return [one for one in (file, *beside) if one.is_file()]
+
+
+def _summed(files: Sequence[Path], divisor: int) -> WeightFiles:
+    size = sum(file.stat().st_size for file in files)
+    return WeightFiles(size, tuple(files), size // divisor)
 
 
 def _of_torch(file: Path) -> bool:

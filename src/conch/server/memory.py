@@ -114,9 +114,10 @@ class MemoryLedger:
     async def check(self, files: ModelFiles, version: int, config: ModelConfig) -> None:
         """Raise UNAVAILABLE, with the sum, for a version whose weights are larger than the memory that is left.
 
-        Compares the least that it can take (the smallest form of the weights that its folder has, in the smallest
-        number format that its parameters allow) with all that the system could free, files mapped by other models
-        included.  Models of the backend ``python`` read their files as they like, and are never refused.
+        Compares the least that it can take (the variants of a converted model that run, or the smallest form of the
+        weights that another folder has, in the smallest number format that its parameters allow) with all that the
+        system could free, files mapped by other models included.  Models of the backend ``python`` read their files as
+        they like, and are never refused.
         """
         if not self._checks or is_ensemble(config) or config.backend == "python" or config.backend not in BACKENDS:
             return
@@ -210,7 +211,8 @@ class MemoryLedger:
 
 
 def _weights(files: ModelFiles, version: int, config: ModelConfig) -> WeightFiles:
-    return find_weights(files.version_directory(version), parameters(config))
+    gpu = any(placement.kind == "GPU" for placement in placements_of(config))
+    return find_weights(files.version_directory(version), parameters(config), gpu=gpu)
 
 
 def _too_large(files: ModelFiles, version: int, weights: WeightFiles, left: str) -> ConchError:

@@ -80,19 +80,74 @@ def test_what_cannot_be_read_has_no_weights(tmp_path: Path, content: bytes | Non
     assert find_weights(tmp_path / "1" if content is None else tmp_path).size == 0
 
 
-def test_both_variants_of_a_converted_model_count_where_two_serve(tmp_path: Path) -> None:
-    sizes = {"model.safetensors": 100, "a.onnx": 20, "b.xml": 1, "b.bin": 7, "c.onnx": 3}
-    folder = _files(tmp_path, sizes)
-    variants = [{"name": "a", "path": "a.onnx"}, {"name": "b", "path": "b.xml"}, {"name": "t", "path": ""}]
+@pytest.fixture
+def converted(tmp_path: Path) -> Path:
+    """A converted model, whose smallest variant is not the one that serves."""
+    folder = _files(tmp_path, {"model.safetensors": 100, "a.onnx": 20, "b.xml": 1, "b.bin": 7, "c.onnx": 3})
+    variants = [
+        {"name": "a", "engine": "onnxruntime", "path": "a.onnx", "passed": True, "latency": [{"mean_ms": 2}]},
+        {"name": "b", "engine": "openvino", "path": "b.xml", "passed": True, "precision": "bf16"},
+        {"name": "c", "engine": "onnxruntime", "path": "c.onnx", "passed": True, "latency": [{"mean_ms": 3}]},
+        {"name": "t", "engine": "torch", "path": "", "forced": True},
+        {"name": "wrong", "engine": "torch", "path": ""},
+    ]
+    (folder / "conch.json").write_text(json.dumps({"auto": "a", "by_shape": None, "variants": variants}))
+    return folder
 
-    def two(auto: str, other: str) -> None:
-        (folder / "conch.json").write_text(
-            json.dumps({"auto": auto, "by_shape": {"variant": other}, "variants": variants})
-        )
 
-    two("a", "b")
-    assert find_weights(folder).size == 27
-    for one in ({"by_shape": "false"}, {"variant": "a"}, {"engine": "openvino"}):
-        assert find_weights(folder, one).size == 3
-    two("b", "t")
-    assert find_weights(folder).size == 107
+def _change(folder: Path, **values: object) -> None:
+    path = folder / "conch.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "size"),
+    [
+        ({}, 20),
+        ({"variant": "c"}, 3),
+        ({"variant": "t"}, 100),
+        ({"engine": "onnxruntime"}, 20),
+        ({"engine": "openvino"}, 8),
+        ({"engine": "torch"}, 100),
+        ({"engine": "transformers"}, 100),
+    ],
+)
+def test_the_variant_that_runs_counts_and_not_the_smallest(
+    converted: Path, parameters: dict[str, str], size: int
+) -> None:
+    assert find_weights(converted, parameters).size == size
+    _change(converted, auto="t")
+    assert find_weights(converted, parameters).size == (size if parameters else 100)
+
+
+def test_the_name_of_a_variant_asks_for_no_smaller_numbers(converted: Path) -> None:
+    assert find_weights(converted, {"variant": "c", "engine": "auto", "note": "int8"}).least == 3
+    # Numbers of 32 bits that are computed with in 16.
+    assert find_weights(converted, {"variant": "b"}).least == 4
+
+
+def test_both_variants_of_a_converted_model_count_where_two_serve(converted: Path) -> None:
+    _change(converted, by_shape={"variant": "b"})
+    assert find_weights(converted).size == 28
+    for one, size in (({"by_shape": "false"}, 20), ({"variant": "a"}, 20), ({"engine": "openvino"}, 8)):
+        assert find_weights(converted, one).size == size
+    _change(converted, by_shape={"variant": "t"}, auto="b")
+    assert find_weights(converted).size == 108
+    assert {path.name for path in find_weights(converted).files} == {"b.xml", "b.bin", "model.safetensors"}
+
+
+def test_on_a_gpu_the_checkpoint_itself_counts_unless_a_variant_is_named(converted: Path) -> None:
+    _change(converted, by_shape={"variant": "b"})
+    assert find_weights(converted, gpu=True).size == 100
+    assert find_weights(converted, {"variant": "a"}, gpu=True).size == 20
+    (converted / "model.safetensors").unlink()
+    assert find_weights(converted, gpu=True).size == 28
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '{"variants": 3}', '{"variants": [3]}', '{"variants": [{"passed": 1}]}', "{"]
+)
+def test_manifest_that_cannot_be_understood_keeps_nothing_from_being_tried(tmp_path: Path, content: str) -> None:
+    _files(tmp_path, {"model.safetensors": 100})
+    (tmp_path / "conch.json").write_text(content)
+    assert find_weights(tmp_path).size in (0, 100)
