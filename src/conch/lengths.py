@@ -31,6 +31,18 @@ def bucket(length: int) -> int:
     return max(_SMALLEST, 1 << (length - 1).bit_length())
 
 
+def on_grid(rows: int, length: int) -> tuple[int, int]:
+    """The smallest shape of a coarse grid that holds ``[rows, length]``: what an engine pads to that is slow with new
+    shapes, and what the engine is chosen by where there are two."""
+    return _rounded(rows, 1), _rounded(length, STEP)
+
+
+def _rounded(size: int, finest: int) -> int:
+    """``size`` up to a multiple of a quarter to an eighth of itself, or of ``finest``."""
+    step = max(finest, 1 << max(0, (size - 1).bit_length() - 3))
+    return -(-size // step) * step
+
+
 def runs(lengths: Sequence[int], *, budget: int, limit: int = 0, counts: Sequence[int] = ()) -> list[list[int]]:
     """Divide the indices of ``lengths`` into runs of least cost, the longest first.
 

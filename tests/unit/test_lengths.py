@@ -3,7 +3,9 @@
 import random
 from itertools import combinations
 
-from conch.lengths import OVERHEAD, bucket, runs
+import pytest
+
+from conch.lengths import OVERHEAD, bucket, on_grid, runs
 
 
 def cost(division: list[list[int]], lengths: list[int]) -> int:
@@ -72,3 +74,25 @@ def test_division_costs_no_more_than_any_other_into_neighbours() -> None:
             if all(lengths[run[0]] <= bucket(lengths[run[-1]]) for run in division)
         ]  # fmt: skip
         assert cost(runs(lengths, budget=10**6), lengths) == min(cost(division, lengths) for division in allowed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "padded"),
+    [
+        ((1, 16), (1, 16)),
+        ((1, 17), (1, 24)),
+        ((8, 100), (8, 112)),
+        ((9, 3), (10, 8)),
+        ((17, 8), (20, 8)),
+        ((33, 300), (40, 320)),
+    ],
+)
+def test_shapes_are_padded_to_a_grid(shape: tuple[int, int], padded: tuple[int, int]) -> None:
+    assert on_grid(*shape) == padded
+    assert on_grid(*padded) == padded
+
+
+def test_the_grid_has_few_sizes_and_wastes_at_most_a_quarter() -> None:
+    sizes = {on_grid(rows, 8)[0] for rows in range(1, 257)}
+    assert len(sizes) < 30
+    assert all(rows <= on_grid(rows, 8)[0] <= rows * 1.25 for rows in range(1, 257))

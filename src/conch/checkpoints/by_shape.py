@@ -12,6 +12,8 @@ from functools import cached_property
 from math import exp, log
 from typing import Any, Final
 
+from conch.lengths import on_grid
+
 #: A variant that is expected to be faster by less runs nowhere: that much is within what figures vary by.
 LEAST_GAIN: Final = 1.05
 
@@ -46,8 +48,9 @@ class Companion:
         self._table.at(1, 1)
 
     def faster_at(self, rows: int, tokens: int) -> bool:
-        """Whether it is the faster one for ``rows`` sequences of ``tokens`` tokens."""
-        return self._table.at(rows, tokens) >= LEAST_GAIN
+        """Whether it is the faster one for ``rows`` sequences of ``tokens`` tokens: at the shape that holds them in the
+        grid, so that a batch has the same answer whether or not an engine pads it to that."""
+        return self._table.at(*on_grid(rows, tokens)) >= LEAST_GAIN
 
     @cached_property
     def _table(self) -> ShapeTable:
@@ -57,10 +60,12 @@ class Companion:
 class ShapeTable:
     """Positive numbers by batch size and tokens, and what is between them.
 
-    Raises ValueError unless every batch size has a number with every length.
+    Raises ValueError unless every batch size has a number with every length, for what can be in a batch.
     """
 
     def __init__(self, values: Mapping[tuple[int, int], float]) -> None:
+        if min((side for shape in values for side in shape), default=1) < 1:
+            raise ValueError("a table by shape needs a number for batch sizes and lengths of 1 at least")
         self._logs = {shape: log(value) for shape, value in values.items()}
         self._batches = sorted({batch for batch, _ in values})
         self._lengths = sorted({tokens for _, tokens in values})

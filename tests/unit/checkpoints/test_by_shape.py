@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conch.checkpoints.by_shape import Companion, Gain, ShapeTable
+from conch.lengths import on_grid
 
 
 def companion(*gains: float) -> Companion:
@@ -38,7 +39,24 @@ def test_it_runs_where_it_is_faster_and_not_where_it_is_slower_or_equal() -> Non
     assert not found.faster_at(32, 512)
 
 
-@pytest.mark.parametrize("gains", [(), (Gain(1, 16, 1.2), Gain(4, 64, 1.2)), (Gain(1, 16, 0.0),)])
+def test_batch_has_the_same_variant_whether_or_not_an_engine_pads_it() -> None:
+    found = companion(2.0, 0.7, 0.9, 0.5)
+
+    shapes = [(rows, tokens) for rows in range(1, 6) for tokens in range(1, 80)]
+    assert len({found.faster_at(*shape) for shape in shapes}) == 2
+    assert all(found.faster_at(*shape) == found.faster_at(*on_grid(*shape)) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    "gains",
+    [
+        (),
+        (Gain(1, 16, 1.2), Gain(4, 64, 1.2)),
+        (Gain(1, 16, 0.0),),
+        (Gain(0, 16, 1.2), Gain(8, 16, 1.2)),
+        (Gain(1, -3, 1.2),),
+    ],
+)
 def test_table_with_holes_is_refused(gains: tuple[Gain, ...]) -> None:
-    with pytest.raises(ValueError, match=r"for each batch size|math domain|expected a positive"):
+    with pytest.raises(ValueError, match=r"for each batch size|of 1 at least|math domain|expected a positive"):
         Companion("b", gains)

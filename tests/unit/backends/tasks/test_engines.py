@@ -25,7 +25,7 @@ from conch.backends.tasks.engines.base import NetworkEngine
 from conch.backends.tasks.engines.by_shape import EnginesByShape
 from conch.backends.tasks.engines.choice import choose, open_engine
 from conch.backends.tasks.engines.onnxruntime import OnnxRuntimeEngine
-from conch.backends.tasks.engines.openvino import WORTH_COMPILING, OpenVinoEngine, on_grid
+from conch.backends.tasks.engines.openvino import WORTH_COMPILING, OpenVinoEngine
 from conch.backends.tasks.engines.torch import TorchEngine
 from conch.backends.tasks.table import make_task
 from conch.checkpoints.folder import Checkpoint
@@ -137,28 +137,6 @@ def test_neither_torch_nor_transformers_is_imported_for_a_graph(tmp_path: Path) 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
-
-
-@pytest.mark.parametrize(
-    ("shape", "padded"),
-    [
-        ((1, 16), (1, 16)),
-        ((1, 17), (1, 24)),
-        ((8, 100), (8, 112)),
-        ((9, 3), (10, 8)),
-        ((17, 8), (20, 8)),
-        ((33, 300), (40, 320)),
-    ],
-)
-def test_shapes_are_padded_to_a_grid(shape: tuple[int, int], padded: tuple[int, int]) -> None:
-    assert on_grid(*shape) == padded
-    assert on_grid(*padded) == padded
-
-
-def test_the_grid_has_few_sizes_and_wastes_at_most_a_quarter() -> None:
-    sizes = {on_grid(rows, 8)[0] for rows in range(1, 257)}
-    assert len(sizes) < 30
-    assert all(rows <= on_grid(rows, 8)[0] <= rows * 1.25 for rows in range(1, 257))
 
 
 SIZES = {

@@ -9,6 +9,7 @@ from typing import Final
 from conch.backends.graphs.openvino.compiled import CompiledGraph, CompileSettings
 from conch.backends.native.threads import usable_cores
 from conch.backends.tasks.engines.graph import GraphEngine
+from conch.lengths import on_grid
 
 #: How often a shape is asked for before it is compiled for itself, and how many shapes are counted.
 WORTH_COMPILING: Final = 32
@@ -46,14 +47,3 @@ class OpenVinoEngine(GraphEngine):
         if len(self._requested) < MOST_SHAPES or exact in self._requested:
             self._requested[exact] += 1
         return rounded
-
-
-def on_grid(rows: int, length: int) -> tuple[int, int]:
-    """The smallest shape of a coarse grid that holds ``[rows, length]``."""
-    return _rounded(rows, 1), _rounded(length, 8)
-
-
-def _rounded(size: int, finest: int) -> int:
-    """``size`` up to a multiple of a quarter to an eighth of itself, or of ``finest``."""
-    step = max(finest, 1 << max(0, (size - 1).bit_length() - 3))
-    return -(-size // step) * step
