@@ -24,7 +24,7 @@ from conch.convert.encoder import agreement, tolerances
 from conch.convert.encoder.agreement import SampleOutputs
 from conch.convert.encoder.contrasts import EncoderAnswers
 from conch.convert.encoder.evaluate import arrays_of_shape, batches, evaluate, tokenize
-from conch.convert.encoder.neighbours import Neighbours, apart, batches_of_strangers, neighbours, widest
+from conch.convert.encoder.neighbours import Neighbours, apart, batches_of_strangers, greatest, neighbours, widest
 from conch.convert.encoder.network import head_of
 from conch.convert.encoder.variants import VariantBuilder, planned
 from conch.convert.footprint import Opening
@@ -165,7 +165,8 @@ class EncoderConversion(Conversion[NetworkEngine, Answers]):
         (_, one), (_, other) = self._answers(first), self._answers(second)
         found = widest([apart(one.outputs, other.outputs), one.neighbours, other.neighbours])
         outputs = agreement.compare(one.outputs, other.outputs)
-        return asdict(found), tolerances.together((first.precision, second.precision), outputs, found)
+        largest = greatest([*one.outputs, *other.outputs])
+        return asdict(found), tolerances.together((first.precision, second.precision), outputs, found, largest)
 
     def runs(self, networks: Mapping[str, NetworkEngine], shape: Shape) -> dict[str, Run]:
         """One run of each network on the same arrays."""

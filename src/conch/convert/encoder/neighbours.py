@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.convert.encoder.agreement import OutputAgreement, SampleOutputs, compare
 from conch.convert.encoder.evaluate import TokenBatch, padded, tokenize
@@ -93,6 +95,11 @@ def widest(found: Sequence[Neighbours]) -> Neighbours:
         max(one.rows for one in found),
         min(one.samples for one in found),
     )
+
+
+def greatest(outputs: Sequence[SampleOutputs]) -> float:
+    """The largest number of all answers, without its sign."""
+    return max((float(np.abs(one[name]).max()) for one in outputs for name in one if name not in PARTS), default=0.0)
 
 
 def _answers(figures: Mapping[str, OutputAgreement]) -> Mapping[str, OutputAgreement]:

@@ -69,20 +69,39 @@ def reasons(
     return tuple(missed)
 
 
-def together(precisions: Sequence[str], outputs: Mapping[str, OutputAgreement], found: Neighbours) -> tuple[str, ...]:
+def together(
+    precisions: Sequence[str], outputs: Mapping[str, OutputAgreement], found: Neighbours, largest: float
+) -> tuple[str, ...]:
     """Why two variants must not serve together, each for some shapes: a text's answer would depend on its neighbours by
-    more than the stricter of the two precisions allows.  ``found`` compares their answers, alone and in batches."""
+    more than the stricter of the two precisions allows.
+
+    ``found`` compares their answers, alone and in batches.  Of scores and few classes the direction says nothing, but
+    they are compared with those of other texts, which the other variant may have answered: what they may differ by is
+    bounded as a share of the ``largest`` number of all.
+    """
     strict = max((TOLERANCES.get(one, TOLERANCES["int8"]) for one in precisions), key=lambda one: one.vector)
-    return tuple(_dependent(found, outputs, strict))
+    missed = [*_dependent(found, outputs, strict)]
+    widths = [outputs[name].width for name in _answers(outputs) if "logits" in name]
+    bound = 1 - strict.logits
+    if widths and min(widths) < MIN_CLASSES and not found.max_difference <= bound * largest:
+        missed.append(
+            f"answers differ by up to {found.max_difference:.2g}, which is more than {bound:.2g} of the largest, "
+            f"{largest:.2g}"
+        )
+    return tuple(missed)
 
 
 def _dependent(found: Neighbours, outputs: Mapping[str, OutputAgreement], tolerance: Tolerance) -> Iterator[str]:
-    answers = [name for name in outputs if name not in PARTS] or [*outputs]
-    bound = min(_cosine_bound(name, outputs[name].width, tolerance) for name in answers)
+    bound = min(_cosine_bound(name, outputs[name].width, tolerance) for name in _answers(outputs))
     if found.cosine_min is not None and not found.cosine_min >= bound:
         yield f"cosine {_rounded(found.cosine_min)} of a row alone with the same row in a batch is below {bound:g}"
     if found.argmax is not None and not found.argmax >= tolerance.argmax:
         yield f"{_rounded(found.argmax)} of the answers are the same alone and in a batch, below {tolerance.argmax:g}"
+
+
+def _answers(outputs: Mapping[str, OutputAgreement]) -> Sequence[str]:
+    """The outputs that are answers, and not what these are made of, where there are any."""
+    return [name for name in outputs if name not in PARTS] or [*outputs]
 
 
 def _missed(name: str, output: OutputAgreement, tolerance: Tolerance) -> Iterator[str]:

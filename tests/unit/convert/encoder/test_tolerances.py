@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from conch.convert.encoder.agreement import OutputAgreement, TaskAgreement
-from conch.convert.encoder.tolerances import TOLERANCES, reasons
+from conch.convert.encoder.neighbours import Neighbours
+from conch.convert.encoder.tolerances import TOLERANCES, reasons, together
 
 GOOD = OutputAgreement(cosine_min=0.99999, cosine_mean=1.0, max_difference=1e-5, argmax=None, width=384)
 TASK = TaskAgreement("same label", 1.0, 0.0, -0.04, 0.0, 99)
@@ -72,3 +73,26 @@ def test_bounds_loosen_from_row_to_row() -> None:
 
     for tight, loose in pairwise(rows):
         assert tight.vector >= loose.vector and tight.mean >= loose.mean and tight.task <= loose.task
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_scores_and_few_classes_of_two_variants_are_as_close_as_the_stricter_precision_says(width: int) -> None:
+    """Nothing else bounds them: a cosine says nothing of them, and the same label can win by more or less."""
+    scores = {"logits": OutputAgreement(None, None, 0.05, None if width == 1 else 1.0, width)}
+    found = Neighbours(None, None if width == 1 else 1.0, 0.05, rows=6, samples=24)
+
+    assert together(("int8", "int8"), scores, found, 5.0) == ()
+    assert together(("fp32", "int8"), scores, found, 5.0) == (
+        "answers differ by up to 0.05, which is more than 0.001 of the largest, 5",
+    )
+    assert together(("fp32", "fp32"), scores, replace(found, max_difference=1e-5), 5.0) == ()
+    assert together(("int8", "int8"), scores, replace(found, max_difference=float("nan")), 5.0)
+
+
+def test_vectors_of_two_variants_are_as_close_as_the_stricter_precision_says() -> None:
+    vectors = {"embedding": OutputAgreement(0.995, 0.999, 0.2, None, 384)}
+    found = Neighbours(0.995, None, 0.2, rows=6, samples=24)
+
+    assert together(("int8", "int8"), vectors, found, 1.0) == ()
+    (reason,) = together(("int8", "fp32"), vectors, found, 1.0)
+    assert reason.startswith("cosine 0.995 of a row alone") and reason.endswith("is below 0.9999")
