@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from conch.checkpoints.contrasts import Contrasts
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest, Variant, hashes
 from conch.convert.causal.conversion import CausalConversion
@@ -146,8 +147,7 @@ def _compare(
             network, answers = conversion.evaluate(variant)
             reference = answers if variant.name == REFERENCE else reference
             figures, reasons = conversion.compare(variant.precision, reference, answers)
-            contrasts = None if variant.name == REFERENCE else conversion.contrast(reference, answers)
-            entry = replace(entry, agreement=figures, contrasts=contrasts)
+            entry = replace(entry, agreement=figures, contrasts=_contrasts(conversion, variant, reference, answers))
             networks[variant.name] = network
         except Exception as error:  # a library's, about one variant
             if variant.name == REFERENCE:
@@ -159,6 +159,22 @@ def _compare(
             reasons = (f"{source.name}, which it was made from, was refused", *reasons)
         judged[variant.name] = _refused(conversion, entry, *reasons) if reasons else replace(entry, passed=True)
     return reference, networks
+
+
+def _contrasts(
+    conversion: Conversion[Any, Any], variant: BuiltVariant, reference: Any, answers: Any
+) -> Contrasts | None:
+    """What the report shows of single texts; None of the reference, and where that cannot be put in words, which is no
+    reason to refuse a variant."""
+    if variant.name == REFERENCE:
+        return None
+    try:
+        found: Contrasts = conversion.contrast(reference, answers)
+    except Exception as error:  # a tokenizer's, of what its own vocabulary does not have
+        why = describe_error(error)
+        conversion.warn([f"the texts whose answers differ most with {variant.name} are not shown: {why}"])
+        return None
+    return found
 
 
 def _refused(conversion: Conversion[Any, Any], entry: Variant, *reasons: str) -> Variant:

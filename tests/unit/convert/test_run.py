@@ -240,6 +240,24 @@ def test_variant_that_answers_otherwise_is_refused_by_name_and_number(
         Checkpoint.open(made.folders[0] / "1", Options(variant="onnxruntime-fp32"))
 
 
+def test_variant_is_not_refused_because_its_differences_cannot_be_put_in_words(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def contrasts(*outputs: Any) -> None:
+        raise OverflowError("there is no token 7")
+
+    monkeypatch.setattr(conversion.EncoderAnswers, "contrasts", contrasts)
+
+    made = convert(plan(encoder, tmp_path), no_progress)
+
+    graph = made.manifest.variants[1]
+    assert graph.passed and graph.contrasts is None
+    assert (
+        "the texts whose answers differ most with onnxruntime-fp32 are not shown: OverflowError: there is no token 7"
+        in made.manifest.warnings
+    )
+
+
 class Broken(Wrong):
     """Runs nothing."""
 

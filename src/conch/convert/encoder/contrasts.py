@@ -66,12 +66,14 @@ class EncoderAnswers:
         return f"difference of a {'score' if self._task == 'text-ranking' else 'probability'}"
 
     def _difference(self, a: SampleOutputs, b: SampleOutputs) -> float:
+        """Infinite where an answer is no number."""
+        if not all(np.isfinite(one[name]).all() for one in (a, b) for name in a if name not in PARTS):
+            return float("inf")
         if self._embeds:
             cosine = _cosine(a, b)
             return 0.0 if cosine is None else max(0.0, 1 - cosine)
         turn = (lambda values: values) if self._task == "text-ranking" else probabilities
-        found = max(float(np.abs(turn(a[name]) - turn(b[name])).max()) for name in a if name not in PARTS)
-        return found if np.isfinite(found) else float("inf")
+        return max(float(np.abs(turn(a[name]) - turn(b[name])).max()) for name in a if name not in PARTS)
 
     def _words(self, outputs: Sequence[SampleOutputs], others: Sequence[SampleOutputs]) -> Words:
         """What ``outputs`` say by the sample's number; of sequences of labels only where ``others`` say something

@@ -91,3 +91,15 @@ def test_long_texts_are_cut_after_a_word() -> None:
     assert shortened("one  two\nthree", 40) == "one two three"
     assert shortened("one two three", 10) == "one two …"
     assert shortened("x" * 50, 10) == "x" * 9 + " …"
+
+
+def test_answer_that_is_no_number_differs_most() -> None:
+    nan = float("nan")
+    found = answers("feature-extraction").contrasts(
+        outputs("embedding", [[1, 0]], [[0, 1]], [[1, 1]]), outputs("embedding", [[1, 0]], [[1, 0]], [[nan, 1]])
+    )
+    assert [(one.text, one.cosine) for one in found.worst] == [("a cake", None), ("a tram", 0)]
+
+    spans = [{"start_logits": np.eye(3)[[0]], "end_logits": np.eye(3)[[2]]} for _ in range(3)]
+    broken = [*spans[:2], {"start_logits": np.eye(3)[[1]], "end_logits": np.array([[nan, 0, 0]])}]
+    assert answers("question-answering").contrasts(spans, broken).worst[0].text == "a cake"
