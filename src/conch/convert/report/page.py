@@ -67,7 +67,8 @@ def _lead(manifest: Manifest) -> str:
     if manifest.by_shape is not None:
         other = columns.title(manifest.variant(manifest.by_shape.variant))
         beside = f", with {other} beside it for the shapes where that is faster"
-    return f"{columns.title(auto)} serves {manifest.task}{beside}: the fastest that agrees with the checkpoint."
+    why = "it was refused, and serves by --force" if auto.forced else "the fastest that agrees with the checkpoint"
+    return f"{columns.title(auto)} serves {manifest.task}{beside}: {why}."
 
 
 def _tiles(manifest: Manifest) -> Tiles:

@@ -131,3 +131,12 @@ def test_conversion_in_which_nothing_was_measured_has_a_page() -> None:
     bare = replace(WHOLE, variants=tuple(replace(one, latency=()) for one in WHOLE.variants))
 
     assert "Where each is fastest" not in [one.title for one in page_of(bare).sections]
+
+
+def test_variant_that_serves_by_force_is_not_said_to_agree() -> None:
+    first, auto, *others = WHOLE.variants
+    forced = replace(auto, passed=False, forced=True, reasons=("cosine_min 0.93 of embedding is below 0.97",))
+
+    assert page_of(WHOLE).lead.endswith(": the fastest that agrees with the checkpoint.")
+    lead = page_of(replace(WHOLE, variants=(first, forced, *others))).lead
+    assert lead == "ONNX Runtime (int8) serves feature-extraction: it was refused, and serves by --force."
