@@ -7,12 +7,14 @@ draws when it comes into view.  A content security policy keeps whatever texts m
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
 from itertools import groupby
 from typing import Any, Final
+from zlib import crc32
 
 from conch.extras import load
 from conch.reports.page import (
@@ -37,6 +39,8 @@ _POLICY: Final = (
 #: Tables of more columns are set smaller.
 _DENSE: Final = 10
 _KINDS: Final = {"info": "", "warning": "Warning: ", "error": "Error: "}
+#: Where a picture names a gradient or a clip, and where it refers to one.
+_NAMED: Final = re.compile(r'<(?:\w+Gradient|clipPath|pattern)\b[^>]*? id="|="url\(#')
 
 
 def html(page: Page) -> str:
@@ -142,10 +146,20 @@ def _chart(chart: Chart) -> str:
     below = f'<p class="below">{escape(chart.caption)}</p>' if chart.caption else ""
     return (
         f'<figure role="group" aria-label="{escape(chart.title)}"><figcaption><b>{escape(chart.title)}</b></figcaption>'
-        f'<div class="still" role="img" aria-label="{escape(chart.alt)}">{still}</div>'
+        f'<div class="still" role="img" aria-label="{escape(chart.alt)}">{_still(still)}</div>'
         f'<div class="drawn" role="img" aria-label="{escape(chart.alt)}"></div>'
         f'<script type="application/json">{_json(chart.spec)}</script>{below}</figure>\n'
     )
+
+
+def _still(svg: str) -> str:
+    """A picture whose gradients and clips have names of their own.
+
+    All pictures call theirs alike, and so do the charts that the script draws: one that looks for a gradient would find
+    that of another, or of a picture that is not shown, and draw nothing.
+    """
+    own = f"still{crc32(svg.encode()):x}-"
+    return _NAMED.sub(lambda found: found[0] + own, svg)
 
 
 def _configs() -> dict[str, Any]:

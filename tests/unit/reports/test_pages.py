@@ -24,6 +24,7 @@ from conch.reports.charts import (
 from conch.reports.html import html
 from conch.reports.page import (
     Bullets,
+    Chart,
     CodeBlock,
     Column,
     Note,
@@ -169,3 +170,21 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(tmp_path: Path
     with pytest.raises(ConchError, match=r"-f .*: is a folder"):
         check_files({"-f": tmp_path})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_gradients_of_pictures_have_names_of_their_own() -> None:
+    """The charts that a script draws call theirs as pictures do, which are not shown then."""
+
+    def chart(scheme: str) -> Chart:
+        colour = {"field": "x", "type": "quantitative", "scale": {"scheme": scheme}}
+        place = {"field": "x", "type": "quantitative"}
+        values = [{"x": 1}, {"x": 2}]
+        return Chart("t", {"data": {"values": values}, "mark": "point", "encoding": {"x": place, "color": colour}}, "a")
+
+    text = html(Page("t", "l", [Section("s", [chart("blues"), chart("reds")])]))
+    markup = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    named = re.findall(r'<linearGradient id="([^"]+)"', markup)
+
+    assert len(set(named)) == len(named) == 2
+    assert set(re.findall(r"url\(#([^)]+)\)", markup)) == set(named)
+    assert all(name.startswith("still") for name in named)
