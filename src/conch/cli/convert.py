@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from conch.cli import completion
 from conch.cli.many import ManyValues
@@ -14,6 +16,7 @@ from conch.cli.many import ManyValues
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from conch.checkpoints.manifest import Manifest
     from conch.convert.run import ConvertedModel
 
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
@@ -21,7 +24,7 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command("convert", cls=ManyValues, context_settings={"max_content_width": 120})
-@click.option("-m", "--model", required=True, metavar="MODEL", help="A Hub id, or a folder with a checkpoint.",
+@click.option("-m", "--model", default="", metavar="MODEL", help="A Hub id, or a folder with a checkpoint.",
               shell_complete=completion.checkpoints)  # fmt: skip
 @click.option(
     "-o", "--output", default=Path("models"), type=_FOLDER, metavar="DIR", help="Model repository (default: models)."
@@ -86,22 +89,63 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 @click.option("--markdown", type=_FILE, metavar="FILE", help="Write the report there, too.")
 @click.option("--html", type=_FILE, metavar="FILE", help="The page with charts, too: .html or .pdf.")
+@click.option(
+    "--report",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Show the report of a converted model again, and write it to --html and --markdown; converts nothing.",
+)
 @click.option("--verbose", is_flag=True, help="Print all figures of each shape.")
 def convert_command(
-    model: str, output: Path, markdown: Path | None, html: Path | None, verbose: bool, **given: Any
+    model: str, output: Path, report: Path | None, markdown: Path | None, html: Path | None, verbose: bool, **given: Any
 ) -> int:
     """Export, optimise and quantise a model, compare and measure what came out, and write what may serve.
 
     The fastest variant that agrees with the checkpoint becomes "auto".
     """
+    from conch.cli import terminal
+    from conch.convert.report.written import written_manifest
+    from conch.reports.writing import check_files, check_reports
+
+    if report is not None:
+        _require_alone(click.get_current_context())
+    elif not model:
+        raise click.UsageError("Missing option '-m' / '--model' (or --report, for a model that is converted already).")
+    check_reports({"--html": html})
+    check_files({"--markdown": markdown})
+    if report is not None:
+        manifest, lines = written_manifest(report), list[str]()
+    else:
+        converted = _convert(model, output, **given)
+        manifest, lines = converted.manifest, list(_next_steps(converted))
+    _write(manifest, markdown, html)
+    _print_manifest(terminal.console(), manifest, lines, verbose)
+    return 0
+
+
+#: The options that belong to a report.
+_OF_REPORTS: Final = ("report", "markdown", "html", "verbose")
+
+
+def _require_alone(context: click.Context) -> None:
+    """Refuse options of a conversion beside ``--report``."""
+    given = [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name not in _OF_REPORTS
+        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"--report converts nothing, so it cannot be used with {', '.join(given)}.")
+
+
+def _convert(model: str, output: Path, **given: Any) -> ConvertedModel:
+    """Convert, and print each step."""
     from rich.markup import escape
 
     from conch.cli import terminal
     from conch.convert.plan import Plan
-    from conch.convert.report import document
-    from conch.convert.report.page import page_of
     from conch.convert.run import convert
-    from conch.reports.writing import check_files, check_reports, write_page
 
     precisions = given.pop("quantize")
     quantize = tuple(precision for precision in precisions if precision != "none") if precisions else None
@@ -112,33 +156,42 @@ def convert_command(
     def progress(step: str) -> None:
         console.print(f"[dim]{time.monotonic() - start:6.1f} s[/dim]  {escape(step)}", highlight=False, soft_wrap=True)
 
-    check_reports({"--html": html})
-    check_files({"--markdown": markdown})
     converted = convert(plan, progress)
-    if markdown is not None:
-        markdown.write_text(document.markdown(converted.manifest), encoding="utf-8")
-    if html is not None:
-        write_page(page_of(converted.manifest), html)
     progress("done")
-    _print_result(terminal.console(), converted, verbose)
-    return 0
+    return converted
 
 
-def _print_result(console: Console, converted: ConvertedModel, verbose: bool) -> None:
-    """Print the table, and what to do next."""
+def _write(manifest: Manifest, markdown: Path | None, html: Path | None) -> None:
+    """Write the report to the files that were asked for."""
+    from conch.convert.report import document
+    from conch.convert.report.page import page_of
+    from conch.reports.writing import write_page
+
+    if markdown is not None:
+        markdown.write_text(document.markdown(manifest), encoding="utf-8")
+    if html is not None:
+        write_page(page_of(manifest), html)
+
+
+def _next_steps(converted: ConvertedModel) -> Iterator[str]:
+    """What was written, and what to do with it."""
+    for folder in converted.folders:
+        yield f"wrote {folder}"
+    yield f"conch serve --model-repository={converted.folders[0].parent}"
+
+
+def _print_manifest(console: Console, manifest: Manifest, lines: Iterable[str], verbose: bool) -> None:
+    """Print the table, the warnings, and ``lines``."""
     from conch.convert.report.document import log_lines
     from conch.convert.report.terminal import table
 
     def print_line(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    for line in log_lines(converted.manifest) if verbose else ():
+    for line in log_lines(manifest) if verbose else ():
         print_line(line)
-    made = table(converted.manifest, console.width)
+    made = table(manifest, console.width)
     made.expand = console.is_terminal
     console.print(made)
-    for warning in converted.manifest.warnings:
-        print_line(f"warning: {warning}")
-    for folder in converted.folders:
-        print_line(f"wrote {folder}")
-    print_line(f"conch serve --model-repository={converted.folders[0].parent}")
+    for line in (*(f"warning: {warning}" for warning in manifest.warnings), *lines):
+        print_line(line)
