@@ -261,6 +261,37 @@ def test_ensemble_loads_its_members(explicit: Server) -> None:
     client.api.unload_model("plus_one")
 
 
+def test_member_keeps_the_configuration_that_it_was_loaded_with_when_its_ensemble_is_loaded(
+    explicit: Server, put: Put, explicit_repository: Path
+) -> None:
+    client = Client("http", explicit)
+    tensor = {"data_type": "TYPE_INT32", "dims": [1]}
+    config = {
+        "backend": "python",
+        "input": [{"name": "INPUT", **tensor}],
+        "output": [{"name": "OUTPUT", **tensor}],
+        "parameters": {"who": {"string_value": "override"}},
+    }
+    step = (
+        'ensemble_scheduling { step { model_name: "tuned" model_version: -1 '
+        'input_map { key: "INPUT" value: "INPUT" } output_map { key: "OUTPUT" value: "OUTPUT" } } }'
+    )
+    put("tuned", 5)
+    text = CONFIG.replace('backend: "python"', 'platform: "ensemble"') + step
+    write(explicit_repository, "around", text, {"1/x": ""})
+    assert load(explicit, "tuned", {"config": json.dumps(config)}).status == 200
+
+    reply = load(explicit, "around")
+
+    assert reply.status == 200, reply.body
+    assert client.get("model_config", "tuned")["parameters"] == {"who": {"string_value": "override"}}
+    assert answer(client, "around") == 5
+    put("tuned", 6)
+    assert load(explicit, "around").status == 200
+    assert not client.get("model_config", "tuned").get("parameters")
+    assert answer(client, "around") == 6
+
+
 def test_unload_dependents_unloads_the_members(explicit: Server) -> None:
     client = Client("http", explicit)
     client.api.load_model("diamond")

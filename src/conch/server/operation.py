@@ -190,11 +190,14 @@ class LoadOperation:
             raise PollError.of(files.name, error) from error
 
     async def _is_unchanged(self, model_state: ModelState) -> bool:
-        """Whether a model serves just what its directory holds."""
-        if model_state.overridden or model_state.fingerprint is None or not model_state.versions:
+        """Whether a model serves just what its directory holds; as a member that nobody asked for here, also whether it
+        serves what a load of its own brought, and its directory has not changed since."""
+        if not model_state.versions or (model_state.overridden and model_state.name in self._wanted):
             return False
         if any(version_state.state is not State.READY for version_state in model_state.versions.values()):
             return False
+        if model_state.fingerprint is None:
+            return model_state.uploaded is not None
         try:
             return await asyncio.to_thread(self._repository.fingerprint, model_state.name) == model_state.fingerprint
         except (ConchError, OSError):

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from conch.errors import Code, ConchError, internal
 from conch.inference import InferResponse
+from conch.repository.override import Override
 from conch.server.states import UNLOADED, State
 from tests.unit.server.loads import CONFIG, House, stopped, until
 
 pytestmark = pytest.mark.timeout(60)
+
+#: A configuration that a client brings.
+BROUGHT = json.dumps({
+    "backend": "python",
+    "max_batch_size": 4,
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}],
+})  # fmt: skip
 
 
 @pytest.fixture
@@ -230,6 +240,34 @@ async def test_members_are_loaded_once_and_before_their_ensembles(house: House) 
     assert house.loader.log.index("loaded a:1") < house.loader.log.index("ensemble alone of a")
     assert house.loader.log.index("loaded b:1") < house.loader.log.index("ensemble both of a,b")
     assert house.loader.log.count("load a:1") == 1
+
+
+async def test_member_keeps_what_a_load_of_its_own_brought_until_its_directory_changes(house: House) -> None:
+    house.write("m")
+    house.write_ensemble("e", "m")
+    await house.lifecycle.load("m", Override(BROUGHT))
+    model = house.table.find("m")
+    assert model.config.max_batch_size == 4
+
+    await house.lifecycle.load("e")
+    assert house.table.find("m") is model
+
+    house.write("m", content="changed")
+    await house.lifecycle.load("e")
+    assert house.table.find("m").config.max_batch_size == 0
+
+
+async def test_member_whose_files_a_client_brought_is_kept_for_its_ensemble(house: House) -> None:
+    house.write("m")
+    house.write_ensemble("e", "m")
+    await house.lifecycle.load("m", Override(BROUGHT, {"1/model.py": b""}))
+    model = house.table.find("m")
+
+    await house.lifecycle.load("e")
+    assert house.table.find("m") is model
+
+    await house.lifecycle.load("m")
+    assert house.table.find("m") is not model
 
 
 async def test_ensembles_in_a_circle_are_refused_rather_than_waited_for(house: House) -> None:
