@@ -10,7 +10,6 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -112,7 +111,7 @@ class HuggingFaceBackend(BatchBackend):
         self.before_computing()
         answers = iter(self._task.execute(batch, work) if batch else ())
         results = [one if isinstance(one, ConchError) else next(answers) for one in ready]
-        return results, asdict(work)
+        return results, vars(work)
 
     def _prepared(self, request: Request) -> PreparedRequest | ConchError:
         begin = monotonic_ns()

@@ -33,7 +33,7 @@ class PreparedRequest:
         self.sequence_count = sequence_count
 
 
-@dataclass(slots=True)
+@dataclass
 class ExecutionWork:
     """The work of one execution: real tokens, tokens with padding, sequences, runs of the engine.
 
