@@ -41,6 +41,7 @@ def perf_command(
     from conch.cli import terminal
     from conch.cli.perf_against import Against, run_against
     from conch.cli.perf_plan import plan_of
+    from conch.errors import invalid
     from conch.perf.breakdown import breakdown
     from conch.perf.report import terminal as shown
     from conch.perf.report.command import command_line
@@ -53,6 +54,8 @@ def perf_command(
     # What is registered with a server is unregistered, however this ends.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if other := Against(against, against_model, rounds):
+        if breaks_down:
+            raise invalid("--breakdown is of one server: leave it out with --against")
         files.check(compares=True)
         return run_against(plan, prefix, other, json_file, html, console)
     outputs = Outputs(files, plan)
@@ -61,7 +64,7 @@ def perf_command(
     try:
         with Measurement(outputs.plan, prefix) as measurement:
             opening = shown.opening(measurement)
-            console.print(opening, highlight=False)
+            console.print(opening, highlight=False, markup=False)
             reader = measurement.stage_reader(given["metrics_url"])
             for level in measurement.levels():
                 before = reader.read() if breaks_down else None

@@ -42,7 +42,8 @@ class Against:
         if "openai" in (plan.protocol, protocol) and protocol != plan.protocol:
             raise invalid(f"--against {self.url}: OpenAI's API is compared with OpenAI's API only")
         read, other = read_address(self.url, protocol)
-        address = replace(plan.address, host=read.host, port=read.port, encrypted=read.encrypted)
+        encrypted = read.encrypted if scheme else plan.address.encrypted
+        address = replace(plan.address, host=read.host, port=read.port, encrypted=encrypted)
         return replace(plan, model=model, address=address, protocol=protocol), other
 
 
@@ -59,7 +60,7 @@ def run_against(
     compared: list[Comparison] = []
     try:
         with Measurement(a, prefix) as first, Measurement(b, other) as second:
-            console.print(f"A: {shown.side(a)}\nB: {shown.side(b)}", highlight=False)
+            console.print(f"A: {shown.side(a)}\nB: {shown.side(b)}", highlight=False, markup=False)
             for level in first.levels():
                 heading = f"{'rate' if plan.rates is not None else 'concurrency'} {level:g}"
                 with console.status(f"{heading}: round 1 of {against.rounds}") as status:
@@ -97,6 +98,8 @@ def _tell(status: Any, heading: str, wanted: int, rounds: Sequence[ComparedRound
 
 
 def _show(console: Any, heading: str, found: Comparison, *, open_load: bool) -> None:
+    from rich.text import Text
+
     from conch.perf.report import comparison as shown
 
     console.print(f"\n{heading}, {len(found.counted)} of {len(found.rounds)} rounds count:", highlight=False)
@@ -104,4 +107,4 @@ def _show(console: Any, heading: str, found: Comparison, *, open_load: bool) -> 
         console.print(shown.table(found))
     console.print(found.sentence(open_load), highlight=False)
     for warning in found.warnings:
-        console.print(f"[yellow]warning[/yellow]  {warning}", highlight=False)
+        console.print(Text.assemble(("warning", "yellow"), f"  {warning}"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,20 @@ from conch.cli.grouped import GroupedOption
 
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
 _READ: Final = click.Path(dir_okay=False, exists=True)
+
+#: The longest that anything is waited for (s).
+_DAY: Final = 86_400
+
+
+class _Number(click.FloatRange):
+    """A number of a range, neither ``inf`` nor ``nan``, for which nobody can wait."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not isfinite(found):
+            self.fail(f"{value} is no number of the range {self._describe_range()}.", param, ctx)
+        return found
+
 
 _GENERAL = partial(GroupedOption, group="Model and server")
 _LOAD = partial(GroupedOption, group="Load")
@@ -51,7 +66,7 @@ OPTIONS: Final = [
              metavar="BYTES", help="Room for an output of texts or of variable shape (default: 102400)."),
     _GENERAL(["--bls-composing-models", "composing"], default="", metavar="NAME[:N],…",
              help="Models that this one calls; they have to be there, and are shown beside it."),
-    _GENERAL(["--timeout"], type=click.FloatRange(0.001), default=600.0, metavar="S",
+    _GENERAL(["--timeout"], type=_Number(0.001, _DAY), default=600.0, metavar="S",
              help="How long a request may take (default: 600)."),
     _LOAD(["--concurrency-range"], metavar="A:B:S",
           help="Callers at a time: start, start:end or start:end:step (default: 1); end 0 goes on to -l."),
@@ -63,16 +78,16 @@ OPTIONS: Final = [
           help="The distances instead, again and again: microseconds, one a line."),
     _LOAD(["--max-threads", "max_calls"], type=click.IntRange(1), default=256, metavar="N",
           help="Requests at a time for rates; more wait, and their wait counts (default: 256)."),
-    _LOAD(["-l", "--latency-threshold"], type=click.FloatRange(0), default=0.0, metavar="MS",
+    _LOAD(["-l", "--latency-threshold"], type=_Number(0), default=0.0, metavar="MS",
           help="Stop after the first level whose latency is higher."),
     _LOAD(["--binary-search"], is_flag=True,
           help="Find the highest level below -l by halves; the step is how exactly."),
     _LOAD(["-a", "--async", "asynchronous"], is_flag=True, expose_value=False,
           help="Changes nothing: no thread waits for an answer here."),
     _LOAD(["--sync", "synchronous"], is_flag=True, expose_value=False, help="Changes nothing, for the same reason."),
-    _LOAD(["--processes"], type=click.IntRange(0), default=0, metavar="N",
+    _LOAD(["--processes"], type=click.IntRange(0, 256), default=0, metavar="N",
           help="Processes that send (default: by the callers)."),
-    _WINDOWS(["-p", "--measurement-interval"], type=click.IntRange(50), default=5000, metavar="MS",
+    _WINDOWS(["-p", "--measurement-interval"], type=click.IntRange(50, 1000 * _DAY), default=5000, metavar="MS",
              help="Length of a window (default: 5000)."),
     _WINDOWS(["--measurement-mode"], type=click.Choice(["time_windows", "count_windows"]), default="time_windows",
              metavar="NAME", help="count_windows end with a number of requests instead."),
@@ -82,11 +97,11 @@ OPTIONS: Final = [
              help="Send so many requests at each level, and measure them all, in one window."),
     _WINDOWS(["--warmup-request-count"], type=click.IntRange(0), default=0, metavar="N",
              help="Requests before those that count, instead of a warm-up of a time."),
-    _WINDOWS(["--warm-up"], type=click.FloatRange(0), default=1.0, metavar="S",
+    _WINDOWS(["--warm-up"], type=_Number(0, _DAY), default=1.0, metavar="S",
              help="Seconds of load before each run that do not count (default: 1)."),
     _WINDOWS(["--runs"], type=click.IntRange(1), default=1, metavar="N",
              help="Measure each level so often, and show the 95 % range over the runs (default: 1)."),
-    _WINDOWS(["-s", "--stability-percentage"], type=click.FloatRange(0.1, 999), default=10.0, metavar="N",
+    _WINDOWS(["-s", "--stability-percentage"], type=_Number(0.1, 999), default=10.0, metavar="N",
              help="How far three windows in a row may be from their mean (default: 10)."),
     _WINDOWS(["-r", "--max-trials"], type=click.IntRange(1), default=10, metavar="N",
              help="Windows at most (default: 10)."),
@@ -97,7 +112,7 @@ OPTIONS: Final = [
     _WINDOWS(["--collect-metrics"], is_flag=True, help="Read the server's metrics of its processor and its GPUs."),
     _WINDOWS(["--metrics-url"], default="", metavar="URL",
              help="Where they are (default: the server's host, port 8002, /metrics)."),
-    _WINDOWS(["--metrics-interval"], type=click.IntRange(50), default=1000, metavar="MS",
+    _WINDOWS(["--metrics-interval"], type=click.IntRange(50, 1000 * _DAY), default=1000, metavar="MS",
              help="How often they are read (default: 1000)."),
     _DATA(["--input-data"], multiple=True, metavar="WHAT",
           help="random (default), zero, a folder with a file for each input, or JSON files (repeat the flag)."),
@@ -112,7 +127,7 @@ OPTIONS: Final = [
           help="The same for answers."),
     _TEXT(["--endpoint"], default="", metavar="PATH",
           help="infer (default), generate or generate_stream; of openai v1/chat/completions (default) or another."),
-    _TEXT(["--slo"], default="", metavar="ttft:MS,itl:MS",
+    _TEXT(["--slo"], default=None, metavar="ttft:MS,itl:MS",
           help="Count the requests whose first token and distances keep this."),
     _AGAINST(["--against"], metavar="URL", default="",
              help="Measure this server in turns with that of -u, and show ratios with their 95 % ranges."),
@@ -121,7 +136,7 @@ OPTIONS: Final = [
              help="Rounds of A, B, B, A, with a window each (default: 5)."),
     _SEQUENCES(["--sequence-length"], type=click.IntRange(1), default=None, metavar="N",
                help="Requests in a sequence (default: as many as the data has, or 20)."),
-    _SEQUENCES(["--sequence-length-variation"], type=click.FloatRange(0, 100), default=20.0, metavar="N",
+    _SEQUENCES(["--sequence-length-variation"], type=_Number(0, 100), default=20.0, metavar="N",
                help="Per cent by which lengths differ from that (default: 20)."),
     _SEQUENCES(["--sequence-id-range"], default=None, metavar="A:B", help="Ids from A to before B (default: from 1)."),
     _SEQUENCES(["--num-of-sequences"], type=click.IntRange(1), default=None, metavar="N",

@@ -11,7 +11,7 @@ from typing import Any, Final
 from conch.errors import invalid, unsupported
 from conch.perf.figures.generation import Objective
 from conch.perf.inputs.data import DataOptions
-from conch.perf.plan import Levels, PerfPlan, Protocol, SequenceOptions, read_address
+from conch.perf.plan import MOST_CALLERS, Levels, PerfPlan, Protocol, SequenceOptions, read_address
 from conch.perf.senders.channels.connecting import Address
 
 _TLS: Final = (
@@ -29,13 +29,18 @@ def plan_of(
     warmup_request_count: int, stability_percentage: float, max_trials: int, percentile: int | None,
     input_data: Sequence[str], shapes: Sequence[str], string_data: str | None, string_length: int,
     input_tensor_format: str, output_tensor_format: str, headers: Sequence[str], parameters: Sequence[str],
-    encoding: str, shared_memory: str, composing: str, endpoint: str, slo: str, warm_up: float, collect_metrics: bool,
-    metrics_url: str, metrics_interval: int, **given: Any,
+    encoding: str, shared_memory: str, composing: str, endpoint: str, slo: str | None, warm_up: float,
+    collect_metrics: bool, metrics_url: str, metrics_interval: int, **given: Any,
 ) -> tuple[PerfPlan, str]:  # fmt: skip
     """The plan that the flags mean, and the path before all paths.  Raises INVALID_ARG for what contradicts itself."""
     loads = (concurrency_range, request_rate_range, request_intervals)
     if sum(one is not None for one in loads) > 1:
         raise invalid("--concurrency-range, --request-rate-range and --request-intervals exclude one another")
+    if given["max_calls"] > MOST_CALLERS:
+        raise invalid(f"--max-threads {given['max_calls']}: at most {MOST_CALLERS:,} requests can run at a time")
+    texts = [("-m", given["model"]), ("-x", given["version"]), ("-u", url), ("--endpoint", endpoint)]
+    texts += [("--string-data", string_data or ""), *(("-H", one) for one in headers)]
+    _check_texts([*texts, *(("--request-parameter", one) for one in parameters)])
     if shared_memory == "cuda":
         raise unsupported("--shared-memory cuda is not supported: use --shared-memory system")
     tls = {name: given.pop(name) for name in _TLS}
@@ -43,10 +48,11 @@ def plan_of(
     address, prefix = read_address(url or "localhost", protocol)
     intervals = _intervals(Path(request_intervals)) if request_intervals else ()
     counted = measurement_mode == "count_windows"
+    callers = "1" if concurrency_range is None else concurrency_range
     plan = PerfPlan(
         address=_with_tls(address, protocol, **tls),
         protocol=protocol,
-        concurrency=Levels.parse("--concurrency-range", concurrency_range or "1"),
+        concurrency=Levels.parse("--concurrency-range", callers, callers=True),
         rates=_rates(request_rate_range, intervals),
         distribution="given" if intervals else "poisson" if request_distribution == "poisson" else "constant",
         intervals=intervals,
@@ -63,7 +69,7 @@ def plan_of(
         binary_output=output_tensor_format == "binary",
         endpoint=endpoint or ("v1/chat/completions" if protocol == "openai" else "infer"),
         parameters=dict(_parameter(one) for one in parameters),
-        objective=Objective.parse(slo) if slo else None,
+        objective=Objective.parse(slo) if slo is not None else None,
         metrics_url=(metrics_url or f"http://{replace(address, port=8002).shown}/metrics") if collect_metrics else "",
         metrics_interval=metrics_interval / 1000,
         headers=dict(_pair("-H", one) for one in headers),
@@ -80,11 +86,20 @@ def plan_of(
     return plan, prefix
 
 
+def _check_texts(texts: Sequence[tuple[str, str]]) -> None:
+    """Raise INVALID_ARG for what a shell passed and no protocol can carry."""
+    for flag, text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise invalid(f"{flag} {text}: is not UTF-8") from None
+
+
 def _rates(given: str | None, intervals: Sequence[int]) -> Levels | None:
     if intervals:
-        rate = round(len(intervals) * 1e9 / sum(intervals), 3)
+        rate = float(f"{len(intervals) * 1e9 / sum(intervals):.6g}")
         return Levels(rate, rate, 1)
-    return Levels.parse("--request-rate-range", given) if given else None
+    return Levels.parse("--request-rate-range", given) if given is not None else None
 
 
 def _intervals(file: Path) -> list[int]:
@@ -150,7 +165,7 @@ def _models(text: str) -> dict[str, str]:
 
 def _pair(flag: str, text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
-    if not colon or not name.strip():
+    if not colon or not name.strip() or any(one in text for one in "\r\n\0"):
         raise invalid(f"{flag} {text}: expected name:value")
     return name.strip(), value.strip()
 

@@ -36,6 +36,8 @@ def breakdown(measured: Measured, model: str, protocol: str, stages: StageTotals
     server = next((one for one in measured.server if one.model == model), None)
     request = _average(server, "success")
     send, receive, late = (_seconds(one) for one in (figures.send, figures.receive, figures.late))
+    if request > _seconds(figures.wait):  # a stream is received while the server computes
+        receive = 0.0
     between = figures.latency.average - request - send - receive - late
     late_rows = [TimeSpent("client", "wait for its turn to send", late)] if late > 1e-6 else []
     rows = [*late_rows, TimeSpent("client", "send", send)]
@@ -44,7 +46,7 @@ def breakdown(measured: Measured, model: str, protocol: str, stages: StageTotals
     else:
         rows.append(TimeSpent("network", f"kernel and network both ways, {protocol} in the server", between))
         rows += _within(server, request, measured.server, stages)
-    return [*rows, TimeSpent("client", "receive", receive)]
+    return [*rows, TimeSpent("client", "receive", receive)] if receive else rows
 
 
 def _within(

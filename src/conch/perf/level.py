@@ -24,6 +24,8 @@ from conch.perf.watching import Sight
 _SILENCE_SECONDS: Final = 5.0
 #: How often it is looked whether a window has the requests that it needs (s).
 _LOOK_SECONDS: Final = 0.05
+#: How often the senders hand over what they noted in a long window (s): meanwhile they neither send nor read.
+_HAND_OVER_SECONDS: Final = 1.0
 
 #: Told of every window; ends the level by answering True.
 OnWindow = Callable[[WindowFigures], object]
@@ -117,17 +119,18 @@ class LevelRun:
         return self._figures([window.span for window in self.counted])
 
     def _begin(self) -> None:
-        self._senders.collect()  # what the warm-up has noted
-        self._start = self._around.clock()
-        self.recording = Recording(self._start)
         self._statistics = self._around.statistics()
         self._around.sight()
+        self._senders.collect()  # what the warm-up has noted
+        # Last: what takes time before it would be in a window of which the first request has yet to be sent.
+        self._start = self._around.clock()
+        self.recording = Recording(self._start)
         self._around.begin()
 
     def _window(self) -> MeasuredWindow:
-        self._wait()
+        enough = self._wait()
         # Where a number of requests is all there is, it is over with the last of them, not when somebody looks.
-        end = self._last_end if self._plan.total_requests else 0
+        end = self._last_end if self._plan.total_requests and enough else 0
         span = (self._start, end if end > self._start else self._around.clock())
         self._start = span[1]
         self._collect()
@@ -135,18 +138,29 @@ class LevelRun:
         sight = self._around.sight()
         return MeasuredWindow(span, self._figures([span], sight), sight, (before, self._statistics))
 
-    def _wait(self) -> None:
-        """Until the window is long enough; or has as many requests as the plan wants, or none for a while."""
+    def _wait(self) -> bool:
+        """Until the window is long enough, or has as many requests as the plan wants: returns whether it has those.
+
+        It ends without them where requests wait and none is answered for a while.
+        """
         plan, around = self._plan, self._around
         if not plan.requests:
-            around.sleep(plan.interval)
-            return
-        ended, answered = 0, self._start
-        patience = max(plan.interval, _SILENCE_SECONDS) * 1e9
-        while ended < plan.requests and around.clock() - answered < patience:
+            left = plan.interval
+            while left > _HAND_OVER_SECONDS:
+                around.sleep(_HAND_OVER_SECONDS)
+                self._collect()
+                left -= _HAND_OVER_SECONDS
+            around.sleep(left)
+            return True
+        ended, heard = 0, self._start
+        patience = max(plan.interval, _SILENCE_SECONDS) * (WINDOWS if plan.total_requests else 1) * 1e9
+        while ended < plan.requests and around.clock() - heard < patience:
             around.sleep(_LOOK_SECONDS)
-            if found := self._collect():
-                ended, answered = ended + found, around.clock()
+            found = self._collect()
+            ended += found
+            if found or not self.recording.unfinished.count:  # none is due yet
+                heard = around.clock()
+        return ended >= plan.requests
 
     def _collect(self) -> int:
         """How many requests have ended since."""

@@ -82,7 +82,8 @@ class Measured:
     ``runs`` are the figures of each run, where there were several, and ``confidence`` is over them, otherwise over
     windows.  ``limit`` is how many requests a second the senders can do at this level (None: not measured).  ``gone``
     is what happened when the server was asked whether it still answers, empty while it does; ``stopped`` says that the
-    level was ended before its time.  ``records`` are there if the plan keeps them.
+    level was ended before its time; ``missing`` are those of a wanted number of requests that had not ended when the
+    server was given up.  ``records`` are there if the plan keeps them.
     """
 
     level: float
@@ -104,6 +105,7 @@ class Measured:
     limit: float | None = None
     gone: str = ""
     stopped: bool = False
+    missing: int = 0
     #: Not compared: equal figures are of equal records.
     records: LevelRecords | None = field(default=None, compare=False, repr=False)
 
@@ -115,7 +117,8 @@ class Measured:
     @property
     def whole(self) -> bool:
         """Whether every request was answered well, and the level was measured to its end."""
-        return bool(self.figures.requests) and not (self.failed or self.errors or self.gone or self.stopped)
+        wrong = self.failed or self.errors or self.gone or self.stopped or self.missing
+        return bool(self.figures.requests) and not wrong
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -144,6 +147,14 @@ class Measured:
         elif self.stopped:
             count = len(self.windows)
             yield f"stopped after {count} {'window' if count == 1 else 'windows'}"
+        elif self.missing:
+            ended = self.figures.requests + self.failed
+            yield (
+                f"only {ended} of {ended + self.missing} requests have ended: the others wait for up to"
+                f" {self.oldest:.1f} s, and the figures are without them"
+            )
+        elif len(self.windows) < WINDOWS and not self.stable:
+            yield f"{len(self.windows)} of the {WINDOWS} windows that have to agree were taken: allow more (-r)"
         elif not self.stable:
             yield f"the last {WINDOWS} windows do not agree: measure longer (-p), or allow more (-s)"
         if self.failed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from conch.errors import invalid
 from conch.perf.figures.generation import Objective
@@ -17,6 +17,8 @@ from conch.perf.inputs.data import DataOptions
 from conch.perf.senders.channels.connecting import Address
 
 Protocol = Literal["http", "grpc", "openai"]
+#: As many connections as one machine has ports for, nearly.
+MOST_CALLERS: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,14 @@ class Levels:
         if not self.last:
             return (self.first + number * self.step for number in count())
         many = int((self.last - self.first) / self.step + 1e-9) + 1
-        return iter([self.first + number * self.step for number in range(many)])
+        return (self.first + number * self.step for number in range(many))
 
     @classmethod
-    def parse(cls, flag: str, text: str) -> Levels:
-        """``start``, ``start:end`` or ``start:end:step``; raises INVALID_ARG, naming ``flag``, for anything else."""
+    def parse(cls, flag: str, text: str, *, callers: bool = False) -> Levels:
+        """``start``, ``start:end`` or ``start:end:step``; raises INVALID_ARG, naming ``flag``, for anything else.
+
+        Numbers of ``callers`` are whole.
+        """
         parts = text.split(":")
         try:
             numbers = [float(part) for part in parts]
@@ -48,6 +53,8 @@ class Levels:
             raise invalid(
                 f"{flag} {text}: expected start, start:end or start:end:step, all above 0 (an end of 0: none)"
             )
+        if callers and any(number % 1 or number > MOST_CALLERS for number in numbers):
+            raise invalid(f"{flag} {text}: callers are whole numbers, {MOST_CALLERS:,} at most")
         first = numbers[0]
         last = numbers[1] if len(numbers) > 1 else first
         if last < first and not endless:
@@ -172,7 +179,7 @@ def read_address(url: str, protocol: Protocol) -> tuple[Address, str]:
     host, colon, port = place.rpartition(":")
     if not colon or place.endswith("]"):
         host, port = place, ""
-    if not host or (port and not (port.isdigit() and 0 < int(port) < 65536)):
+    if not host or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
         raise invalid(f"-u {url}: expected host:port")
     encrypted = scheme in ("https", "grpcs")
     number = int(port) if port else (8001 if protocol == "grpc" else 443 if encrypted else 8000)

@@ -82,6 +82,7 @@ class Measurement:
         self._writes_text = traffic.generates
         self._leaves_traces = traffic.sequences is not None or plan.shared_memory
         self._counts = False
+        self._starts = 0
         if memory is not None:
             closing.callback(SharedRegion(memory, self._api).close)
         self._generators = Generators(traffic, self._processes())
@@ -145,21 +146,20 @@ class Measurement:
     ) -> list[LevelRun]:
         """The runs of a level, one at least; fewer than planned where one was ended before its time."""
         runs: list[LevelRun] = []
-        for _ in range(self.plan.runs):
-            run = LevelRun(self.plan, self._generators, around, self._inferences)
-            self._warm_up(level)
-            try:
+        try:
+            for _ in range(self.plan.runs):
+                run = LevelRun(self.plan, self._generators, around, self._inferences)
+                self._warm_up(level)
                 run.take(on_window)
-            except KeyboardInterrupt:
-                if not runs:
-                    raise
-                runs[-1].stopped = True
-                break
-            runs.append(run)
-            before_rest()
-            if run.stopped or run.gone:
-                break
-            self._rest()
+                runs.append(run)
+                before_rest()
+                if run.stopped or run.gone:
+                    break
+                self._rest()
+        except KeyboardInterrupt:  # also between runs, and while requests end
+            if not runs:
+                raise
+            runs[-1].stopped = True
         return runs
 
     def _samplers(self, server: ServerProcesses) -> tuple[GpuSampler | None, MetricsSampler | None]:
@@ -177,7 +177,7 @@ class Measurement:
             ended, answered = 0, monotonic()
             while ended < plan.warm_up_requests and monotonic() - answered < _WARM_UP_SILENCE:
                 sleep(_LOOK_SECONDS)
-                if (now := self._generators.progress()[0]) > ended:
+                if (now := self._generators.progress()) > ended:
                     ended, answered = now, monotonic()
         if not plan.total_requests:
             self._start(level)
@@ -192,7 +192,9 @@ class Measurement:
         if plan.rates is None:
             self._generators.run_closed(int(level), requests)
             return
-        schedule: Schedule = Poisson(level) if plan.distribution == "poisson" else Constant(level)
+        # Arrivals of their own for each run: runs that share them would agree more than they should.
+        self._starts += 1
+        schedule: Schedule = Poisson(level, self._starts) if plan.distribution == "poisson" else Constant(level)
         if plan.intervals:
             schedule = Intervals(plan.intervals)
         self._generators.run_open(schedule, monotonic_ns(), plan.callers, requests)
@@ -211,7 +213,7 @@ class Measurement:
         """Start no more requests, and wait for those that run."""
         self._generators.pause()
         until = monotonic() + _REST_SECONDS
-        while self._generators.collect().unfinished and monotonic() < until:
+        while self._generators.collect().unfinished.count and monotonic() < until:
             sleep(0.02)
 
     def _gone(self) -> str:
@@ -232,5 +234,6 @@ class Measurement:
     def _processes(self) -> int:
         plan = self.plan
         if plan.processes:
-            return plan.processes
+            # One that is to start requests needs a call for them.
+            return plan.processes if plan.rates is None else min(plan.processes, plan.callers)
         return int(max(1, min(os.cpu_count() or 1, plan.callers // _CALLERS_PER_PROCESS)))

@@ -46,6 +46,7 @@ def sum_up(
         errors.update(run.recording.errors)
     last = runs[-1]
     unfinished, now = last.recording.unfinished, last.windows[-1].span[1]
+    wanted = plan.total_requests * len(runs)
     return Measured(
         level,
         figures_of(records, spans, inferences, plan.percentiles),
@@ -55,8 +56,8 @@ def sum_up(
         tuple(added([differences(*window.statistics) for window in counted])),
         dict(errors),
         max(run.recording.busy for run in runs),
-        len(unfinished),
-        max((now - due for _, due in unfinished), default=0) / 1e9,
+        unfinished.count,
+        max(0, now - unfinished.first_due) / 1e9 if unfinished.count else 0.0,
         disturbed=any(run.stability.disturbed for run in runs),
         machine=observed.machine,
         resources=observed.resources,
@@ -66,5 +67,6 @@ def sum_up(
         limit=observed.limit,
         gone=last.gone,
         stopped=last.stopped,
+        missing=max(0, wanted - len(records)),
         records=LevelRecords(records, events, spans) if plan.keep_records else None,
     )

@@ -113,6 +113,10 @@ def _sequences(plan: PerfPlan, found: SampleSet) -> SequencePlan:
         raise invalid(
             f"--sequence-id-range {options.first}:{options.last}: {plan.callers} sequences at a time need as many ids"
         )
+    if options.last and plan.rates is None and not plan.concurrency.last:
+        raise invalid(
+            "--sequence-id-range with an end is for callers whose number has one: give --concurrency-range one"
+        )
     form: Literal["json", "grpc"] = "grpc" if plan.protocol == "grpc" else "json"
     return SequencePlan(found.streams, form, length, options.variation, options.first, options.last)
 
@@ -131,6 +135,9 @@ def _prompts(plan: PerfPlan) -> list[Mapping[str, Any] | str]:
         return [line for line in text.splitlines() if line.strip()] or [_PROMPT]
     try:
         entries = json.loads(text)["data"]
-        return [one for entry in entries for one in entry["payload"]]
-    except (ValueError, KeyError, TypeError):
-        raise invalid(f'--input-data {file}: expected {{"data": [{{"payload": [{{...}}]}}, ...]}}') from None
+        found = [one for entry in entries for one in entry["payload"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = []
+    if not found or not all(isinstance(one, dict) for one in found):
+        raise invalid(f'--input-data {file}: expected {{"data": [{{"payload": [{{...}}]}}, ...]}}')
+    return found

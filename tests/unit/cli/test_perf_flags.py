@@ -11,6 +11,7 @@ import pytest
 
 from conch.cli import main
 from conch.cli.perf import perf_command
+from conch.cli.perf_against import Against
 from conch.cli.perf_options import REFUSED
 from conch.cli.perf_plan import plan_of
 from conch.errors import ConchError
@@ -53,6 +54,19 @@ def test_flags_that_are_not_taken_say_why(flag: str, capsys: pytest.CaptureFixtu
         (["-i", "grpc", "--ssl-grpc-root-certifications-file", __file__], "add --ssl-grpc-use-ssl"),
         (["--sequence-id-range", "5:5"], "there is no id"),
         (["--request-intervals", "/nowhere"], "does not exist"),
+        (["--concurrency-range", "0.5"], "callers are whole numbers, 50,000 at most"),
+        (["--concurrency-range", "999999999"], "callers are whole numbers, 50,000 at most"),
+        (["--concurrency-range", ""], "--concurrency-range : expected start"),
+        (["--request-rate-range", ""], "--request-rate-range : expected start"),
+        (["--max-threads", "1000000"], "at most 50,000 requests"),
+        (["--warm-up", "nan"], "nan is no number of the range"),
+        (["--timeout", "inf"], "not in the range"),
+        (["-p", "99999999999999"], "not in the range"),
+        (["-H", "a:b\r\nc:d"], "expected name:value"),
+        (["--string-data", "\udcff"], "is not UTF-8"),
+        (["--slo", ""], "--slo : expected"),
+        (["-u", "host:²"], "expected host:port"),
+        (["--against", "host", "--breakdown"], "--breakdown is of one server"),
     ],
 )
 def test_what_is_wrong_is_said(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,3 +125,9 @@ def test_certificates_are_those_of_the_protocol() -> None:
 
 def test_models_that_are_called_have_versions() -> None:
     assert _plan("--bls-composing-models", "a:3, b").composing == {"a": "3", "b": ""}
+
+
+def test_the_other_side_is_encrypted_as_the_first_one_is_unless_it_says() -> None:
+    encrypted = _plan("-i", "grpc", "--ssl-grpc-use-ssl")
+    assert Against("host:9", "", 5).plan(encrypted, "")[0].address.encrypted
+    assert not Against("http://host:9", "", 5).plan(_plan("-u", "https://host"), "")[0].address.encrypted

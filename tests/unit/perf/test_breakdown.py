@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,3 +106,13 @@ def test_counters_are_read_from_the_page_of_metrics() -> None:
     }
     # A model that was loaded anew counts from zero.
     assert found.since(StageTotals({"conch_engine_duration_us": 9.0}, 9.0)) == found
+
+
+def test_a_stream_is_received_while_the_server_computes() -> None:
+    one = measured(BERT)
+    stream = replace(one, figures=replace(one.figures, wait=took(0.002), receive=took(0.0075)))
+
+    rows = breakdown(stream, "bert", "http", NONE)
+
+    assert sum(row.seconds for row in rows) == pytest.approx(0.010)
+    assert all(row.seconds >= 0 for row in rows) and "receive" not in by_what(rows)

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,25 @@ def test_ctrl_c_shows_and_writes_what_was_measured(tmp_path: Path) -> None:
     assert "stopped after" in shown
     [level] = json.loads(document.read_text())["levels"]
     assert level["stopped"] and level["requests"] and not level["errors"]
+
+
+@pytest.mark.parametrize("said", [b"what?\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", b""])
+def test_something_else_that_listens_is_a_sentence(said: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer() -> None:
+        with suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                with peer:
+                    peer.recv(1 << 16)
+                    peer.sendall(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        port = listener.getsockname()[1]
+        assert main(["perf", *QUICK, "-u", f"127.0.0.1:{port}"]) == 1
+        assert main(["perf", *QUICK, "-i", "openai", "-u", "a..b:80"]) == 1
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("no server answers at ") and second.startswith("no server answers at a..b:80: ")

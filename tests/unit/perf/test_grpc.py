@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -123,3 +124,24 @@ def test_a_server_without_shared_memory_is_told_so_once() -> None:
     with running_grpc(KnownGrpcServer()) as server, pytest.raises(ConchError, match="--shared-memory system"):
         _measure(server, shared_memory=True)
     assert not server.requests
+
+
+def test_a_server_of_the_protocol_without_its_extensions_is_measured() -> None:
+    with running_grpc(PlainGrpcServer()) as server:
+        assert _measure(server, streaming=False).figures.requests == 12
+
+
+class PlainGrpcServer(KnownGrpcServer):
+    """Shows neither configurations nor statistics."""
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
+
+    def ModelStatistics(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
+
+
+@pytest.mark.parametrize("value", [[1], None, 1 << 64])
+def test_parameters_that_grpc_does_not_carry_are_named(value: object) -> None:
+    with running_grpc(KnownGrpcServer()) as server, pytest.raises(ConchError, match="--request-parameter n: "):
+        _measure(server, parameters={"n": value})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from conch.perf.measured import Measured
 from conch.perf.plan import Levels, PerfPlan, SequenceOptions
 from conch.perf.run import Measurement
 from conch.perf.senders.channels.connecting import Address
+from conch.perf.senders.channels.events import read_generate
 from conch.perf.senders.records import Outcome
 from tests.unit.perf.known_server import KnownServer, running
 
@@ -119,3 +121,34 @@ def test_a_number_of_requests_is_sent_and_no_more() -> None:
     # The window ends with the last of them, not when somebody looks.
     assert measured.records is not None
     assert measured.records.spans[0][1] == measured.records.records["end"].max()
+
+
+def test_processes_without_callers_keep_no_requests() -> None:
+    with running(KnownServer()) as server:
+        measured = _measure(_of(server), 1, processes=2, warm_up_requests=3)
+    assert measured.figures.requests == 12 and len(server.bodies) == 15
+
+
+def test_ctrl_c_between_runs_keeps_those_before() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    plan = PerfPlan("known", Address("127.0.0.1", 1), requests=5, total_requests=5, trials=1, warm_up=0.0, runs=2)
+    with running(KnownServer()) as server, Measurement(replace(plan, address=_of(server))) as measurement:
+        measured = measurement.measure(1, before_rest=interrupt)
+    assert measured.stopped and measured.figures.requests == 5
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (b'{"model_name":"m","model_version":"1","text_output":"word"}', True),
+        (b'{"model_name":"m","model_version":"1","text_output":""}', False),
+        (b'{"model_name":"m","model_version":"1","sequence_id":7,"sequence_end":false,"ids":[]}', False),
+        (b'{"model_name":"m","model_version":"1","ids":[3,4]}', True),
+        (b'{"model_name":"m","model_version":"1","id":0}', False),
+        (b'{"model_name":"m","model_version":"1","number":0}', True),
+    ],
+)
+def test_an_event_without_output_is_no_token(event: bytes, text: bool) -> None:
+    assert read_generate(event).text is text

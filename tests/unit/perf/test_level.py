@@ -13,8 +13,8 @@ from conch.perf.level import LevelRun, Surroundings
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
 from conch.perf.senders.channels.connecting import Address
-from conch.perf.senders.recording import Collected
-from conch.perf.senders.records import RECORD, Outcome
+from conch.perf.senders.recording import Collected, Recording
+from conch.perf.senders.records import RECORD, Outcome, Unfinished
 from conch.perf.summing import Observed, sum_up
 from conch.perf.watching import Sight
 
@@ -24,12 +24,13 @@ SECOND = 10**9
 
 class FakeSenders:
     """Senders whose requests end at even distances, ``per_second`` of the second that begins; ``fail`` names seconds
-    whose requests fail."""
+    whose requests fail, ``waiting`` is how many others wait for an answer."""
 
-    def __init__(self, per_second: Callable[[int], int], fail: Iterable[int] = ()) -> None:
+    def __init__(self, per_second: Callable[[int], int], fail: Iterable[int] = (), waiting: int = 1) -> None:
         self.now = self.asked = 0
         self._per_second = per_second
         self._fail = set(fail)
+        self._waiting = waiting
 
     def sleep(self, seconds: float) -> None:
         self.now += int(seconds * SECOND)
@@ -52,7 +53,8 @@ class FakeSenders:
             row["end"], row["first"], row["outcome"] = end, end, outcome
             row["due"] = row["sent"] = row["written"] = end - SECOND // 50
         failed = sum(outcome is not Outcome.OK for _, outcome in rows)
-        return Collected(records, np.zeros((0, 2), np.int64), [(0, self.now)], {"no": failed} if failed else {}, 0.5)
+        errors = {"no": failed} if failed else {}
+        return Collected(records, np.zeros((0, 2), np.int64), Unfinished(self._waiting, self.now), errors, 0.5)
 
 
 def take(
@@ -148,3 +150,61 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         take(Interrupted(lambda second: 10))
+
+
+def test_a_window_without_answers_counts_where_others_follow() -> None:
+    """An answer every eight seconds is an eighth a second, although windows of five seconds have one or none."""
+    plan = PerfPlan("m", Address("h", 1), interval=5.0)
+    _, measured = take(FakeSenders(lambda second: second % 8 == 0), plan)
+    assert 0 < measured.figures.throughput < 0.15 and not measured.stable
+
+
+def test_requests_that_are_not_due_yet_are_waited_for() -> None:
+    plan = PerfPlan("m", Address("h", 1), warm_up=0.0, requests=3, total_requests=3, trials=1)
+    _, measured = take(FakeSenders(lambda second: second % 60 == 9, waiting=0), plan)
+    assert measured.figures.requests == 3 and measured.whole
+
+
+def test_requests_that_get_no_answer_are_missed() -> None:
+    plan = PerfPlan("m", Address("h", 1), warm_up=0.0, requests=10, total_requests=10, trials=1)
+    _, measured = take(FakeSenders(lambda second: 3 * (second == 1)), plan)
+    assert (measured.figures.requests, measured.missing) == (3, 7) and not measured.whole
+    assert next(iter(measured.warnings)).startswith("only 3 of 10 requests have ended")
+    # They waited for nothing: that is part of how long it took.
+    assert measured.figures.seconds >= 15
+
+
+def test_a_window_begins_with_its_first_request() -> None:
+    def statistics() -> list[dict[str, object]]:
+        senders.now += SECOND
+        return []
+
+    senders = FakeSenders(lambda second: 10)
+    begun: list[int] = []
+    around = Surroundings(
+        statistics, lambda: Sight(Interference()), lambda: "", senders.clock, senders.sleep,
+        begin=lambda: begun.append(senders.now),
+    )  # fmt: skip
+    plan = PerfPlan("m", Address("h", 1), requests=2, total_requests=2, trials=1)
+    run = LevelRun(plan, senders, around, np.array([1]))
+    run.take(lambda window: None)
+    assert [window.span[0] for window in run.windows] == begun
+
+
+def test_long_windows_are_handed_over_in_parts() -> None:
+    handed: list[int] = []
+    senders = FakeSenders(lambda second: 100)
+    around = Surroundings(
+        lambda: [], lambda: Sight(Interference()), lambda: "", senders.clock, senders.sleep,
+        on_collected=lambda collected: handed.append(len(collected.records)),
+    )  # fmt: skip
+    run = LevelRun(PerfPlan("m", Address("h", 1), interval=10.0, trials=1), senders, around, np.array([1]))
+    run.take(lambda window: None)
+    assert max(handed) < 150 and run.figures().requests == pytest.approx(1000, rel=0.02)
+
+
+def test_a_sender_that_does_nothing_but_answer_is_not_busy() -> None:
+    recording, nothing = Recording(0), np.zeros(0, RECORD)
+    recording.add(Collected(nothing, np.zeros((0, 2), np.int64), Unfinished(), {}, 0.2), 10 * SECOND)
+    recording.add(Collected(nothing, np.zeros((0, 2), np.int64), Unfinished(), {}, 1.0), 10 * SECOND + SECOND // 1000)
+    assert recording.busy == pytest.approx(0.2, rel=0.01)

@@ -19,6 +19,7 @@ from conch.perf.plan import Levels, read_address
 from conch.perf.requests.form import RequestForm
 from conch.perf.requests.grpc import infer_message
 from conch.perf.requests.http import infer_request
+from conch.perf.requests.shared_memory import MemoryLayout, SharedRegion
 from conch.perf.senders.schedule import Constant, Intervals, Poisson, share_of
 from conch.perf.server.statistics import differences
 
@@ -156,6 +157,9 @@ def test_statistics_are_subtracted() -> None:
     [reloaded] = differences(stats(10, 10**9), stats(4, 10**9))
     assert reloaded.inferences == 4
     assert differences(stats(4, 1), stats(4, 1)) == []
+    # A server that has counted further since it was started anew than it had before shows it by its times.
+    [restarted] = differences(stats(10, 10**9), stats(12, 10**8))
+    assert restarted.inferences == 12
 
 
 def _write(folder: Path, name: str, document: object) -> str:
@@ -226,3 +230,32 @@ def test_optional_inputs_are_left_out_but_for_the_text_of_a_model_that_takes_not
     talker = read_model(metadata, {"input": [{"name": name, "optional": True} for name in names]}, "")
     assert set(samples(talker, DataOptions()).samples[0]) == {"text_input"}
     assert set(samples(talker, DataOptions(shapes={"tools": (1,)})).samples[0]) == {"tools"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (DataOptions(shapes={"ids": (-5,)}), "--shape ids:-5 does not fit"),
+        (DataOptions(shapes={"ids": (10**12,)}), r"'ids' would have 7,450\.6 GiB in the shape"),
+        (DataOptions(shapes={"ids": (1,), "text": (1,)}, string_length=10**10), "'text' would have 9.3 GiB"),
+    ],
+)
+def test_data_that_nobody_can_send_is_not_made(model: ModelSpec, options: DataOptions, said: str) -> None:
+    with pytest.raises(ConchError, match=said):
+        samples(model, options)
+
+
+def test_regions_need_room() -> None:
+    layout = MemoryLayout("conch_perf_test", {}, 1 << 50)
+    with pytest.raises(ConchError, match=r"there is no region of 1,125,899,906,842,624 bytes"):
+        SharedRegion(layout, Nobody())
+
+
+class Nobody:
+    """A server that is told of no region."""
+
+    def register_memory(self, region: str, key: str, size: int) -> None:
+        raise AssertionError
+
+    def unregister_memory(self, region: str) -> None:
+        raise AssertionError

@@ -22,7 +22,7 @@ from conch.perf.report.stages import stages_of
 from conch.perf.report.terminal import details, summary
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.recording import Collected
-from conch.perf.senders.records import RECORD, Outcome
+from conch.perf.senders.records import RECORD, Outcome, Unfinished
 from conch.perf.server.statistics import ServerFigures, Stage
 from tests.unit.perf.known_server import KnownServer, running
 
@@ -94,7 +94,7 @@ def collected() -> Collected:
     rows = np.zeros(2, RECORD)
     rows[0] = (1000, 1010, 1020, 1500, 2000, Outcome.OK, 200, 7, 3, 3, 64, 1)
     rows[1] = (1100, 1110, 0, 0, 1900, Outcome.TIMED_OUT, 0, 8, 0, 0, 0, 2)
-    return Collected(rows, np.array([[0, 1500], [0, 1700], [0, 2000]]), [], {}, 0.1)
+    return Collected(rows, np.array([[0, 1500], [0, 1700], [0, 2000]]), Unfinished(), {}, 0.1)
 
 
 def test_a_request_is_a_line_with_its_moments_and_events() -> None:
@@ -181,3 +181,9 @@ def test_a_comparison_has_no_csv(tmp_path: Path) -> None:
     OutputFiles(json=tmp_path / "a.json").check(compares=True)
     with pytest.raises(ConchError, match=r"-f .*: a comparison with --against is written by --json and --html"):
         OutputFiles(csv=tmp_path / "a.csv").check(compares=True)
+
+
+def test_two_files_are_not_one(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match=r"--jsonl .*: --json is written to that file"):
+        OutputFiles(json=tmp_path / "a", jsonl=tmp_path / "b" / ".." / "a").check()
+    OutputFiles(json=Path("/dev/null"), jsonl=Path("/dev/null")).check()

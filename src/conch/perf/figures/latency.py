@@ -74,10 +74,9 @@ def figures_of(
     interference: Interference | None = None,
 ) -> WindowFigures:
     """The figures of the windows ``spans`` together; ``inferences`` counts those of payloads."""
-    inside = records[ended_in(records, spans)]
-    well = inside[inside["outcome"] == Outcome.OK]
-    badly = inside[inside["outcome"] != Outcome.OK]
-    outcomes, counts = np.unique(badly["outcome"], return_counts=True)
+    inside, good = ended_in(records, spans), records["outcome"] == Outcome.OK
+    well = records[inside & good]
+    outcomes, counts = np.unique(records["outcome"][inside & ~good], return_counts=True)
     seconds = seconds_of(spans)
     written = np.where(well["written"] > 0, well["written"], well["sent"])
     return WindowFigures(

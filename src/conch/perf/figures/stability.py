@@ -40,13 +40,14 @@ class Stability:
     def counted(self) -> list[int]:
         """The numbers of the windows that count: the last undisturbed ones, or the last ones if those are too few.
 
-        Windows without answers count only where there are no others.
+        Those after the last answer count only where there are no others.  One without answers between others does: a
+        server that stands still for so long, or answers so slowly, is not faster for it.
         """
-        numbers = range(len(self._windows))
-        answered = [number for number in numbers if self._windows[number].latency] or list(numbers)
-        quiet = [number for number in answered if not self._windows[number].disturbed]
+        count = len(self._windows)
+        numbers = range(count - self.silent or count)
+        quiet = [number for number in numbers if not self._windows[number].disturbed]
         enough = min(WINDOWS, self.trials)
-        return (quiet if len(quiet) >= enough else answered)[-WINDOWS:]
+        return (quiet if len(quiet) >= enough else list(numbers))[-WINDOWS:]
 
     @property
     def disturbed(self) -> bool:

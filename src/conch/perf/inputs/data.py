@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final, TypeVar
 
 import numpy as np
 
+from conch.errors import invalid
 from conch.perf.inputs.specs import InputSpec, ModelSpec
-from conch.tensors import ELEMENT_SIZE, pack_bytes
+from conch.tensors import ELEMENT_SIZE, format_shape, pack_bytes
 
 #: How many different samples are made up: more than caches of small models hold, fewer than fill memory.
 MADE_UP: Final = 64
 #: How many bytes made-up samples may take together.
 _MOST_BYTES: Final = 256 << 20
+#: What protocol buffers, and with them gRPC, can carry (bytes).
+_MOST_OF_A_REQUEST: Final = 2 << 30
 #: The input of models that write text, in the generate extension's examples and in all of Triton's backends for them.
 _TEXT: Final = "text_input"
 _LETTERS: Final = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", np.uint8)
@@ -68,6 +72,8 @@ def made_up(model: ModelSpec, options: DataOptions) -> SampleSet:
     random = np.random.default_rng(options.seed)
     needed = [model.inputs[name] for name in _sent(model, options)]
     dims = {spec.name: model.shape_of(options.shapes, spec.name) for spec in needed}
+    for spec in needed:
+        _check_size(spec, dims[spec.name], options)
     fixed = options.source == "zero" and not any(spec.datatype == "BYTES" for spec in needed)
     one = {spec.name: _value(spec, dims[spec.name], options, random) for spec in needed}
     size = sum(len(value.data) for value in one.values())
@@ -83,6 +89,19 @@ def _sent(model: ModelSpec, options: DataOptions) -> list[str]:
     """
     asked = [name for name, spec in model.inputs.items() if not spec.optional or name in options.shapes]
     return asked or [name for name in (_TEXT,) if name in model.inputs]
+
+
+def _check_size(spec: InputSpec, dims: tuple[int, ...], options: DataOptions) -> None:
+    """Raise INVALID_ARG for a tensor that no request could carry, before there is not the memory to make it."""
+    each = ELEMENT_SIZE.get(spec.datatype, 0)
+    if spec.datatype == "BYTES":
+        each = 4 + (len(options.string_data.encode()) if options.string_data is not None else options.string_length)
+    size = prod(dims) * each
+    if size > _MOST_OF_A_REQUEST:
+        raise invalid(
+            f"input '{spec.name}' would have {size / 2**30:,.1f} GiB in the shape {format_shape(dims)}: requests take"
+            f" {_MOST_OF_A_REQUEST >> 30} GiB at most"
+        )
 
 
 def _value(spec: InputSpec, dims: tuple[int, ...], options: DataOptions, random: np.random.Generator) -> Value:

@@ -53,8 +53,10 @@ class ModelSpec:
                     f" say what requests send, as in --shape {name}:{example}, or give data with --input-data"
                 )
             return spec.dims
-        fits = len(dims) == len(spec.dims) and all(
-            want in (-1, have) for want, have in zip(spec.dims, dims, strict=True)
+        fits = (
+            len(dims) == len(spec.dims)
+            and min(dims, default=0) >= 0
+            and all(want in (-1, have) for want, have in zip(spec.dims, dims, strict=True))
         )
         if not fits:
             raise invalid(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def side(plan: PerfPlan) -> str:
     """Who is compared."""
-    return f"'{plan.model}' at {plan.address.host}:{plan.address.port} over {plan.protocol.upper()}"
+    return f"'{plan.model}' at {plan.address.shown} over {plan.protocol.upper()}"
 
 
 def table(comparison: Comparison) -> Table:

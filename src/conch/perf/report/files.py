@@ -52,13 +52,13 @@ def _row(plan: PerfPlan, measured: Measured, *, verbose: bool) -> list[Any]:
 
 
 def json(plan: PerfPlan, measured: Sequence[Measured]) -> str:
-    """Everything that is known, with times in seconds; docs/perf.md has the members."""
+    """Everything that is known, with times in seconds; docs/reports.md has the members."""
     document = {
         "format": FORMAT,
         "conch": __version__,
         "model": plan.model,
         "protocol": plan.protocol,
-        "url": f"{plan.address.host}:{plan.address.port}",
+        "url": plan.address.shown,
         "batch_size": plan.batch_size,
         "levels": [_level(plan, one) for one in measured],
     }

@@ -35,6 +35,12 @@ class OutputFiles:
         for flag, path in (("-f", self.csv), ("--jsonl", self.jsonl)):
             if compares and path is not None:
                 raise invalid(f"{flag} {path}: a comparison with --against is written by --json and --html")
+        flags: dict[Path, str] = {}
+        for flag, path in (("-f", self.csv), ("--json", self.json), ("--jsonl", self.jsonl), ("--html", self.html)):
+            if path is not None and (path.is_file() or not path.exists()):
+                first = flags.setdefault(path.resolve(), flag)
+                if first != flag:
+                    raise invalid(f"{flag} {path}: {first} is written to that file")
         check_files({"-f": self.csv, "--json": self.json, "--jsonl": self.jsonl})
         check_reports({"--html": self.html})
 

@@ -250,13 +250,19 @@ def _facts(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[tuple[str, 
         yield "senders can do", f"{count(min(limits))} requests a second"
     yield "protocol", plan.protocol + (f", {plan.endpoint}" if plan.endpoint != "infer" else "")
     yield "inferences in a request", str(plan.batch_size)
+    yield "measured in", _measuring(plan)
+
+
+def _measuring(plan: PerfPlan) -> str:
+    """How long it was measured, in words."""
+    warm_up = f"{count(plan.warm_up_requests)} requests" if plan.warm_up_requests else duration(plan.warm_up)
     runs = f", {plan.runs} runs of each level" if plan.runs > 1 else ""
-    yield (
-        "measured in",
-        (
-            f"windows of {duration(plan.interval)} until {WINDOWS} agree within {plan.share:.0%}, at most"
-            f" {plan.trials}; {duration(plan.warm_up)} of warm-up{runs}"
-        ),
+    if plan.total_requests:
+        return f"{count(plan.total_requests)} requests; {warm_up} of warm-up{runs}"
+    length = f"{count(plan.requests)} requests" if plan.requests else duration(plan.interval)
+    return (
+        f"windows of {length} until {WINDOWS} agree within {plan.share:.0%}, at most {plan.trials};"
+        f" {warm_up} of warm-up{runs}"
     )
 
 

@@ -1,6 +1,6 @@
 """A line of JSON for each request, written as windows end, in a thread: the senders do not wait for it.
 
-Moments are nanoseconds since the measurement began, null where the request never came so far.  docs/perf.md has the
+Moments are nanoseconds since the measurement began, null where the request never came so far.  docs/reports.md has the
 members.
 """
 

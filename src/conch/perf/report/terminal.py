@@ -37,7 +37,7 @@ _WARNING: Final = "warning"
 def opening(measurement: Measurement) -> str:
     """Who is asked for what."""
     plan, server = measurement.plan, measurement.server
-    where = f"{plan.address.host}:{plan.address.port}"
+    where = plan.address.shown
     batch = f", {plan.batch_size} inferences in a request" if plan.batch_size > 1 else ""
     return (
         f"{server.get('name', 'server')} {server.get('version', '')} at {where} over {plan.protocol.upper()}:"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from conch.errors import invalid
 from conch.perf.inputs.data import Sample
 from conch.perf.inputs.specs import ModelSpec
 from conch.perf.requests.form import RequestForm, tensors_of
@@ -21,6 +22,10 @@ MODEL_STREAM_INFER: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 ID_SIZE: Final = 8
 #: Field 3 of ``ModelInferRequest``, a text of that length.
 _ID_FIELD: Final = bytes([3 << 3 | 2, ID_SIZE])
+#: The field of a parameter by the type of its value.
+_PARAMETERS: Final[Mapping[type, str]] = {
+    bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param",
+}  # fmt: skip
 _COMPRESS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
     "gzip": lambda data: gzip.compress(data, 6, mtime=0),
     "deflate": zlib.compress,
@@ -66,15 +71,13 @@ def _encode(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> tup
 
 def _set(parameters: Any, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
-        parameter = parameters[name]
-        if isinstance(value, bool):
-            parameter.bool_param = value
-        elif isinstance(value, int):
-            parameter.int64_param = value
-        elif isinstance(value, float):
-            parameter.double_param = value
-        else:
-            parameter.string_param = value
+        kind = _PARAMETERS.get(type(value))
+        try:
+            if kind is None:
+                raise ValueError(f"{value} is neither int, float, bool nor string, and gRPC has no others")
+            setattr(parameters[name], kind, value)
+        except ValueError as error:
+            raise invalid(f"--request-parameter {name}: {error}") from None
 
 
 def _prefixed(message: bytes, *, compressed: bool = False) -> bytes:

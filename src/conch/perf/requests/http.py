@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
+from conch.errors import invalid
 from conch.perf.inputs.data import Sample
 from conch.perf.inputs.specs import ModelSpec
 from conch.perf.requests.form import RequestForm, tensors_of
@@ -17,6 +18,8 @@ from conch.wire.json.tensor import to_json
 
 #: Tells how much of a body is JSON; what follows are tensors.
 _JSON_LENGTH: Final = "Inference-Header-Content-Length"
+#: What a path may have as it is, with a query.
+_PATH: Final = "/?&=%:@+,;~"
 
 
 def infer_request(model: ModelSpec, batch: Sequence[Sample], form: RequestForm) -> Payload:
@@ -76,14 +79,18 @@ def openai_request(
     document |= form.parameters
     if streaming:
         document |= {"stream": True, "stream_options": {"include_usage": True}}
-    return _json_post(f"{form.prefix}/{endpoint.strip('/')}", document, form)
+    return _json_post(f"{form.prefix}/{quote(endpoint.strip('/'), safe=_PATH)}", document, form)
 
 
 def http_post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """The bytes of a POST."""
+    """The bytes of a POST; raises INVALID_ARG for characters that cannot be in its head."""
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     lines += [f"Content-Length: {len(body)}", "", ""]
-    return "\r\n".join(lines).encode("latin-1") + body
+    try:
+        return "\r\n".join(lines).encode("latin-1") + body
+    except UnicodeEncodeError as error:
+        wrong = error.object[error.start : error.end]
+        raise invalid(f"'{wrong}' cannot be in a path or a header of HTTP") from None
 
 
 def _value(tensor: WireTensor) -> Any:

@@ -7,17 +7,21 @@ extension.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.shared_memory import SharedMemory
+from shutil import disk_usage
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
-from conch.errors import ConchError, unsupported
+from conch.errors import ConchError, invalid, unsupported
 from conch.perf.inputs.specs import ModelSpec
 from conch.tensors import ELEMENT_SIZE
 
 #: Where tensors may begin (bytes).
 _ALIGNED: Final = 64
+#: Where Linux keeps regions.
+_FOLDER: Final = "/dev/shm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,9 @@ class SharedRegion:
     """A region with the data of all requests, which a server knows until it is closed."""
 
     def __init__(self, layout: MemoryLayout, api: MemoryApi) -> None:
-        """Raises UNSUPPORTED for a server that takes none, or that is on another machine."""
+        """Raises INVALID_ARG for want of room, UNSUPPORTED for a server that takes none or is on another machine."""
         self._api, self._region = api, layout.region
-        self._memory = SharedMemory(layout.region, create=True, size=max(1, layout.size))
+        self._memory = _made(layout.region, max(1, layout.size))
         try:
             for offset, data in layout.contents:
                 assert self._memory.buf is not None
@@ -118,3 +122,16 @@ class SharedRegion:
     def _free(self) -> None:
         self._memory.close()
         self._memory.unlink()
+
+
+def _made(region: str, size: int) -> SharedMemory:
+    """A region of ``size`` bytes for which there is room: the kernel ends a process that writes where there is none."""
+    free = size
+    with suppress(OSError):
+        free = disk_usage(_FOLDER).free
+    try:
+        if free < size:
+            raise OSError(f"{_FOLDER} has room for {free:,}")
+        return SharedMemory(region, create=True, size=size)
+    except (OSError, ValueError, OverflowError) as error:
+        raise invalid(f"--shared-memory system: there is no region of {size:,} bytes: {error}") from None

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 from collections import Counter
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from conch.errors import ConchError, internal
+from conch.errors import internal
 from conch.perf.requests.payload import Payloads
 from conch.perf.requests.sequences import SequencePlan, SequenceTurns
 from conch.perf.senders.calls import CallChannel, Judge
@@ -33,11 +34,13 @@ from conch.perf.senders.channels.rpc import Rpc
 from conch.perf.senders.channels.stream import StreamChannel
 from conch.perf.senders.load import ClosedLoad, OpenLoad, Sending
 from conch.perf.senders.recording import Collected
-from conch.perf.senders.records import RecordBuffer, join_events, read_events, read_records
+from conch.perf.senders.records import RecordBuffer, Unfinished, join_events, read_events, read_records
 from conch.perf.senders.schedule import Schedule, share_of
+from conch.perf.spawning import start_process
 
 #: How long a process may take to answer (s): it answers between requests.
 _PATIENCE: Final = 30.0
+_DIED: Final = "a process that sends requests has died"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +87,16 @@ class Generators:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
+        #: How many answers of each process have yet to be read.
+        self._unread = [0] * count
         for number in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_main, args=(theirs, traffic, number, count), daemon=True)
-            process.start()
+            start_process(process)
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        self._ask_all(("ready",))
+        self._ask_all("ready")
 
     def __enter__(self) -> Generators:
         return self
@@ -100,9 +105,16 @@ class Generators:
         self.close()
 
     def run_closed(self, concurrency: int, requests: int = 0) -> None:
-        """Have ``concurrency`` callers from now on, evenly distributed; ``requests`` in all (0: without end)."""
+        """Have ``concurrency`` callers from now on, evenly distributed; ``requests`` in all (0: without end).
+
+        Each process gets requests for its callers: one that has none would never send its part of them.
+        """
+        begun = 0
         for number, pipe in enumerate(self._pipes):
-            pipe.send(("closed", self._share(concurrency, number), self._share(requests, number) if requests else None))
+            callers = self._share(concurrency, number)
+            part = requests * (begun + callers) // concurrency - requests * begun // concurrency
+            begun += callers
+            self._tell(pipe, "closed", callers, part if requests else None)
 
     def run_open(self, schedule: Schedule, start: int, most: int, requests: int = 0) -> None:
         """Start requests at the moments of ``schedule`` from ``start`` on (ns, monotonic), ``most`` at a time.
@@ -111,12 +123,11 @@ class Generators:
         """
         for number, pipe in enumerate(self._pipes):
             share = max(1, self._share(most, number))
-            pipe.send(("open", schedule, start, share, self._share(requests, number) if requests else None))
+            self._tell(pipe, "open", schedule, start, share, self._share(requests, number) if requests else None)
 
-    def progress(self) -> tuple[int, int]:
-        """How many requests have ended since :meth:`collect`, and how many run or wait."""
-        answers = self._ask_all(("progress",))
-        return sum(ended for ended, _ in answers), sum(running for _, running in answers)
+    def progress(self) -> int:
+        """How many requests have ended since :meth:`collect`."""
+        return sum(self._ask_all("progress"))
 
     def _share(self, count: int, number: int) -> int:
         return count // len(self._pipes) + (number < count % len(self._pipes))
@@ -124,19 +135,21 @@ class Generators:
     def pause(self) -> None:
         """Start no more requests."""
         for pipe in self._pipes:
-            pipe.send(("pause",))
+            self._tell(pipe, "pause")
 
     def collect(self) -> Collected:
         """What has been noted since the call before.  Raises INTERNAL for a process that has died."""
-        answers = self._ask_all(("collect",))
+        answers = self._ask_all("collect")
         records = [read_records(answer["rows"]) for answer in answers]
         events = join_events(zip(records, (read_events(answer["events"]) for answer in answers), strict=True))
         errors: Counter[str] = Counter()
         for answer in answers:
             errors.update(answer["errors"])
+        left = [one for answer in answers for one in answer["unfinished"]]
         return Collected(
             np.concatenate(records), events,
-            [one for answer in answers for one in answer["unfinished"]], errors,
+            Unfinished(sum(one.count for one in left), min((one.first_due for one in left if one.count), default=0)),
+            errors,
             max(answer["busy"] for answer in answers),
         )  # fmt: skip
 
@@ -150,21 +163,33 @@ class Generators:
                 process.kill()
                 process.join()
 
-    def _ask_all(self, question: tuple[Any, ...]) -> list[Any]:
-        try:
-            for pipe in self._pipes:
-                pipe.send(question)
-            return [self._answer(pipe) for pipe in self._pipes]
-        except (EOFError, OSError):
-            raise internal("a process that sends requests has died") from None
+    def _ask_all(self, question: str) -> list[Any]:
+        for number, pipe in enumerate(self._pipes):
+            self._unread[number] += 1
+            self._tell(pipe, question)
+        return [self._last_answer(number) for number in range(len(self._pipes))]
+
+    def _last_answer(self, number: int) -> Any:
+        """The answer to the last question; Ctrl+C may have left one to another before it."""
+        answer = None
+        while self._unread[number]:
+            answer = self._answer(self._pipes[number])
+            self._unread[number] -= 1
+        return answer
 
     def _answer(self, pipe: Connection) -> Any:
         if not pipe.poll(_PATIENCE):
             raise internal(f"a process that sends requests has not answered for {_PATIENCE:g} s")
-        answer = pipe.recv()
-        if isinstance(answer, ConchError):
-            raise answer
-        return answer
+        try:
+            return pipe.recv()
+        except (EOFError, OSError):
+            raise internal(_DIED) from None
+
+    def _tell(self, pipe: Connection, *what: Any) -> None:
+        try:
+            pipe.send(what)
+        except OSError:
+            raise internal(_DIED) from None
 
 
 def _main(pipe: Connection, traffic: Traffic, number: int, count: int) -> None:
@@ -175,6 +200,9 @@ def _main(pipe: Connection, traffic: Traffic, number: int, count: int) -> None:
     # So are signals that end a whole group, as those of `timeout`: this one ends with its pipe, whatever happens.
     for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.SIG_IGN)
+    # Each caller has a connection over HTTP, and shells allow 1024 files.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     # Pauses of the garbage collector would be measured as the server's.
@@ -229,7 +257,7 @@ class _Sender:
                 if self._open is not None:
                     self._open.stop()
             case "progress":
-                return self._records.count, sum(len(load.unfinished()) for load in self._loads())
+                return self._records.count
             case "collect":
                 return self._collect()
         return None
@@ -261,6 +289,6 @@ class _Sender:
         wall = (self._asked[0] - before[0]) / 1e9
         return {
             "rows": rows, "events": events, "errors": errors,
-            "unfinished": [one for load in loads for one in load.unfinished()],
+            "unfinished": [load.unfinished() for load in loads],
             "busy": (self._asked[1] - before[1]) / wall if wall > 0 else 0.0,
         }  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Final
 from conch.perf.requests.payload import Payloads
 from conch.perf.requests.sequences import SequenceTurns
 from conch.perf.senders.calls import CallChannel, TimedCall
-from conch.perf.senders.records import Outcome, RecordBuffer
+from conch.perf.senders.records import Outcome, RecordBuffer, Unfinished
 from conch.perf.senders.timer import PreciseTimer
 
 #: How long a caller whose connection was lost waits before it tries again (s): at first, and at most.
@@ -72,9 +72,9 @@ class OfferedLoad:
         for channel in self._channels:
             channel.close()
 
-    def unfinished(self) -> list[tuple[int, int]]:
-        """The slot, and when it was due (ns), of each request that runs."""
-        return [(call.slot, call.due) for call in self._running]
+    def unfinished(self) -> Unfinished:
+        """The requests that run."""
+        return Unfinished(len(self._running), min((call.due for call in self._running), default=0))
 
     def _begin(self, call: TimedCall, due: int, channel: CallChannel) -> None:
         call.begin(due)
@@ -217,8 +217,13 @@ class OpenLoad(OfferedLoad):
         self.waiting.clear()
         super().close()
 
-    def unfinished(self) -> list[tuple[int, int]]:
-        return [*super().unfinished(), *((-1, due) for due in self.waiting)]
+    def unfinished(self) -> Unfinished:
+        """The requests that run or wait."""
+        running = super().unfinished()
+        if not self.waiting:
+            return running
+        first = self.waiting[0]
+        return Unfinished(running.count + len(self.waiting), min(running.first_due or first, first))
 
     def _tick(self) -> None:
         now = monotonic_ns()

@@ -10,7 +10,6 @@ import asyncio
 import multiprocessing
 import os
 import re
-import signal
 import socket
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -19,6 +18,7 @@ import hpack
 
 from conch.errors import internal
 from conch.frontends.grpc.http2 import frames
+from conch.perf.spawning import start_process
 
 _PATIENCE: Final = 30.0
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -36,7 +36,7 @@ class NullServer:
         for _ in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_main, args=(theirs, self.port, grpc), daemon=True)
-            process.start()
+            start_process(process)
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -58,7 +58,6 @@ class NullServer:
 def _main(pipe: Connection, port: int, grpc: bool) -> None:
     import uvloop
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     loop = uvloop.new_event_loop()
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.perf.senders.records import RECORD, Records, Span, ended_in, join_events
+from conch.perf.senders.records import RECORD, Records, Span, Unfinished, ended_in, join_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Collected:
     """What the processes that send have noted since they were asked before.
 
     ``records`` are those of requests that have ended, ``events`` ``[messages, 2]`` the row and the moment (ns) of each
-    message of those with several; ``unfinished`` are slot and due time (ns) of requests that run or wait.  ``errors``
-    counts messages; ``busy`` is the largest share of its time for which a process computed.
+    message of those with several; ``unfinished`` are the requests that run or wait.  ``errors`` counts messages;
+    ``busy`` is the largest share of its time for which a process computed.
     """
 
     records: Records
     events: Any
-    unfinished: Sequence[tuple[int, int]]
+    unfinished: Unfinished
     errors: dict[str, int]
     busy: float
 
@@ -38,19 +38,29 @@ class Recording:
 
     def __init__(self, start: int) -> None:
         self.errors: Counter[str] = Counter()
-        self.busy = 0.0
-        self.unfinished: Sequence[tuple[int, int]] = ()
-        self._asked = start
+        self.unfinished = Unfinished()
+        self._start = self._asked = start
+        #: For how long the busiest process computed (ns).
+        self._computed = 0.0
         #: With the moments between which their requests ended.
         self._parts: list[tuple[Span, Collected]] = []
 
     def add(self, collected: Collected, now: int) -> None:
         """Note what was collected; all of it had ended at ``now`` (ns)."""
         self._parts.append(((self._asked, now), collected))
+        self._computed += collected.busy * (now - self._asked)
         self._asked = now
         self.errors.update(collected.errors)
-        self.busy = max(self.busy, collected.busy)
         self.unfinished = collected.unfinished
+
+    @property
+    def busy(self) -> float:
+        """The share of its time for which the busiest process computed.
+
+        On average: it is asked often, and between two questions that follow at once it does nothing but answer.
+        """
+        seen = self._asked - self._start
+        return self._computed / seen if seen > 0 else 0.0
 
     def within(self, spans: Sequence[Span]) -> tuple[Records, NDArray[np.int64]]:
         """The requests that ended in ``spans``, and their events by row."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
@@ -39,6 +40,14 @@ RECORD: Final = np.dtype([(name, np.int64) for name in COLUMNS])
 Records = NDArray[Any]
 #: The beginning and the end of a window (ns, monotonic); what ends at its end belongs to it.
 Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Requests that run or wait: how many, and when the first of them was due (ns, 0 without any)."""
+
+    count: int = 0
+    first_due: int = 0
 
 
 class RecordBuffer:

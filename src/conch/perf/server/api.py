@@ -9,12 +9,13 @@ import json
 import socket
 import ssl
 from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Any, Final, Protocol
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-from conch.errors import Code, ConchError, internal, not_found, unavailable
+from conch.errors import Code, ConchError, internal, invalid, not_found, unavailable, unsupported
 from conch.perf.senders.channels.connecting import Address
 
 _SECONDS: Final = 10.0
@@ -25,7 +26,7 @@ def check_listens(address: Address) -> None:
     """Raise UNAVAILABLE unless somebody accepts connections there, whatever they would answer."""
     try:
         socket.create_connection((address.host, address.port), _CONNECT_SECONDS).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a host that is no name of one
         raise unavailable(f"no server answers at {address.shown}: {error}") from None
 
 
@@ -89,26 +90,33 @@ class HttpApi:
             raise
 
     def _get(self, path: str) -> Mapping[str, Any]:
-        document: Mapping[str, Any] = self._ask(Request(self._base + path, headers=self._headers))
+        url = self._base + path
+        document: Mapping[str, Any] = self._ask(url)
+        if not isinstance(document, dict):
+            raise internal(f"{url} answers with no object, as a server of the KServe protocol would")
         return document
 
     def _post(self, path: str, document: Mapping[str, Any]) -> None:
-        self._ask(Request(self._base + path, json.dumps(document).encode(), self._headers, method="POST"))
+        self._ask(self._base + path, json.dumps(document).encode())
 
-    def _ask(self, request: Request) -> Any:
+    def _ask(self, url: str, posted: bytes | None = None) -> Any:
         try:
+            request = Request(url, posted, self._headers)
             with urlopen(request, timeout=_SECONDS, context=self._tls) as answer:
                 body = answer.read()
                 return json.loads(body) if body else {}
         except HTTPError as error:
-            message = _message(error.read()) or f"{error.code} {error.reason}"
+            message, status = _message(error), f"{error.code} {error.reason}"
             # Triton answers 400 for a model that it does not have.
             if error.code in (400, 404):
-                raise not_found(message) from None
-            raise internal(f"{request.full_url}: {message}") from None
-        except (OSError, ValueError) as error:
+                raise not_found(message or f"{url}: {status}") from None
+            raise internal(f"{url}: {message or status}") from None
+        except UnicodeEncodeError as error:
+            raise invalid(f"{self._base}: {error}") from None
+        except (OSError, ValueError, HTTPException) as error:
             why = error.reason if isinstance(error, URLError) else error
-            raise unavailable(f"no server answers at {self._base}: {why}") from None
+            shown = " ".join(str(why).split()) or type(error).__name__
+            raise unavailable(f"no server answers at {self._base}: {shown}") from None
 
 
 class GrpcApi:
@@ -138,11 +146,11 @@ class GrpcApi:
         return self._ask(self._client.get_model_metadata, model, version)
 
     def config(self, model: str, version: str) -> Mapping[str, Any]:
-        config: Mapping[str, Any] = self._ask(self._client.get_model_config, model, version).get("config", {})
+        config: Mapping[str, Any] = self._optional(self._client.get_model_config, model, version).get("config", {})
         return config
 
     def statistics(self, model: str, version: str) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = self._ask(self._client.get_inference_statistics, model, version).get(
+        found: list[Mapping[str, Any]] = self._optional(self._client.get_inference_statistics, model, version).get(
             "model_stats", []
         )
         return found
@@ -152,6 +160,15 @@ class GrpcApi:
 
     def unregister_memory(self, region: str) -> None:
         self._call(self._client.unregister_system_shared_memory, region)
+
+    def _optional(self, call: Any, *arguments: str) -> Mapping[str, Any]:
+        """What an extension tells; nothing where the server has none of it."""
+        try:
+            return self._ask(call, *arguments)
+        except ConchError as error:
+            if error.code is Code.UNSUPPORTED:
+                return {}
+            raise
 
     def _ask(self, call: Any, *arguments: str) -> Mapping[str, Any]:
         answer: Mapping[str, Any] = self._call(call, *arguments, as_json=True)
@@ -168,6 +185,8 @@ class GrpcApi:
                 raise unavailable(f"no server answers at {self._where}: {error.message()}") from None
             if status.endswith(("NOT_FOUND", "INVALID_ARGUMENT")):
                 raise not_found(str(error.message())) from None
+            if status.endswith("UNIMPLEMENTED"):
+                raise unsupported(f"{self._where}: {error.message()}") from None
             raise internal(f"{self._where}: {error.message()}") from None
 
 
@@ -180,8 +199,8 @@ def _region(name: str) -> str:
     return f"/v2/systemsharedmemory/region/{name}"
 
 
-def _message(body: bytes) -> str:
+def _message(error: HTTPError) -> str:
     try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
+        return str(json.loads(error.read())["error"])
+    except (OSError, ValueError, HTTPException, KeyError, TypeError):
         return ""

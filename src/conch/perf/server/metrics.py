@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from http.client import HTTPException
 from statistics import fmean
 from typing import Final
 from urllib.request import urlopen
@@ -21,6 +22,8 @@ GAUGES: Final = (
 )  # fmt: skip
 _LINE: Final = re.compile(r"^(\w+(?:\{[^}]*\})?)\s+(\S+)")
 _SECONDS: Final = 5.0
+#: What there is at an address where no metrics are.
+_UNREADABLE: Final = (OSError, ValueError, HTTPException)
 
 
 class MetricsSampler(Sampler[Mapping[str, float]]):
@@ -31,10 +34,10 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
 
     def __init__(self, url: str, interval: float) -> None:
         super().__init__(self._read_or_nothing, interval)
-        self._url = url if "://" in url else f"http://{url}"
+        self._url = with_scheme(url)
         try:
             found = self._scrape()
-        except (OSError, ValueError) as error:
+        except _UNREADABLE as error:
             raise invalid(f"no metrics at {self._url}: {error} (--metrics-url names another place)") from None
         if not found:
             raise invalid(f"{self._url} has no {GAUGES[0]}, nor any other of: {', '.join(GAUGES[1:])}")
@@ -52,9 +55,14 @@ class MetricsSampler(Sampler[Mapping[str, float]]):
             return read_gauges(answer.read().decode())
 
     def _read_or_nothing(self) -> Mapping[str, float]:
-        with suppress(OSError, ValueError):
+        with suppress(*_UNREADABLE):
             return self._scrape()
         return {}
+
+
+def with_scheme(url: str) -> str:
+    """The address of a page of metrics, as urllib takes it: HTTP where nothing else is said."""
+    return url if "://" in url else f"http://{url}"
 
 
 def read_gauges(text: str) -> dict[str, float]:

@@ -9,11 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.request import urlopen
 
 from conch.errors import ConchError
 from conch.perf.server.api import ServerApi
+from conch.perf.server.metrics import with_scheme
 
 #: The port of Triton's metrics.
 METRICS_PORT: Final = 8002
@@ -48,14 +50,14 @@ class StageReader:
     """Reads the counters of one model from its server's metrics page and statistics."""
 
     def __init__(self, metrics_url: str, api: ServerApi, model: str) -> None:
-        self._url = metrics_url
+        self._url = with_scheme(metrics_url)
         self._api = api
         self._model = model
 
     def read(self) -> StageTotals:
         """The counters; none where the server shows no metrics, or does not count within its workers."""
         text = ""
-        with suppress(OSError, ValueError), urlopen(self._url, timeout=_SECONDS) as answer:
+        with suppress(OSError, ValueError, HTTPException), urlopen(self._url, timeout=_SECONDS) as answer:
             text = answer.read().decode("utf-8", "replace")
         statistics: Sequence[Mapping[str, Any]] = ()
         with suppress(ConchError):

@@ -49,14 +49,14 @@ class ServerFigures:
 def differences(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[ServerFigures]:
     """What each model version did between two readings; those that did nothing are left out.
 
-    A version that counts less than before was loaded anew, and counts from zero.
+    A version of which any counter is less than before was loaded anew, and counts from zero.
     """
     known = {(one["name"], one.get("version", "")): one for one in before}
     found = []
     for now in after:
         key = (now["name"], now.get("version", ""))
         then = known.get(key, {})
-        if _number(now, "inference_count") < _number(then, "inference_count"):
+        if any(count < before for before, count in zip(_counters(then), _counters(now), strict=True)):
             then = {}
         inferences = _number(now, "inference_count") - _number(then, "inference_count")
         executions = _number(now, "execution_count") - _number(then, "execution_count")
@@ -92,6 +92,12 @@ def _stage(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> St
     count = _number(now, "count") - _number(then, "count")
     nanoseconds = _number(now, "ns") - _number(then, "ns")
     return Stage(count, nanoseconds / count / 1e9 if count else 0.0)
+
+
+def _counters(one: Mapping[str, Any]) -> list[int]:
+    stages = one.get("inference_stats", {})
+    found = [_number(one, "inference_count"), _number(one, "execution_count")]
+    return found + [_number(stages.get(name, {}), kind) for name in STAGES for kind in ("count", "ns")]
 
 
 def _number(of: Mapping[str, Any], name: str) -> int:

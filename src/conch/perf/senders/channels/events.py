@@ -19,6 +19,8 @@ from conch.perf.senders.channels.http import HttpChannel
 from conch.perf.senders.records import Outcome
 
 _SHOWN: Final = 400
+#: What answers of the generate extension say of themselves, besides the outputs.
+_NO_OUTPUTS: Final = frozenset(("id", "model_name", "model_version", "sequence_id", "sequence_start", "sequence_end"))
 
 
 class Event(NamedTuple):
@@ -87,11 +89,11 @@ class EventChannel(HttpChannel):
 
 
 def read_generate(data: bytes) -> Event:
-    """An event of ``generate_stream``, or the answer of ``generate``: outputs by name, of which one is a text."""
+    """An event of ``generate_stream``, or the answer of ``generate``: outputs by name, of which one says something."""
     document: dict[str, Any] = orjson.loads(data)
     if "error" in document:
         return Event(text=False, error=str(document["error"]))
-    return Event(text=any(isinstance(value, str) and value for name, value in document.items() if name != "model_name"))
+    return Event(text=any(value not in ("", [], None) for name, value in document.items() if name not in _NO_OUTPUTS))
 
 
 def read_openai(data: bytes) -> Event:

@@ -7,11 +7,13 @@ times as long for a call, and would measure itself.  Runs on the event loop of a
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from time import monotonic_ns
 from typing import Final
 
 import hpack
+from google.protobuf.message import DecodeError
 
 from conch.frontends.grpc.http2 import frames
 from conch.frontends.grpc.http2.headers import HeaderDecoder
@@ -59,8 +61,6 @@ class GrpcChannel(Connecting):
         self._judge = judge
         self._most = most
         self._calls: dict[int, TimedCall] = {}
-        #: Calls whose last bytes the transport has.
-        self._writing: list[TimedCall] = []
         #: Calls that wait for a connection.
         self._unsent: deque[TimedCall] = deque()
         self._reset()
@@ -71,6 +71,8 @@ class GrpcChannel(Connecting):
         self._head = b""
         self._rest = b""
         self._out: list[bytes | memoryview] = []
+        #: Calls whose last bytes the transport has.
+        self._writing: list[TimedCall] = []
         #: Calls whose last bytes are in ``_out``.
         self._ending: list[TimedCall] = []
         self._next_stream = 1
@@ -144,7 +146,7 @@ class GrpcChannel(Connecting):
         except frames.ConnectionFault as fault:
             self.close()
             self._fail(str(fault))
-        except (IndexError, ValueError) as error:
+        except (IndexError, ValueError, struct.error, DecodeError) as error:
             self.close()
             self._fail(f"the answer cannot be read: {error}")
         self._flush()
@@ -361,3 +363,5 @@ class GrpcChannel(Connecting):
         self._calls.clear()
         for call in calls:
             finish(call, Outcome.UNREADABLE, 0, error)
+        if self._unsent:
+            self.connect()
