@@ -148,7 +148,7 @@ def stretches(spent: Sequence[TimeSpent], level: str) -> Table:
     total = sum(one.seconds for one in spent)
     table = Table(box=None, header_style="bold", pad_edge=False, title_justify="left", title_style="bold")
     table.title = f"One request on average at {level}" if spent else f"No request was answered at {level}"
-    for heading, justify in (("where", "left"), ("what", "left"), ("us", "right"), ("share", "right")):
+    for heading, justify in (("where", "left"), ("what", "left"), ("µs", "right"), ("share", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for one in spent:
         share = f"{one.seconds / total:.1%}"
