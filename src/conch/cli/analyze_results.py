@@ -111,7 +111,7 @@ def write_results(
     if keep:
         writers[settings.export_path / FILENAME] = lambda path: save(path.parent, circumstances, searches)
     for search, folder in _folders(settings.export_path, searches):
-        analysis = analysis_of(search, circumstances, _apply_line(settings.export_path))
+        analysis = analysis_of(search, circumstances, _apply_line(settings.export_path, circumstances))
         writers |= {folder / name: write for name, write in _writers(settings, analysis)}
     failed = []
     for path, write in writers.items():
@@ -153,7 +153,7 @@ def show_results(
 
     status = 0
     for search, folder in _folders(settings.export_path, searches):
-        analysis = analysis_of(search, circumstances, _apply_line(settings.export_path))
+        analysis = analysis_of(search, circumstances, _apply_line(settings.export_path, circumstances))
         for part in shown(analysis, console.width):
             console.print(part, highlight=False)
         page = folder / "analysis.html"
@@ -168,7 +168,10 @@ def _folders(export_path: Path, searches: Sequence[SavedSearch]) -> Iterator[tup
         yield search, export_path if len(searches) == 1 else export_path / "+".join(search.models)
 
 
-def _apply_line(export_path: Path) -> str:
+def _apply_line(export_path: Path, circumstances: Circumstances) -> str:
+    """The command that writes the best configuration; empty where there is no repository to write to."""
+    if not circumstances.repository:
+        return ""
     chosen = [] if str(export_path) == "analysis" else ["-e", str(export_path)]
     return _shell(["conch", "analyze", "apply", *chosen])
 

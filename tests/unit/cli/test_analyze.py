@@ -104,6 +104,33 @@ def test_a_folder_with_something_else_is_refused(folder: Path, capsys: pytest.Ca
 def test_applying_needs_a_repository(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "apply", "-e", str(folder)]) == 1
     assert "there is no repository here to write to" in capsys.readouterr().err
+    main(["analyze", "report", "-e", str(folder), "-o", "json"])
+    assert "To use it" not in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_costs_no_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "metrics-model-inference.csv").mkdir()
+    assert main(["analyze", "report", "-e", str(folder), "-o", "csv,json"]) == 0
+    shown = capsys.readouterr()
+    assert "metrics-model-inference.csv is not written" in shown.err
+    assert "is the best of 3 configurations" in shown.out and best(folder) == "m_config_1"
+
+
+def test_an_analysis_that_goes_on_finds_its_own_candidates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kept" / "m_config_default").mkdir(parents=True)
+    command = ["analyze", "profile", "-m", ".", "--profile-models", "m", "--output-model-repository-path", "kept"]
+    assert main(command) == 1
+    assert "has something in it" in capsys.readouterr().err
+    (tmp_path / "analysis" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "analysis" / "checkpoints" / "checkpoint.jsonl").touch()
+    assert main([*command, "--mode", "remote", "--triton-grpc-endpoint", "localhost:1"]) == 1
+    assert "has something in it" not in capsys.readouterr().err
+    (tmp_path / "kept" / "mine").mkdir()
+    assert main(command) == 1
+    assert "has something in it" in capsys.readouterr().err
 
 
 def test_every_option_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:

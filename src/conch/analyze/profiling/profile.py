@@ -161,9 +161,10 @@ class _SearchRun:
         self._complete = True
 
     def outcome(self) -> SearchOutcome:
-        """What is known so far."""
+        """What is known so far; a candidate that is being measured for the first time is not."""
         default = self._search.space.default.name
-        ordered = sorted(self._results.values(), key=lambda one: one.candidate.name != default)
+        known = [one for one in self._results.values() if one.points or one.error]
+        ordered = sorted(known, key=lambda one: one.candidate.name != default)
         return SearchOutcome(self._search, ordered, self._complete)
 
     def close(self) -> None:
@@ -228,12 +229,10 @@ class _SearchRun:
             raise
 
     def _attempts(self, trial: Trial) -> Point:
-        for attempt in range(ATTEMPTS):
-            point = self._attempt(trial)
-            if not point.disturbed:
-                return point
-            if attempt + 1 < ATTEMPTS:
-                self._observer.say(f"{trial.candidate.name} at {trial.load:g} was disturbed, and is measured again")
+        point = self._attempt(trial)
+        for _ in range(ATTEMPTS - 1):
+            if point.disturbed:
+                point = self._attempt(trial)
         return point
 
     def _attempt(self, trial: Trial) -> Point:
