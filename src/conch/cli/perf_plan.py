@@ -41,6 +41,10 @@ def plan_of(
     texts = [("-m", given["model"]), ("-x", given["version"]), ("-u", url), ("--endpoint", endpoint)]
     texts += [("--string-data", string_data or ""), *(("-H", one) for one in headers)]
     _check_texts([*texts, *(("--request-parameter", one) for one in parameters)])
+    if not given["model"]:
+        raise invalid("-m: the name of a model is missing")
+    if given["version"] and not given["version"].isdecimal():
+        raise invalid(f"-x {given['version']}: expected the number of a version")
     if shared_memory == "cuda":
         raise unsupported("--shared-memory cuda is not supported: use --shared-memory system")
     tls = {name: given.pop(name) for name in _TLS}

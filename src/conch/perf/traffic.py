@@ -54,6 +54,8 @@ def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str, memory: MemoryLayo
         _check_generate(plan, found)
         generate = [generate_request(model, sample, form, plan.endpoint) for sample in found.samples]
         return Traffic(plan.address, generate, read=read_generate, timeout=plan.timeout)
+    if plan.endpoint != "infer":
+        raise invalid(f"--endpoint {plan.endpoint}: expected infer, generate or generate_stream")
     _check_infer(plan, model, sequences=sequences)
     batches = in_batches(found.samples, plan.batch_size)
     kind: Literal["http", "grpc"] = "grpc" if plan.protocol == "grpc" else "http"

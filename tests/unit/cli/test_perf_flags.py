@@ -66,6 +66,8 @@ def test_flags_that_are_not_taken_say_why(flag: str, capsys: pytest.CaptureFixtu
         (["--string-data", "\udcff"], "is not UTF-8"),
         (["--slo", ""], "--slo : expected"),
         (["-u", "host:²"], "expected host:port"),
+        (["-m", ""], "-m: the name of a model is missing"),
+        (["-x", "abc"], "-x abc: expected the number of a version"),
         (["--against", "host", "--breakdown"], "--breakdown is of one server"),
     ],
 )

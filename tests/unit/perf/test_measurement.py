@@ -54,6 +54,8 @@ def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
     with running(KnownServer()) as server:
         with pytest.raises(ConchError, match="takes at most 8"):
             _measure(server, 1, batch_size=9)
+        with pytest.raises(ConchError, match="--endpoint nope: expected infer, generate or generate_stream"):
+            _measure(server, 1, endpoint="nope")
         with pytest.raises(ConchError, match="does not fit input 'IN'"):
             _measure(server, 1, data=DataOptions(shapes={"IN": (3,)}))
         with pytest.raises(ConchError) as unknown:

@@ -65,7 +65,11 @@ class HttpApi:
         return self._get("/v2")
 
     def metadata(self, model: str, version: str) -> Mapping[str, Any]:
-        return self._get(_path(model, version))
+        path = _path(model, version)
+        found = self._get(path)
+        if "name" not in found:  # as pages answer that have one text for every path
+            raise internal(f"{self._base}{path} describes no model: is this a server of the KServe protocol?")
+        return found
 
     def config(self, model: str, version: str) -> Mapping[str, Any]:
         return self._optional(f"{_path(model, version)}/config")
