@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,7 @@ def run_against(
     """Compare at every level, show and write the ratios; returns the exit status."""
     from conch.perf.against import compare
     from conch.perf.report import comparison as shown
+    from conch.perf.report.outputs import write_all
     from conch.perf.run import Measurement
 
     a = replace(plan, trials=1, runs=1, sender_limit=False)
@@ -73,13 +74,23 @@ def run_against(
                 if found.stopped or found.ended:
                     break
     finally:
-        if json_file is not None and compared:
-            json_file.write_text(shown.json(a, b, compared), encoding="utf-8")
-        if html is not None and compared:
-            _write_page(html, a, b, compared)
+        write_all(_writers(json_file, html, a, b, compared))
     if any(one.stopped for one in compared):
         return _INTERRUPTED
     return 0 if all(one.whole for one in compared) else 1
+
+
+def _writers(
+    json_file: Path | None, html: Path | None, a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]
+) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """What writes each file; nothing without a level."""
+    from conch.perf.report.comparison import json
+    from conch.reports.writing import write_whole
+
+    if json_file is not None and compared:
+        yield json_file, lambda: write_whole(json_file, json(a, b, compared).encode())
+    if html is not None and compared:
+        yield html, lambda: _write_page(html, a, b, compared)
 
 
 def _write_page(path: Path, a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> None:

@@ -5,7 +5,6 @@ Called by the command and by the analyzer; the processes that send do nothing el
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from conch.backends.native.threads import usable_cores
 from conch.errors import ConchError
 from conch.perf.inputs.specs import ModelSpec, read_model
 from conch.perf.level import LevelRun, OnCollected, OnWindow, Surroundings
@@ -35,7 +35,7 @@ from conch.perf.traffic import traffic_of
 from conch.perf.watching import MachineWatch
 
 #: More callers than this are worth a second process, and so on.
-_CALLERS_PER_PROCESS: Final = 128
+CALLERS_PER_PROCESS: Final = 128
 #: How long requests of a level that is over may take to end before the next one begins all the same (s).
 _REST_SECONDS: Final = 5.0
 #: How often it is looked whether a warm-up is over (s).
@@ -236,4 +236,4 @@ class Measurement:
         if plan.processes:
             # One that is to start requests needs a call for them.
             return plan.processes if plan.rates is None else min(plan.processes, plan.callers)
-        return int(max(1, min(os.cpu_count() or 1, plan.callers // _CALLERS_PER_PROCESS)))
+        return int(max(1, min(usable_cores(), plan.callers // CALLERS_PER_PROCESS)))

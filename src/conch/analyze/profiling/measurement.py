@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import ceil
 from threading import Barrier, BrokenBarrierError, Lock
 from types import TracebackType
-from typing import Final
 
 from conch.analyze.profiling.plans import at_load
 from conch.analyze.results import ModelFigures, Point
@@ -24,13 +23,10 @@ from conch.perf.figures.latency import WindowFigures
 from conch.perf.level import OnWindow
 from conch.perf.measured import Measured
 from conch.perf.plan import PerfPlan
-from conch.perf.run import Measurement
+from conch.perf.run import CALLERS_PER_PROCESS, Measurement
 
 #: Called with what was measured so far, as if each window were the point; True ends the measurement.
 Hopeless = Callable[[Sequence[Point]], bool]
-
-#: More callers than this are worth a second process that sends, as in ``conch perf``.
-_CALLERS_PER_PROCESS: Final = 128
 
 
 class CandidateMeasurement:
@@ -91,7 +87,7 @@ class CandidateMeasurement:
 
     def _connect(self, load: float) -> None:
         """Have as many processes as the load is worth."""
-        size = ceil(load / _CALLERS_PER_PROCESS) if not self._rate else 1
+        size = ceil(load / CALLERS_PER_PROCESS) if not self._rate else 1
         if size == self._size:
             return
         self.close()

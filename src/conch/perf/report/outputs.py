@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,14 +76,7 @@ class Outputs:
         ``opening`` says who was asked for what, ``command`` is what measures it again.  Raises INTERNAL for files that
         cannot be written, as on a full disk, after all others are.
         """
-        problems = []
-        for path, write in self._writers(opening, command, measured):
-            try:
-                write()
-            except OSError as error:
-                problems.append(f"{path} cannot be written: {error.strerror or error}")
-        if problems:
-            raise internal("; ".join(problems))
+        write_all(self._writers(opening, command, measured))
 
     def _writers(
         self, opening: str, command: str, measured: Sequence[Measured]
@@ -100,3 +93,15 @@ class Outputs:
             yield json, lambda: write_whole(json, files.json(plan, measured).encode())
         if (html := wanted.html) is not None:
             yield html, lambda: write_page(page(plan, opening, command, measured, self._distributions), html)
+
+
+def write_all(writers: Iterable[tuple[Path, Callable[[], None]]]) -> None:
+    """Write every file that can be written; then raises INTERNAL for the others, as on a full disk."""
+    problems = []
+    for path, write in writers:
+        try:
+            write()
+        except OSError as error:
+            problems.append(f"{path} cannot be written: {error.strerror or error}")
+    if problems:
+        raise internal("; ".join(problems))
