@@ -256,6 +256,9 @@ class _SearchRun:
             raise
         except ConchError as error:
             told = self._server.complaints()
+            # A model that hangs would keep the next candidate waiting until it can be unloaded.
+            self.close()
+            self._server.restart()
             raise ConchError(f"{error.message}\n{told}" if told else error.message, error.code) from error
 
     def _serve(self, candidate: Candidate) -> None:

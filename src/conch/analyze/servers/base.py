@@ -43,7 +43,10 @@ class AnalyzedServer(Protocol):
         """What the server has complained of since the last load; empty where its log is not known."""
 
     def restart(self) -> None:
-        """Have the server again after :class:`ServerGone`; raises ServerLost where it does not come back."""
+        """Have the server again after :class:`ServerGone`, or where a model answers nothing.
+
+        Raises ServerLost where it does not come back.  A server that somebody else has started is only waited for.
+        """
 
     def close(self) -> None:
         """Leave everything as it was before; raises INTERNAL, naming what could not be."""
