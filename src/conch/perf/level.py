@@ -76,7 +76,8 @@ class LevelRun:
     ) -> None:
         self.windows: list[MeasuredWindow] = []
         self.stability = Stability(plan.share, plan.trials)
-        self.recording = Recording(surroundings.clock())
+        self._since = surroundings.clock()
+        self.recording = Recording(self._since, self._since)
         #: Why the server does not answer any more, empty while it does.
         self.gone = ""
         #: Whether it was ended before its time, and whether by the user.
@@ -124,7 +125,7 @@ class LevelRun:
         self._senders.collect()  # what the warm-up has noted
         # Last: what takes time before it would be in a window of which the first request has yet to be sent.
         self._start = self._around.clock()
-        self.recording = Recording(self._start)
+        self.recording = Recording(self._start, self._since)
         self._around.begin()
 
     def _window(self) -> MeasuredWindow:
@@ -165,11 +166,11 @@ class LevelRun:
     def _collect(self) -> int:
         """How many requests have ended since."""
         collected = self._senders.collect()
-        self.recording.add(collected, self._around.clock())
+        records = self.recording.add(collected, self._around.clock())
         self._around.on_collected(collected)
-        if len(collected.records):
-            self._last_end = int(collected.records["end"].max())
-        return len(collected.records)
+        if len(records):
+            self._last_end = int(records["end"].max())
+        return len(records)
 
     def _over(self) -> bool:
         """Whether more windows would say no more: they agree, or nobody answers."""

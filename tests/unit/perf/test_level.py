@@ -24,13 +24,16 @@ SECOND = 10**9
 
 class FakeSenders:
     """Senders whose requests end at even distances, ``per_second`` of the second that begins; ``fail`` names seconds
-    whose requests fail, ``waiting`` is how many others wait for an answer."""
+    whose requests fail, ``waiting`` is how many others wait for an answer; requests take ``seconds``."""
 
-    def __init__(self, per_second: Callable[[int], int], fail: Iterable[int] = (), waiting: int = 1) -> None:
+    def __init__(
+        self, per_second: Callable[[int], int], fail: Iterable[int] = (), waiting: int = 1, seconds: float = 0.02
+    ) -> None:
         self.now = self.asked = 0
         self._per_second = per_second
         self._fail = set(fail)
         self._waiting = waiting
+        self._took = int(seconds * SECOND)
 
     def sleep(self, seconds: float) -> None:
         self.now += int(seconds * SECOND)
@@ -51,7 +54,7 @@ class FakeSenders:
         records = np.zeros(len(rows), RECORD)
         for row, (end, outcome) in zip(records, rows, strict=True):
             row["end"], row["first"], row["outcome"] = end, end, outcome
-            row["due"] = row["sent"] = row["written"] = end - SECOND // 50
+            row["due"] = row["sent"] = row["written"] = end - self._took
         failed = sum(outcome is not Outcome.OK for _, outcome in rows)
         errors = {"no": failed} if failed else {}
         return Collected(records, np.zeros((0, 2), np.int64), Unfinished(self._waiting, self.now), errors, 0.5)
@@ -80,6 +83,13 @@ def test_warm_up_is_not_counted_and_no_request_is_lost_between_windows() -> None
     assert len(run.windows) == 3 and measured.stable
     assert measured.figures.throughput == pytest.approx(1000, rel=0.001)
     assert sum(window.requests for window in measured.windows) == measured.figures.requests
+
+
+def test_requests_of_the_level_before_that_end_late_are_not_of_this_one() -> None:
+    """They take five seconds, of which two are warm-up: what ends in the first two windows began before the level."""
+    _, measured = take(FakeSenders(lambda second: 100, seconds=5.0))
+    assert [window.requests for window in measured.windows[:2]] == [0, 0]
+    assert measured.windows[-1].requests == pytest.approx(100, abs=2)
 
 
 def test_disturbed_windows_are_repeated_and_do_not_count() -> None:

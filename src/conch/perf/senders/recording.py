@@ -34,24 +34,29 @@ class Collected:
 
 
 class Recording:
-    """Collects what the senders noted from the moment ``start`` on (ns, monotonic)."""
+    """Collects what the senders noted from the moment ``start`` on (ns, monotonic).
 
-    def __init__(self, start: int) -> None:
+    Requests that were due before ``since`` (ns) are none of it: they are of another level, which they outlived.
+    """
+
+    def __init__(self, start: int, since: int = 0) -> None:
         self.errors: Counter[str] = Counter()
         self.unfinished = Unfinished()
         self._start = self._asked = start
+        self._since = since
         #: For how long the busiest process computed (ns).
         self._computed = 0.0
         #: With the moments between which their requests ended.
         self._parts: list[tuple[Span, Collected]] = []
 
-    def add(self, collected: Collected, now: int) -> None:
-        """Note what was collected; all of it had ended at ``now`` (ns)."""
+    def add(self, collected: Collected, now: int) -> Records:
+        """Note what was collected, all of which had ended at ``now`` (ns); returns the requests that count."""
         self._parts.append(((self._asked, now), collected))
         self._computed += collected.busy * (now - self._asked)
         self._asked = now
         self.errors.update(collected.errors)
         self.unfinished = collected.unfinished
+        return collected.records[collected.records["due"] >= self._since]
 
     @property
     def busy(self) -> float:
@@ -71,7 +76,7 @@ class Recording:
         ]
         parts.append((np.zeros(0, RECORD), np.zeros((0, 2), np.int64)))
         records, events = np.concatenate([records for records, _ in parts]), join_events(parts)
-        inside = ended_in(records, spans)
+        inside = ended_in(records, spans) & (records["due"] >= self._since)
         rows = np.cumsum(inside) - 1
         events = events[inside[events[:, 0]]]
         return records[inside], np.column_stack([rows[events[:, 0]], events[:, 1]])
