@@ -83,7 +83,8 @@ class Measured:
     windows.  ``limit`` is how many requests a second the senders can do at this level (None: not measured).  ``gone``
     is what happened when the server was asked whether it still answers, empty while it does; ``stopped`` says that the
     level was ended before its time; ``missing`` are those of a wanted number of requests that had not ended when the
-    server was given up.  ``records`` are there if the plan keeps them.
+    server was given up.  ``rate`` is how many requests a second were due (0: as many as callers sent).  ``records`` are
+    there if the plan keeps them.
     """
 
     level: float
@@ -106,6 +107,7 @@ class Measured:
     gone: str = ""
     stopped: bool = False
     missing: int = 0
+    rate: float = 0.0
     #: Not compared: equal figures are of equal records.
     records: LevelRecords | None = field(default=None, compare=False, repr=False)
 
@@ -157,9 +159,21 @@ class Measured:
             yield f"{len(self.windows)} of the {WINDOWS} windows that have to agree were taken: allow more (-r)"
         elif not self.stable:
             yield f"the last {WINDOWS} windows do not agree: measure longer (-p), or allow more (-s)"
+        if self._behind:
+            answered = self.figures.requests / self.figures.seconds
+            yield (
+                f"{answered:.1f} of {self.rate:g} requests a second were answered and {self.unfinished} wait, for up to"
+                f" {self.oldest:.1f} s: latencies grow for as long as this goes on"
+            )
         if self.failed:
             sent = self.failed + self.figures.requests
             yield f"{self.failed} of {sent} requests failed and are not among the latencies"
+
+    @property
+    def _behind(self) -> bool:
+        """Whether fewer requests ended than were due, by more than random arrivals differ."""
+        due, ended = self.rate * self.figures.seconds, self.figures.requests + self.failed
+        return bool(self.figures.requests) and due - ended > max(0.05 * due, 4 * due**0.5)
 
     def _silence(self) -> str:
         seconds = sum(window.seconds for window in self.windows)

@@ -68,5 +68,6 @@ def sum_up(
         gone=last.gone,
         stopped=last.stopped,
         missing=max(0, wanted - len(records)),
+        rate=level if plan.rates is not None and not plan.intervals and not plan.total_requests else 0.0,
         records=LevelRecords(records, events, spans) if plan.keep_records else None,
     )

@@ -11,7 +11,7 @@ from conch.machine.bystanders import Interference
 from conch.perf.figures.latency import WindowFigures
 from conch.perf.level import LevelRun, Surroundings
 from conch.perf.measured import Measured
-from conch.perf.plan import PerfPlan
+from conch.perf.plan import Levels, PerfPlan
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.recording import Collected, Recording
 from conch.perf.senders.records import RECORD, Outcome, Unfinished
@@ -70,7 +70,8 @@ def take(
     around = Surroundings(lambda: [], sight, gone, senders.clock, senders.sleep)
     run = LevelRun(plan, senders, around, np.array([1]))
     run.take(on_window)
-    return run, sum_up(plan, 1, [run], np.array([1]), Observed(), writes_text=False)
+    level = plan.rates.first if plan.rates is not None else 1
+    return run, sum_up(plan, level, [run], np.array([1]), Observed(), writes_text=False)
 
 
 def interference(*others: float) -> Iterator[Interference]:
@@ -90,6 +91,16 @@ def test_requests_of_the_level_before_that_end_late_are_not_of_this_one() -> Non
     _, measured = take(FakeSenders(lambda second: 100, seconds=5.0))
     assert [window.requests for window in measured.windows[:2]] == [0, 0]
     assert measured.windows[-1].requests == pytest.approx(100, abs=2)
+
+
+@pytest.mark.parametrize("answered", [100, 198])
+def test_a_rate_that_the_server_does_not_follow_is_told(answered: int) -> None:
+    plan = PerfPlan("m", Address("h", 1), interval=1.0, rates=Levels(200, 200, 1))
+    _, measured = take(FakeSenders(lambda second: answered, waiting=50), plan)
+    told = [warning for warning in measured.warnings if "of 200 requests a second" in warning]
+    assert [warning.partition(":")[0] for warning in told] == (
+        ["100.0 of 200 requests a second were answered and 50 wait, for up to 0.0 s"] if answered == 100 else []
+    )
 
 
 def test_disturbed_windows_are_repeated_and_do_not_count() -> None:
