@@ -18,6 +18,7 @@ from conch.analyze.servers.local import LocalServer
 from conch.analyze.servers.remote import RemoteServer
 from conch.errors import Code, ConchError
 from conch.perf.senders.channels.connecting import Address
+from conch.perf.server.processes import find_server
 from conch.repository.scan import ModelRepository
 from tests.e2e.analyze import models
 from tests.oracle import OracleUnavailable, install
@@ -63,7 +64,8 @@ def test_why_a_configuration_does_not_load_is_told_with_the_users_paths(
 
 
 def test_a_server_that_died_is_started_again(local: LocalServer) -> None:
-    [process] = [one for one in psutil.Process().children() if "serve" in one.cmdline()]
+    pids = find_server(local.address).pids
+    [process] = [one for one in psutil.Process().children() if one.pid in pids]
     process.kill()
     process.wait()
 
