@@ -21,6 +21,8 @@ SILENT_SECONDS: Final = 10.0
 #: A worker works that uses this part of a core, or moves so many bytes in a second: its heartbeat takes a hundredth.
 _WORKING: Final = 0.05
 _MOVING: Final = 1 << 17
+#: The part of a core that threads take which wait for the interpreter: each looks for it every 5 ms.
+_WAITING: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +147,13 @@ class Liveness:
         return Verdict(silence < patience and kill is None, idle, kill)
 
     def _silence(self, now: float, beats: bool, seen: Activity | None) -> float:
-        """Seconds since the last sign of life: a beat, or processor time."""
-        if beats or seen is None or (self._cpu is not None and seen.cpu != self._cpu):
-            self._alive = now
-        self._cpu = seen.cpu if seen is not None else None
+        """Seconds since the last sign of life: a beat, or more processor time than threads that wait take."""
+        if beats or seen is None:
+            self._alive, self._cpu = now, None
+        elif self._cpu is None:
+            self._cpu = seen.cpu
+        elif seen.cpu - self._cpu > max(1.0, _WAITING * TICKS * (now - self._alive)):
+            self._alive, self._cpu = now, seen.cpu
         return now - self._alive
 
     def _idle(

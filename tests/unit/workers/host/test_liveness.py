@@ -119,6 +119,13 @@ def test_silent_worker_goes_when_patience_ends() -> None:
     assert cause(worker.run(2, beats=False)) is Cause.SILENT
 
 
+def test_threads_that_wait_for_the_interpreter_are_no_sign_of_life() -> None:
+    """Their processor time is a tick of the kernel's every second or two."""
+    worker = Worker(silent=30)
+    worker.run(5)
+    assert cause(worker.run(32, beats=False, cores=0.01)) is Cause.SILENT
+
+
 def test_nothing_is_held_against_a_worker_where_the_system_tells_nothing() -> None:
     worker = Liveness(0.0, Patience(silent=5))
     for second in range(60):
