@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from conch import __version__
+from conch.cli.status import INTERRUPTED
 from conch.cli.suggest import unknown_command, unknown_option
 from conch.errors import ConchError
 
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         print(error.format_message(), file=sys.stderr)
     except click.Abort:
-        return 130
+        return INTERRUPTED
     return 1
 
 

@@ -17,6 +17,7 @@ from conch.analyze.options.reading import read_settings
 from conch.analyze.options.settings import OPTIONS, AnalyzeSettings
 from conch.analyze.results import is_name_of_candidate
 from conch.cli.analyze_options import ProfileCommand, click_option, foreign_option, help_all
+from conch.cli.status import INTERRUPTED
 from conch.errors import ConchError, internal, invalid, one_line
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 #: The options by which ``report`` and ``apply`` may differ from the run that they are about.
 _GOALS: Final = ("objectives", "constraints", "latency_budget", "min_throughput", "price")
-#: What shells say of a program that Ctrl+C has ended.
-_INTERRUPTED: Final = 130
 
 
 @click.group("analyze")
@@ -67,7 +66,7 @@ def _profile(config_file: Path | None, apply: bool, apply_disturbed: bool, **giv
                     profile.run()
                 except KeyboardInterrupt:
                     line.say("Interrupted: the same command goes on from here.")
-                    status = _INTERRUPTED
+                    status = INTERRUPTED
                 except ConchError as error:
                     problems.append(error)
                 except OSError as error:

@@ -6,18 +6,16 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from conch.cli.grouped import GroupedCommand
 from conch.cli.perf_options import OPTIONS, not_taken
+from conch.cli.status import INTERRUPTED
 
 if TYPE_CHECKING:
     from conch.perf.measured import Measured
-
-#: What shells say of a program that Ctrl+C has ended.
-_INTERRUPTED: Final = 130
 
 
 @click.command("perf", cls=GroupedCommand, params=[*OPTIONS, *not_taken()], context_settings={"max_content_width": 120})
@@ -84,5 +82,5 @@ def perf_command(
             console.print(shown.summary(plan, measured, console.width))
         outputs.write(opening, command_line(sys.argv), measured)
     if any(one.stopped for one in measured):
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0 if all(one.whole for one in measured) else 1

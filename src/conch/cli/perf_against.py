@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from conch.cli.status import INTERRUPTED
 
 if TYPE_CHECKING:
     from conch.perf.against import ComparedRound, Comparison
     from conch.perf.plan import PerfPlan
-
-#: What shells say of a program that Ctrl+C has ended.
-_INTERRUPTED: Final = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def run_against(
     finally:
         write_all(_writers(json_file, html, a, b, compared))
     if any(one.stopped for one in compared):
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0 if all(one.whole for one in compared) else 1
 
 
