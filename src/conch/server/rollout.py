@@ -86,7 +86,7 @@ class Rollout:
         )
         models = [result for result in loaded if isinstance(result, Model)]
         failed = {
-            version: _as_error(result)
+            version: _as_error(files.name, version, result)
             for version, result in zip(versions, loaded, strict=True)
             if not isinstance(result, Model)
         }
@@ -130,7 +130,7 @@ class Rollout:
                     model = await self._loader.load(files, version, config, leave_place)
                     try:
                         await self._ledger.note_load(model, files)
-                    except asyncio.CancelledError:
+                    except BaseException:
                         await model.stop(0)
                         raise
                     return model
@@ -282,9 +282,12 @@ def _selected_versions(files: ModelFiles, config: ModelConfig) -> tuple[int, ...
     return selection.versions
 
 
-def _as_error(result: object) -> ConchError:
-    """The reason why a version could not be loaded; any exception but a ConchError becomes INTERNAL."""
-    return result if isinstance(result, ConchError) else internal(repr(result))
+def _as_error(name: str, version: int, error: BaseException) -> ConchError:
+    """The reason why a version could not be loaded; any exception but a ConchError is logged and becomes INTERNAL."""
+    if isinstance(error, ConchError):
+        return error
+    LOG.error("failed to load '%s' version %d", name, version, exc_info=error)
+    return internal(repr(error))
 
 
 def _load_failed(name: str, failed: Mapping[int, ConchError]) -> ConchError:

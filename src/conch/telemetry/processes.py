@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +26,19 @@ def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int:
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def children_of(pid: int, proc: Path = Path("/proc")) -> list[int]:
+    """The ids of a process's children; none where the kernel does not tell, or the process has ended meanwhile."""
+    children: list[int] = []
+    try:
+        threads = os.listdir(proc / str(pid) / "task")  # Path.glob raises where a folder goes away under it
+    except OSError:
+        return children
+    for thread in threads:
+        with suppress(OSError, ValueError):
+            children += map(int, (proc / str(pid) / "task" / thread / "children").read_text().split())
+    return children
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +108,8 @@ class ProcessReader:
     def _family(self, pid: int) -> Iterator[int]:
         """A process and its descendants; the process alone where the kernel does not tell its children."""
         yield pid
-        for path in sorted((self._proc / str(pid) / "task").glob("*/children")):
-            try:
-                children = [int(child) for child in path.read_text().split()]
-            except (OSError, ValueError):
-                continue
-            for child in children:
-                yield from self._family(child)
+        for child in children_of(pid, self._proc):
+            yield from self._family(child)
 
     def _on_gpus(self) -> dict[int, dict[int, int]]:
         """By process, what it has on each GPU."""

@@ -111,7 +111,7 @@ class FakeLoader:
 class House:
     """A repository in ``root`` and everything that loads its models, over a fake loader."""
 
-    def __init__(self, root: Path, **options: int) -> None:
+    def __init__(self, root: Path, **options: object) -> None:
         self.root = root
         self.loader = FakeLoader()
         self.table = ModelTable()

@@ -11,7 +11,10 @@ import pytest
 from conch.errors import Code, ConchError, internal
 from conch.inference import InferResponse
 from conch.repository.override import Override
-from conch.server.states import UNLOADED, State
+from conch.repository.scan import ModelFiles
+from conch.server.memory import MemoryLedger
+from conch.server.model import Model
+from conch.server.states import UNLOADED, ModelTable, State
 from tests.unit.server.loads import CONFIG, House, stopped, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -68,6 +71,22 @@ async def test_load_is_tried_again_as_often_as_was_asked(tmp_path: Path) -> None
     house.loader.failures["m:1"] = [internal("once"), internal("twice")]
     await house.lifecycle.load("m")
     assert house.states("m") == {1: (State.READY, "")}
+
+
+async def test_version_that_cannot_be_measured_does_not_stay_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ledger(MemoryLedger):
+        async def note_load(self, model: Model, files: ModelFiles) -> None:
+            raise RuntimeError("a bug")
+
+    house = House(tmp_path, ledger=Ledger(ModelTable()))
+    house.write("m")
+    with pytest.raises(ConchError, match=r"RuntimeError\('a bug'\)"):
+        await house.lifecycle.load("m")
+    (started,) = house.loader.made
+    assert len(stopped(started)) == 1
+    assert "Traceback" in caplog.text and "failed to load 'm' version 1" in caplog.text
 
 
 async def test_error_that_is_a_bug_fails_the_load_and_nothing_else(house: House) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conch.telemetry.processes import ProcessMemory, ProcessReader, resident_bytes
+from conch.telemetry.processes import ProcessMemory, ProcessReader, children_of, resident_bytes
 
 
 def _process(proc: Path, pid: int, *, pss: int, shmem: int = 0, children: str = "") -> None:
@@ -92,3 +92,14 @@ def test_without_a_driver_there_are_no_gpus(tmp_path: Path) -> None:
 def test_this_process_is_read() -> None:
     [memory] = ProcessReader().read([[os.getpid()]])
     assert memory.host > 0
+
+
+def test_process_that_ends_while_it_is_read_has_no_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(path: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    _process(tmp_path, 7, pss=100, children="8")
+    monkeypatch.setattr(os, "listdir", gone)
+    monkeypatch.setattr(os, "scandir", gone)
+    assert children_of(7, tmp_path) == []
+    assert ProcessReader(tmp_path, _no_nvml).read([[7]]) == [ProcessMemory(host=100 * 1024)]

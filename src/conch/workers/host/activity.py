@@ -6,9 +6,10 @@ Read on the event loop: these are the kernel's own files, no disk.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from conch.telemetry.processes import children_of
 
 #: Ticks of processor time in a second.
 TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -41,18 +42,9 @@ def activity(pid: int, proc: Path = Path("/proc")) -> Activity | None:
 def children_activity(pid: int, proc: Path = Path("/proc")) -> Activity | None:
     """The work of all descendants together, whose state has no letter; None where there are none."""
     found = []
-    for child in _children(proc / str(pid)):
+    for child in children_of(pid, proc):
         found += [one for one in (activity(child, proc), children_activity(child, proc)) if one is not None]
     return Activity("", sum(one.cpu for one in found), sum(one.moved for one in found)) if found else None
-
-
-def _children(process: Path) -> list[int]:
-    """The ids of its children; none where the kernel does not tell."""
-    children: list[int] = []
-    for path in process.glob("task/*/children"):
-        with suppress(OSError, ValueError):
-            children += map(int, path.read_text().split())
-    return children
 
 
 def _moved(path: Path) -> int:
