@@ -26,8 +26,9 @@ from benchmarks.tables import markdown
 from conch.analyze.options.models import ModelSettings
 from conch.analyze.options.settings import AnalyzeSettings, SearchMode
 from conch.analyze.profiling.plans import at_load, plan_of
-from conch.analyze.profiling.profile import Profile, SearchOutcome
+from conch.analyze.profiling.profile import Profile
 from conch.analyze.profiling.progress import SearchProgress
+from conch.analyze.profiling.search_run import SearchOutcome
 from conch.analyze.results import CandidateResult, Point
 from conch.analyze.search.strategies.strategy import Trial
 from conch.analyze.servers.base import Overrides

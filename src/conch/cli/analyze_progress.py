@@ -11,7 +11,7 @@ from conch.analyze.search.strategies.strategy import Trial
 
 
 class ProfileLine:
-    """Tells people how a profile goes on (:class:`conch.analyze.profiling.profile.ProfileObserver`)."""
+    """Tells people how a profile goes on (:class:`conch.analyze.profiling.progress.ProfileObserver`)."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

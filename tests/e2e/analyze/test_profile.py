@@ -12,8 +12,9 @@ from conch.analyze.applying import BEFORE, apply, changes, chosen
 from conch.analyze.judging.goals import Constraint
 from conch.analyze.options.models import ModelSettings
 from conch.analyze.options.settings import AnalyzeSettings
-from conch.analyze.profiling.profile import Profile, SearchOutcome
+from conch.analyze.profiling.profile import Profile
 from conch.analyze.profiling.progress import SearchProgress
+from conch.analyze.profiling.search_run import SearchOutcome
 from conch.analyze.results import Point
 from conch.analyze.search.strategies.strategy import Trial
 from conch.analyze.servers.base import ServerLost

@@ -1,8 +1,12 @@
-"""How far an analysis is, and how long it will take.  Pure: it is told the time."""
+"""How far an analysis is, how long it will take, and who is told.  Pure: it is told the time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+from conch.analyze.results import Point
+from conch.analyze.search.strategies.strategy import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +41,19 @@ class Pace:
         expected = max(expected, self._done)
         each = (self._now - self._started) / self._measured if self._measured else None
         return SearchProgress(self._done, expected, None if each is None else each * (expected - self._done))
+
+
+class ProfileObserver(Protocol):
+    """Is told how an analysis goes on, in its thread."""
+
+    def say(self, line: str) -> None:
+        """Something that people want to read once."""
+
+    def measuring(self, trial: Trial, progress: SearchProgress) -> None:
+        """A measurement begins."""
+
+    def measured(self, trial: Trial, point: Point, *, before: bool) -> None:
+        """A point is there; ``before`` says that the checkpoint had it."""
+
+    def failed(self, trial: Trial, error: str, *, before: bool) -> None:
+        """The candidate could not be served or measured."""

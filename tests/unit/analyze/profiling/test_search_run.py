@@ -12,6 +12,7 @@ import pytest
 from conch.analyze.options.models import ModelSettings
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling import profile as profiling
+from conch.analyze.profiling import search_run
 from conch.analyze.profiling.profile import Profile
 from conch.analyze.results import Point
 from conch.analyze.search.overrides import merged
@@ -68,7 +69,7 @@ def test_a_server_is_started_anew_after_a_candidate_that_answers_nothing(
 
     monkeypatch.setattr(profiling, "open_server", lambda *given: server)
     monkeypatch.setattr(profiling, "check_requests", lambda *given: None)
-    monkeypatch.setattr(profiling, "CandidateMeasurement", FakeMeasurement)
+    monkeypatch.setattr(search_run, "CandidateMeasurement", FakeMeasurement)
     settings = AnalyzeSettings(
         model_repository=tmp_path, profile_models=(ModelSettings(name="m"),), run_config_search_mode="brute",
         run_config_search_max_instance_count=3, run_config_search_min_model_batch_size=8,
