@@ -100,7 +100,9 @@ def main() -> int:
 def _search(settings: AnalyzeSettings, mode: SearchMode, folder: Path) -> Found:
     counting = Counting(mode)
     begun = monotonic()
-    one = replace(settings, run_config_search_mode=mode, export_path=folder, concurrency_sweep_disable=mode != "brute")
+    one = replace(settings, run_config_search_mode=mode, export_path=folder, concurrency_sweep_disable=mode != "brute",
+        final_rounds=0,
+    )  # fmt: skip
     with Profile(one, counting) as profile:
         [outcome] = profile.run()
         best, point = _best(outcome)

@@ -59,7 +59,9 @@ def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstanc
         reproduce=_shell(sys.argv),
         repository=str(settings.model_repository.resolve()) if settings.model_repository is not None else "",
     )
-    searches = [SavedSearch(one.search.models, one.search.goals, one.results, one.complete) for one in outcomes]
+    searches = [
+        SavedSearch(one.search.models, one.search.goals, one.results, one.complete, one.turns) for one in outcomes
+    ]
     return circumstances, searches
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conch.analyze.judging.goals import Constraint
+from conch.analyze.judging.turns import FinalTurns, TurnPair
 from conch.analyze.options.settings import OPTIONS
 from conch.analyze.storage.saved_results import Circumstances, SavedSearch, load, save
 from conch.cli import main
@@ -22,7 +23,9 @@ def folder(tmp_path: Path) -> Path:
         result("m_config_0", point(200, p99=0.03, load=16), point(190, p99=0.02), instances=2),
         result("m_config_1", point(400, p99=0.2, load=64), instances=3),
     ]
-    save(tmp_path, Circumstances(batch_sizes={"m": 1}), [SavedSearch(["m"], goals(), found)])
+    turn = TurnPair(point(100), point(390, p99=0.2, load=64))
+    turns = FinalTurns("m_config_1", (turn, turn))
+    save(tmp_path, Circumstances(batch_sizes={"m": 1}), [SavedSearch(["m"], goals(), found, turns=turns)])
     return tmp_path
 
 
@@ -41,7 +44,9 @@ def test_a_report_needs_no_measurement(folder: Path, capsys: pytest.CaptureFixtu
     assert main(["analyze", "report", "-e", str(folder), "-o", "csv,json"]) == 0
     assert best(folder) == "m_config_1"
     assert "m_config_1" in (folder / "metrics-model-inference.csv").read_text()
-    assert "m_config_1 is the best of 3 configurations" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "m_config_1 is the best of 3 configurations" in shown
+    assert "in turns at the end, m_config_1 has 3.90 times the throughput of the default" in shown
 
 
 def test_other_goals_give_another_winner(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +54,8 @@ def test_other_goals_give_another_winner(folder: Path, capsys: pytest.CaptureFix
     assert main([*command, "--constraint", "p99<50ms"]) == 0
     assert best(folder) == "m_config_0"
     assert main([*command, "--latency-budget", "25", "--objective", "throughput"]) == 0
-    assert "190 infer/s" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "190 infer/s" in shown and "in turns" not in shown, "turns were those of another configuration"
     assert load(folder)[1][0].goals == goals(), "the goals of the run are kept"
 
 

@@ -151,6 +151,8 @@ class AnalyzeSettings:
         {}, _MEASURING, values.mapping, "NAME=VALUE", "A flag of conch perf, as shape=INPUT:3,224; repeatable.",
         common=True)
     perf_analyzer_timeout: float = option(600.0, _MEASURING, values.positive, "S", "Seconds for one measurement (600).")
+    final_rounds: int = option(
+        3, _MEASURING, values.number, "N", "Compare the best one with the default in so many turns (3).")
     repeat_disturbed: bool = option(
         False, _MEASURING, values.flag, "", "Measure again what the checkpoint has and others disturbed.")
 

@@ -16,10 +16,11 @@ from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.objectives import unknown, valid
 from conch.analyze.judging.pruning import hopeless
 from conch.analyze.judging.ranking import Ranking, rank
+from conch.analyze.judging.turns import FinalTurns, TurnPair
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling.measurement import CandidateMeasurement
 from conch.analyze.profiling.plans import plan_of
-from conch.analyze.profiling.progress import Pace, ProfileObserver
+from conch.analyze.profiling.progress import Pace, ProfileObserver, SearchProgress
 from conch.analyze.results import Candidate, CandidateResult, Point
 from conch.analyze.search.searches import Search
 from conch.analyze.search.strategies.choice import axis_of, strategy_of
@@ -35,11 +36,13 @@ ATTEMPTS: Final = 2
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """A search with what its candidates measured, the default's first; ``complete`` says that it came to its end."""
+    """A search with what its candidates measured, the default's first; ``complete`` says that it came to its end, and
+    ``turns`` has its winner beside the default, where that was measured."""
 
     search: Search
     results: Sequence[CandidateResult]
     complete: bool
+    turns: FinalTurns | None = None
 
     @property
     def ranking(self) -> Ranking:
@@ -62,6 +65,7 @@ class SearchRun:
         self._loaded: str | None = None
         self._measurement: CandidateMeasurement | None = None
         self._complete = False
+        self._turns: FinalTurns | None = None
 
     def to_the_end(self, keep: Callable[[Candidate], None]) -> None:
         """Measure what the strategy asks for until it asks for no more; ``keep`` is told of candidates once."""
@@ -72,6 +76,7 @@ class SearchRun:
                 self._results[name] = CandidateResult(trial.candidate, configs=known)
                 keep(trial.candidate)
             self._take(trial)
+        self._compare()
         self._complete = True
 
     def outcome(self) -> SearchOutcome:
@@ -79,13 +84,50 @@ class SearchRun:
         default = self._search.space.default.name
         known = [one for one in self._results.values() if one.points or one.error]
         ordered = sorted(known, key=lambda one: one.candidate.name != default)
-        return SearchOutcome(self._search, ordered, self._complete)
+        return SearchOutcome(self._search, ordered, self._complete, self._turns)
 
     def close(self) -> None:
         """Send no more."""
         if self._measurement is not None:
             self._measurement.close()
             self._measurement = None
+
+    def _compare(self) -> None:
+        """Measure the winner and the default in turns, each at its best load: default, winner, winner, default …"""
+        ranking = rank(list(self._results.values()), self._search.goals)
+        winner, default = ranking.winner, ranking.default
+        rounds = self._settings.final_rounds
+        if winner is None or default is None or winner is default or not valid(default.point) or not rounds:
+            return
+        models = tuple(self._search.space.configs)
+        both = [Trial(row.result.candidate, row.point.load) for row in (default, winner)]
+        done = list(self._checkpoint.turns(models, both[1].candidate, winner.point.load))
+        if len(done) < rounds:
+            self._observer.say(f"{default.name} and {winner.name} are measured in turns.")
+        try:
+            while len(done) < rounds:
+                order = both if len(done) % 2 == 0 else both[::-1]
+                points = {trial.candidate.name: self._turn(trial) for trial in order}
+                turn = TurnPair(points[default.name], points[winner.name])
+                self._checkpoint.add_turn(models, both[1].candidate, turn)
+                done.append(turn)
+        except ServerLost:
+            raise
+        except ConchError as problem:
+            self._loaded = None
+            self._observer.say(f"The turns end early: {problem.message}")
+        if done:
+            self._turns = FinalTurns(winner.name, tuple(done))
+
+    def _turn(self, trial: Trial) -> Point:
+        self._observer.measuring(trial, self._progress())
+        point = self._measured(trial)
+        self._pace.add(time.monotonic())
+        self._observer.measured(trial, point, before=False)
+        return point
+
+    def _progress(self) -> SearchProgress:
+        return self._pace.progress(self._strategy.expected + 2 * self._settings.final_rounds)
 
     def _take(self, trial: Trial) -> None:
         """One measurement, or what the checkpoint says of it."""
@@ -98,7 +140,7 @@ class SearchRun:
         if error:
             self._fail(trial, error, before=True)
             return
-        self._observer.measuring(trial, self._pace.progress(self._strategy.expected))
+        self._observer.measuring(trial, self._progress())
         try:
             point = self._measured(trial)
         except ServerLost:

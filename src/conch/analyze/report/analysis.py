@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from conch.analyze.judging.turns import TurnsResult
 from conch.analyze.results import CandidateResult, LoadKind, ModelFigures, Point
 
 
@@ -59,6 +60,10 @@ class Analysis:
     batch_size: int = 1
     latency_limit: float | None = None
     notes: Sequence[str] = ()
+    #: Whether throughput is the only objective.
+    only_throughput: bool = False
+    #: The best one beside the default, measured in turns.
+    in_turns: TurnsResult | None = None
     server: str = ""
     machine: Sequence[tuple[str, str]] = ()
     settings: Sequence[tuple[str, str]] = ()

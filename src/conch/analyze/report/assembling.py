@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.objectives import satisfied
 from conch.analyze.judging.ranking import Ranking, rank
+from conch.analyze.judging.turns import TurnsResult, turns_result
 from conch.analyze.judging.wording import in_words
 from conch.analyze.report.analysis import Analysis, Placed
 from conch.analyze.results import Point
@@ -33,12 +34,26 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
         batch_size=circumstances.batch_sizes.get(search.models[0], 1),
         latency_limit=min(limits, default=None),
         notes=notes,
+        only_throughput=all(
+            objective.metric == "throughput" for one in search.goals.models.values() for objective in one.objectives
+        ),
+        in_turns=_in_turns(search, ranking),
         server=circumstances.server,
         machine=circumstances.machine,
         settings=circumstances.settings,
         reproduce=circumstances.reproduce,
         apply=apply,
     )
+
+
+def _in_turns(search: SavedSearch, ranking: Ranking) -> TurnsResult | None:
+    """What the turns say of the winner; None where they were another candidate's, or at another load."""
+    turns, winner = search.turns, ranking.winner
+    if turns is None or winner is None or turns.name != winner.name:
+        return None
+    if any(one.best.load != winner.point.load for one in turns.pairs):
+        return None
+    return turns_result(turns, search.goals)
 
 
 def _placed(search: SavedSearch, ranking: Ranking) -> list[Placed]:

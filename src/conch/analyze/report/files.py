@@ -52,6 +52,7 @@ def json(analysis: Analysis) -> str:
         "machine": dict(analysis.machine),
         "settings": dict(analysis.settings),
         "best": analysis.best.name if analysis.best else None,
+        "best_beside_default_in_turns": asdict(analysis.in_turns) if analysis.in_turns else None,
         "notes": list(analysis.notes),
         "configurations": [_candidate(one) for one in analysis.placed],
     }

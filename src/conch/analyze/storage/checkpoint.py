@@ -12,11 +12,12 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from conch.analyze.judging.turns import TurnPair
 from conch.analyze.results import Candidate, ModelFigures, Point
 from conch.errors import invalid, unavailable
 from conch.perf.server.resources import GpuFigures, ResourceFigures
@@ -46,6 +47,7 @@ class AnalysisCheckpoint:
         self._points: dict[tuple[str, str, float], Point] = {}
         self._failures: dict[tuple[str, str], str] = {}
         self._configs: dict[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {}
+        self._turns: dict[tuple[str, str, float], list[TurnPair]] = {}
         self.changes: tuple[str, ...] = ()
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -103,6 +105,15 @@ class AnalysisCheckpoint:
         self._keep(models, candidate, error=error)
         self._failures[self._under(models), _key(candidate)] = error
 
+    def turns(self, models: Iterable[str], candidate: Candidate, load: float) -> Sequence[TurnPair]:
+        """The turns of ``candidate`` at ``load`` and the default so far."""
+        return self._turns.get((self._under(models), _key(candidate), load), [])
+
+    def add_turn(self, models: Iterable[str], candidate: Candidate, turn: TurnPair) -> None:
+        """Keep a turn of ``candidate`` and the default."""
+        self._keep(models, candidate, turn=dataclasses.asdict(turn))
+        self._turns.setdefault((self._under(models), _key(candidate), turn.best.load), []).append(turn)
+
     def _keep(self, models: Iterable[str], candidate: Candidate, **what: Any) -> None:
         under = self._under(models)
         self._append({"under": under, "candidate": candidate.name, "overrides": candidate.overrides, **what})
@@ -155,6 +166,10 @@ class AnalysisCheckpoint:
         if "configs" in record:
             self._configs[record["under"], key] = record["configs"]
             return
+        if "turn" in record:
+            turn = read_turn(record["turn"])
+            self._turns.setdefault((record["under"], key, turn.best.load), []).append(turn)
+            return
         point = read_point(record["point"])
         self._points[record["under"], key, point.load] = point
 
@@ -177,6 +192,11 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterable[str]
 def _key(candidate: Candidate) -> str:
     """A text that candidates share that do the same; their names follow from the order of a search."""
     return json.dumps(candidate.overrides, sort_keys=True)
+
+
+def read_turn(values: Mapping[str, Any]) -> TurnPair:
+    """A turn from its JSON, as ``dataclasses.asdict`` gives it.  Raises what Python raises for a wrong shape."""
+    return TurnPair(read_point(values["default"]), read_point(values["best"]))
 
 
 def read_point(values: Mapping[str, Any]) -> Point:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
+from conch.analyze.judging.turns import FinalTurns
 from conch.analyze.results import Candidate, CandidateResult, LoadKind
-from conch.analyze.storage.checkpoint import read_point
+from conch.analyze.storage.checkpoint import read_point, read_turn
 from conch.config.reading import read_json
 from conch.errors import invalid, not_found
 
@@ -37,12 +38,14 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class SavedSearch:
-    """The models that were measured together, what was wanted of them, and what came out, the default first."""
+    """The models that were measured together, what was wanted of them, and what came out, the default first; ``turns``
+    has what was the best beside the default, where that was measured."""
 
     models: Sequence[str]
     goals: Goals
     results: Sequence[CandidateResult]
     complete: bool = True
+    turns: FinalTurns | None = None
 
 
 def save(folder: Path, circumstances: Circumstances, searches: Sequence[SavedSearch]) -> Path:
@@ -93,7 +96,12 @@ def _search(values: Mapping[str, Any]) -> SavedSearch:
         Goals(wanted, Price(**goals["price"])),
         [_result(one) for one in values["results"]],
         values["complete"],
+        _turns(values.get("turns")),
     )
+
+
+def _turns(values: Mapping[str, Any] | None) -> FinalTurns | None:
+    return FinalTurns(values["name"], tuple(map(read_turn, values["pairs"]))) if values else None
 
 
 def _result(values: Mapping[str, Any]) -> CandidateResult:

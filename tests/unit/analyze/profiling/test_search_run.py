@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from conch.analyze.judging.turns import turns_result
 from conch.analyze.options.models import ModelSettings
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling import profile as profiling
 from conch.analyze.profiling import search_run
 from conch.analyze.profiling.profile import Profile
+from conch.analyze.profiling.search_run import SearchOutcome
 from conch.analyze.results import Point
 from conch.analyze.search.overrides import merged
+from conch.analyze.search.strategies.strategy import Trial
 from conch.errors import internal
 from conch.perf.senders.channels.connecting import Address
 from tests.unit.analyze.configs import batching_model
@@ -50,19 +52,34 @@ class FakeServer:
         self.told.append("close")
 
 
-def test_a_server_is_started_anew_after_a_candidate_that_answers_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = FakeServer()
+class Watching:
+    """Notes what is measured."""
+
+    def __init__(self) -> None:
+        self.measured_now: list[str] = []
+
+    def say(self, line: str) -> None: ...
+
+    def measuring(self, *given: object) -> None: ...
+
+    def measured(self, trial: Trial, point: Point, *, before: bool) -> None:
+        if not before:
+            self.measured_now.append(trial.candidate.name)
+
+    def failed(self, *given: object, before: bool) -> None: ...
+
+
+def profile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, server: FakeServer, answer: Callable[[float], Point]
+) -> tuple[SearchOutcome, list[str]]:
+    """A sweep over one to three instances, each measured by ``answer``; and the candidates that were measured."""
 
     class FakeMeasurement:
         def __init__(self, plans: Any, *, rate: bool) -> None:
             pass
 
         def measure(self, load: float, hopeless: Callable[[Sequence[Point]], bool] | None = None) -> Point:
-            if server.instances == 2:
-                raise internal("model 'm' answered no request")
-            return point(100.0 * server.instances, load=load)
+            return answer(load)
 
         def close(self) -> None:
             server.told.append("no more requests")
@@ -71,20 +88,76 @@ def test_a_server_is_started_anew_after_a_candidate_that_answers_nothing(
     monkeypatch.setattr(profiling, "check_requests", lambda *given: None)
     monkeypatch.setattr(search_run, "CandidateMeasurement", FakeMeasurement)
     settings = AnalyzeSettings(
-        model_repository=tmp_path, profile_models=(ModelSettings(name="m"),), run_config_search_mode="brute",
+        model_repository=folder, profile_models=(ModelSettings(name="m"),), run_config_search_mode="brute",
         run_config_search_max_instance_count=3, run_config_search_min_model_batch_size=8,
-        run_config_search_max_model_batch_size=8, concurrency=(4,), export_path=tmp_path / "analysis",
+        run_config_search_max_model_batch_size=8, concurrency=(4,), export_path=folder / "analysis",
     )  # fmt: skip
-    watching = SimpleNamespace(
-        say=lambda line: None, measuring=lambda *given: None, measured=lambda *given, before: None,
-        failed=lambda *given, before: None,
-    )  # fmt: skip
-
+    watching = Watching()
     with Profile(settings, watching) as profile:
         [outcome] = profile.run()
+    return outcome, watching.measured_now
+
+
+def test_a_server_is_started_anew_after_a_candidate_that_answers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer()
+
+    def answer(load: float) -> Point:
+        if server.instances == 2:
+            raise internal("model 'm' answered no request")
+        return point(100.0 * server.instances, load=load)
+
+    outcome, _ = profile(tmp_path, monkeypatch, server, answer)
 
     errors = [one.error for one in outcome.results]
     assert sum(bool(error) for error in errors) == 1 and len(errors) == 3
     failed = server.told.index("load 2")
     assert server.told[failed + 1 : failed + 3] == ["no more requests", "restart"]
     assert server.told.count("restart") == 1
+
+
+def test_the_best_and_the_default_are_measured_in_turns_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer()
+    speed = [100.0]
+
+    def answer(load: float) -> Point:
+        speed[0] *= 0.9  # a machine that becomes slower all the time
+        return point(speed[0] * server.instances, load=load)
+
+    outcome, measured = profile(tmp_path, monkeypatch, server, answer)
+
+    default, best = "m_config_default", outcome.ranking.rows[0].name
+    assert measured[-6:] == [default, best, best, default, default, best]
+    assert outcome.turns is not None and outcome.turns.name == best
+    found = turns_result(outcome.turns, outcome.search.goals)
+    instances = outcome.ranking.rows[0].result.candidate.overrides["m"]["instance_group"][0]["count"]
+    assert found is not None and found.interval is not None and instances in found.interval
+
+    again, measured = profile(tmp_path, monkeypatch, server, answer)
+    assert measured == [] and again.turns == outcome.turns
+
+
+def test_a_default_that_is_the_best_is_not_compared_with_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer()
+    outcome, measured = profile(tmp_path, monkeypatch, server, lambda load: point(100.0 / server.instances, load=load))
+    assert outcome.turns is None and len(measured) == 3
+
+
+def test_turns_that_fail_leave_the_search_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer()
+    asked = [0]
+
+    def answer(load: float) -> Point:
+        asked[0] += 1
+        if asked[0] > 6:
+            raise internal("model 'm' answered no request")
+        return point(100.0 * server.instances, load=load)
+
+    outcome, _ = profile(tmp_path, monkeypatch, server, answer)
+    assert outcome.complete and not any(one.error for one in outcome.results)
+    assert outcome.turns is not None and len(outcome.turns.pairs) == 1

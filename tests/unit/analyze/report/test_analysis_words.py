@@ -10,11 +10,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from conch.analyze.judging.turns import TurnsResult
 from conch.analyze.report import files, terminal
 from conch.analyze.report.analysis import Analysis
 from conch.analyze.report.columns import ranking_table
 from conch.analyze.report.traits import ConfigTraits
 from conch.analyze.report.words import doubts, headline, missing, reasons
+from conch.perf.figures.confidence import Interval
 from tests.unit.analyze.report.analyses import analysis, candidate, nothing
 
 
@@ -142,3 +144,17 @@ def test_traits_are_read_as_model_analyzer_writes_them() -> None:
     assert (traits.instance_text, traits.total, traits.preferred, traits.delay) == ("4:GPU + 1:CPU", 5, (4, 8), 500)
     assert ConfigTraits.of({}, gpus=True).instance_text == "1:GPU"
     assert not ConfigTraits.of({}).batching
+
+
+def test_what_was_measured_in_turns_is_said_with_its_range() -> None:
+    sure = TurnsResult(2.91, Interval(2.7, 3.14), False)
+    told = replace(analysis(), in_turns=sure, only_throughput=True)
+    best = told.best
+    assert best is not None
+    assert next(reasons(told)) == (
+        f"Measured in turns at the end, {best.name} has 2.91 times the throughput of the default"
+        " (2.70 to 3.14 with 95 % confidence)."
+    )
+    unsure = replace(analysis(), in_turns=TurnsResult(1.02, Interval(0.9, 1.15), True))
+    assert any("is 1.02 times as good as the default" in one and "beyond the noise" in one for one in doubts(unsure))
+    assert any("during these turns" in one for one in doubts(unsure))
