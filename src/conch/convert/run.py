@@ -93,12 +93,12 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
 
 
 def _machine(load_before: float, seen: Sequence[Interference]) -> Mapping[str, Any]:
-    """The machine for the manifest, with what others took of it: shares on average, and how often it was stopped."""
+    """The machine for the manifest, with what others took of it and how much of the time its quota was used up."""
     count = max(1, len(seen))
     return {
         **description(load_before, sum(one.others for one in seen) / count),
         "stolen": round(sum(one.stolen for one in seen) / count, 3),
-        "throttled": sum(one.throttled for one in seen),
+        "throttled": round(sum(one.throttled for one in seen) / count, 3),
     }
 
 

@@ -1,4 +1,4 @@
-"""How often the kernel stopped a process because its control group had used up its share of processor time."""
+"""For how long the kernel stopped processes because their control group had used up its share of processor time."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ from pathlib import Path
 from conch.telemetry.cgroups import limits
 
 
-def times_throttled(process: int | str = "self", root: Path = Path("/")) -> int:
-    """The periods in which the groups of ``process`` and those above were stopped, since they were made.
+def seconds_throttled(process: int | str = "self", root: Path = Path("/")) -> float:
+    """The time that the groups of ``process`` and those above were stopped, on all processors together, since they
+    were made.
 
-    Source: ``nr_throttled`` of ``cpu.stat``, in both versions of control groups; 0 without them.
+    Source: ``throttled_usec`` of ``cpu.stat``, ``throttled_time`` in version 1 of control groups; 0 without them.
     """
-    return int(sum(limits("cpu", _throttled, _throttled, root, process)))
+    return sum(limits("cpu", _microseconds, _nanoseconds, root, process))
 
 
-def _throttled(group: Path) -> float | None:
+def _microseconds(group: Path) -> float | None:
+    return _read(group, "throttled_usec", 1e-6)
+
+
+def _nanoseconds(group: Path) -> float | None:
+    return _read(group, "throttled_time", 1e-9)
+
+
+def _read(group: Path, name: str, unit: float) -> float | None:
     try:
         lines = (group / "cpu.stat").read_text().splitlines()
     except OSError:
         return None
-    return next((float(line.split()[1]) for line in lines if line.startswith("nr_throttled ")), None)
+    return next((float(line.split()[1]) * unit for line in lines if line.startswith(f"{name} ")), None)

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from conch.machine.bystanders import Interference
+from conch.machine.bystanders import THROTTLED, Interference
 from conch.machine.facts import MachineFacts
 from conch.machine.processes import Rival
 from conch.perf.figures.confidence import Confidence
@@ -128,6 +128,12 @@ class Measured:
         yield from self._of_answers()
         if self.disturbed and self.machine is not None:
             yield f"disturbed: {self.machine.taken}; {len(self._quiet())} of {len(self.windows)} windows were quiet"
+        throttled = self.machine.interference.throttled if self.machine is not None else 0.0
+        if throttled > THROTTLED:
+            yield (
+                f"for {throttled:.0%} of the time the quota of processor time was used up (throttling): the figures are"
+                " those of a machine with this quota"
+            )
         if self.busy > BUSY:
             yield (
                 f"the senders computed for {self.busy:.0%} of the time, so the server may be faster than this shows:"

@@ -14,7 +14,7 @@ from typing import Any, Final
 from conch.machine.bystanders import Bystanders, CpuClocks, Interference
 from conch.machine.facts import MachineFacts, load_average
 from conch.machine.processes import ProcessTimes
-from conch.machine.throttling import times_throttled
+from conch.machine.throttling import seconds_throttled
 from conch.perf.measured import MachineFigures
 from conch.perf.server.processes import ServerProcesses
 from conch.perf.server.resources import ResourceFigures
@@ -89,13 +89,13 @@ class MachineWatch:
         return replace(CpuClocks.read(server + own), throttled=_throttled(self._server))
 
 
-def _throttled(pids: Iterable[int]) -> int:
-    """How often the groups of this process and of ``pids`` were stopped, each group once."""
+def _throttled(pids: Iterable[int]) -> float:
+    """For how long the groups of this process and of ``pids`` were stopped (s), each group once."""
     groups: dict[str, int] = {}
     for process in (os.getpid(), *pids):
         with suppress(OSError):
             groups.setdefault((Path("/proc") / str(process) / "cgroup").read_text(), process)
-    return sum(times_throttled(process) for process in groups.values())
+    return sum(seconds_throttled(process) for process in groups.values())
 
 
 def _mean(all_of: Iterable[Interference]) -> Interference:
@@ -103,7 +103,7 @@ def _mean(all_of: Iterable[Interference]) -> Interference:
     if not found:
         return Interference()
     return Interference(
-        fmean(one.others for one in found), fmean(one.stolen for one in found), sum(one.throttled for one in found)
+        fmean(one.others for one in found), fmean(one.stolen for one in found), fmean(one.throttled for one in found)
     )
 
 

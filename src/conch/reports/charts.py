@@ -186,36 +186,6 @@ def percentile_chart(
     return Chart(title, _spec(altair.layer(lines, points, *_limits(limits)), wide), alt, caption, wide)
 
 
-def histogram_chart(
-    title: str, series: Sequence[Series], x: Axis, y: Axis, *, alt: str, caption: str = "", wide: bool = True
-) -> Chart:
-    """How often values occur: the ``x`` of a dot is the lower bound of its bin, and its ``y`` the count.
-
-    A series ends with a dot of ``y`` 0 at the upper bound of its last bin.
-    """
-    altair = _altair()
-    rows: list[dict[str, Any]] = [
-        {"series": one.name, "x": _short(dot.x), "y": _short(dot.y)}
-        for one in series
-        for dot in one.dots
-        if _fits(x, dot.x)
-    ]
-    names = [one.name for one in series]
-    faded, pick = _picked("series")
-    base = altair.Chart(altair.Data(values=rows)).encode(
-        x=altair.X("x:Q", title=x.title, scale=_scale(x), axis=_axis(x, (row["x"] for row in rows))),
-        y=altair.Y("y:Q", title=y.title, stack=None, scale=_scale(y), axis=_axis(y, (row["y"] for row in rows))),
-        color=_colour("series", names),
-        tooltip=[
-            *([altair.Tooltip("series:N", title="series")] if len(names) > 1 else []),
-            altair.Tooltip("x:Q", title=f"{x.title} from", format=",.4~r"),
-            altair.Tooltip("y:Q", title=y.title, format=",.4~r"),
-        ],
-    )
-    areas = base.mark_area(interpolate="step-after", fillOpacity=0.25, line=True).encode(opacity=faded)
-    return Chart(title, _spec(areas.add_params(pick), wide), alt, caption, wide)
-
-
 def _altair() -> Any:
     from conch.extras import load
 

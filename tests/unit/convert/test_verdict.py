@@ -36,9 +36,9 @@ def test_choice_from_figures_of_a_busy_machine_is_never_silent() -> None:
 
 
 def test_what_disturbed_is_named() -> None:
-    machine = {"others": 0.05, "stolen": 0.04, "throttled": 3}
+    machine = {"others": 0.05, "stolen": 0.04, "throttled": 0.3}
 
     chosen = choose(replace(manifest(busy=True), machine=machine), frozenset({"openvino"}), force=False, advice="")
 
     assert "others used 5% of the cores, 4% went to other guests of the host (steal)" in chosen.warnings[0]
-    assert "stopped 3 times for want of quota" in chosen.warnings[0]
+    assert "for 30% of the time the quota of processor time was used up" in chosen.warnings[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conch.machine.facts import MachineFacts, processor
-from conch.machine.throttling import times_throttled
+from conch.machine.throttling import seconds_throttled
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -46,11 +46,11 @@ def test_what_the_system_does_not_show_is_left_out(tmp_path: Path) -> None:
     assert "governor" not in str(facts)
 
 
-def test_throttling_is_counted_in_both_versions_of_control_groups(tmp_path: Path) -> None:
+def test_throttling_is_timed_in_both_versions_of_control_groups(tmp_path: Path) -> None:
     write(tmp_path, "proc/self/cgroup", "4:cpu,cpuacct:/job\n0::/unified\n")
     write(tmp_path, "proc/7/cgroup", "0::/other\n")
-    write(tmp_path, "sys/fs/cgroup/cpu/job/cpu.stat", "nr_periods 9\nnr_throttled 4\nthrottled_time 1\n")
-    write(tmp_path, "sys/fs/cgroup/unified/cpu.stat", "usage_usec 1\nnr_throttled 2\n")
+    write(tmp_path, "sys/fs/cgroup/cpu/job/cpu.stat", "nr_periods 9\nnr_throttled 4\nthrottled_time 1500000000\n")
+    write(tmp_path, "sys/fs/cgroup/unified/cpu.stat", "usage_usec 1\nnr_throttled 2\nthrottled_usec 250000\n")
 
-    assert times_throttled(root=tmp_path) == 6
-    assert times_throttled(7, tmp_path) == 0
+    assert seconds_throttled(root=tmp_path) == 1.75
+    assert seconds_throttled(7, tmp_path) == 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from conch.machine.bystanders import Interference
+from conch.machine.facts import MachineFacts
 from conch.perf.figures.latency import WindowFigures
 from conch.perf.level import LevelRun, Surroundings
-from conch.perf.measured import Measured
+from conch.perf.measured import MachineFigures, Measured
 from conch.perf.plan import Levels, PerfPlan
 from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.recording import Collected, Recording
@@ -115,6 +117,14 @@ def test_disturbed_windows_are_repeated_and_do_not_count() -> None:
 def test_a_machine_that_is_never_quiet_is_not_waited_for_and_the_figures_say_so() -> None:
     run, measured = take(FakeSenders(lambda second: 100), sights=interference(*[0.5] * 10))
     assert len(run.windows) == 6 and measured.disturbed and measured.stable
+
+
+def test_a_quota_that_is_used_up_is_a_warning_and_repeats_nothing() -> None:
+    used_up = Interference(throttled=0.4)
+    run, measured = take(FakeSenders(lambda second: 100), sights=iter([used_up] * 4))
+    assert len(run.windows) == 3 and not measured.disturbed
+    machine = MachineFigures(MachineFacts.read(), 0.0, 0.0, used_up)
+    assert any(one.startswith("for 40% of the time the quota") for one in replace(measured, machine=machine).warnings)
 
 
 def test_windows_until_there_are_as_many_requests_as_wanted() -> None:

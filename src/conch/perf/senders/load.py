@@ -60,17 +60,7 @@ class OfferedLoad:
         self._channels: list[CallChannel] = []
         self._next = 0
         self._running: set[TimedCall] = set()
-        self._look = self._loop.call_later(_LOOK_SECONDS, self._look_at_running)
-
-    def close(self) -> None:
-        """Give up all calls, and close all connections."""
-        self._look.cancel()
-        for call in self._running:
-            assert call.channel is not None
-            call.channel.cancel(call)
-        self._running.clear()
-        for channel in self._channels:
-            channel.close()
+        self._loop.call_later(_LOOK_SECONDS, self._look_at_running)
 
     def unfinished(self) -> Unfinished:
         """The requests that run."""
@@ -115,7 +105,7 @@ class OfferedLoad:
         return channel
 
     def _look_at_running(self) -> None:
-        self._look = self._loop.call_later(_LOOK_SECONDS, self._look_at_running)
+        self._loop.call_later(_LOOK_SECONDS, self._look_at_running)
         now = monotonic_ns()
         for call in [one for one in self._running if now - one.due > self._timeout]:
             assert call.channel is not None
@@ -211,11 +201,6 @@ class OpenLoad(OfferedLoad):
             for call in [one for one in self._free if self._turns.finish(one.slot)]:
                 self._free.remove(call)
                 self._start(call, monotonic_ns())
-
-    def close(self) -> None:
-        self._timer.close()
-        self.waiting.clear()
-        super().close()
 
     def unfinished(self) -> Unfinished:
         """The requests that run or wait."""

@@ -48,15 +48,6 @@ class PreciseTimer:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
 
-    def close(self) -> None:
-        """Wake no more."""
-        if self._handle is not None:
-            self._handle.cancel()
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-
     def _readable(self) -> None:
         try:
             os.read(self._fd, 8)
