@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.analyze.judging.ranking import Ranking
+from conch.analyze.judging.turns import TurnsResult
 from conch.analyze.results import CandidateResult
 from conch.analyze.servers.base import Overrides
 from conch.analyze.servers.copies import config_text
@@ -44,8 +45,10 @@ class Change:
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
-def chosen(ranking: Ranking, *, disturbed: bool = False) -> CandidateResult:
+def chosen(ranking: Ranking, turns: TurnsResult | None = None, *, disturbed: bool = False) -> CandidateResult:
     """The candidate that may be applied; ``disturbed`` allows one whose measurement others disturbed.
+
+    ``turns`` are its own beside the default, where they were taken.
 
     Raises UNAVAILABLE where there is none, with the reason.
     """
@@ -56,6 +59,11 @@ def chosen(ranking: Ranking, *, disturbed: bool = False) -> CandidateResult:
         raise unavailable(
             f"nothing is applied: others used the machine while {winner.result.candidate.name} was measured;"
             " measure again on a quiet machine (--repeat-disturbed), or apply it all the same with --apply-disturbed"
+        )
+    if turns is not None and turns.worse:
+        raise unavailable(
+            f"nothing is applied: measured in turns at the end, the default was better than {winner.name};"
+            f" 'conch analyze apply {winner.name}' applies it all the same"
         )
     return winner.result
 

@@ -21,6 +21,7 @@ from conch.cli.status import INTERRUPTED
 from conch.errors import ConchError, internal, invalid, one_line
 
 if TYPE_CHECKING:
+    from conch.analyze.results import CandidateResult
     from conch.analyze.storage.saved_results import Circumstances, SavedSearch
 
 _FOLDER: Final = click.Path(file_okay=False, path_type=Path)
@@ -162,8 +163,7 @@ def _check_output(settings: AnalyzeSettings) -> None:
 def _apply(
     export_path: Path, circumstances: Circumstances, searches: Sequence[SavedSearch], name: str, disturbed: bool
 ) -> None:
-    from conch.analyze.applying import apply, changes, chosen
-    from conch.analyze.judging.ranking import rank
+    from conch.analyze.applying import apply, changes
     from conch.analyze.servers.configurations import concise, with_ensembles
     from conch.repository.scan import ModelRepository
 
@@ -175,14 +175,16 @@ def _apply(
         raise invalid(
             f"{export_path} has no configuration '{name}'; it has {_some(one.candidate.name for one in known)}"
         )
-    for search in searches:
+    wanted = []
+    for search in searches:  # all of them before the first is written: one that is refused refuses all
         named = [one for one in search.results if one.candidate.name == name]
         if name and not named:
             continue
-        result = named[0] if named else chosen(rank(search.results, search.goals), disturbed=disturbed)
+        result = named[0] if named else _chosen(search, disturbed)
         configs = search.results[0].configs
         overrides = concise(with_ensembles(result.candidate.overrides, configs), configs)
-        changed = changes(repository, overrides)
+        wanted.append((result, changes(repository, overrides)))
+    for result, changed in wanted:
         if not changed:
             click.echo(f"{result.candidate.name}: the repository says so already.")
             continue
@@ -194,6 +196,17 @@ def _apply(
         )
         for old in kept:
             click.echo(f"What was there before: {old}")
+
+
+def _chosen(search: SavedSearch, disturbed: bool) -> CandidateResult:
+    from conch.analyze.applying import chosen
+    from conch.analyze.judging.ranking import rank
+    from conch.analyze.judging.turns import turns_result
+
+    ranking = rank(search.results, search.goals)
+    winner = ranking.winner
+    turns = turns_result(search.turns, winner.name, winner.point.load, search.goals) if winner is not None else None
+    return chosen(ranking, turns, disturbed=disturbed)
 
 
 def _some(names: Iterable[str]) -> str:

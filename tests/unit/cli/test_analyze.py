@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,15 @@ def test_applying_needs_a_repository(folder: Path, capsys: pytest.CaptureFixture
     assert "there is no repository here to write to" in capsys.readouterr().err
     main(["analyze", "report", "-e", str(folder), "-o", "json"])
     assert "To use it" not in capsys.readouterr().out
+
+
+def test_nothing_is_applied_that_was_worse_in_turns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    circumstances, (search,) = load(folder)
+    turn = TurnPair(point(100), point(80, p99=0.2, load=64))
+    found = replace(search, turns=FinalTurns("m_config_1", (turn, turn)))
+    save(folder, replace(circumstances, repository=str(folder)), [found])
+    assert main(["analyze", "apply", "-e", str(folder)]) == 1
+    assert "the default was better than m_config_1" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_costs_no_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,9 +54,19 @@ class TurnsResult:
         """Whether it is better by more than the noise."""
         return self.interval is not None and self.interval.low > 1.0
 
+    @property
+    def worse(self) -> bool:
+        """Whether the default is better by more than the noise."""
+        return self.interval is not None and self.interval.high < 1.0
 
-def turns_result(turns: FinalTurns, goals: Goals) -> TurnsResult | None:
-    """What the turns say under ``goals``; None where no pair has answers on both sides."""
+
+def turns_result(turns: FinalTurns | None, winner: str, load: float, goals: Goals) -> TurnsResult | None:
+    """What the turns say under ``goals`` of ``winner`` at ``load``.
+
+    None where they were another candidate's, or at another load, or where no pair has answers on both sides.
+    """
+    if turns is None or turns.name != winner or any(one.best.load != load for one in turns.pairs):
+        return None
     quiet = [one for one in turns.pairs if not one.disturbed]
     counted = quiet if len(quiet) >= ENOUGH else turns.pairs
     ratios = [ratio for one in counted if (ratio := score(one.best, one.default, goals)) not in (0.0, float("inf"))]

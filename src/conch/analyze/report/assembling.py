@@ -47,13 +47,9 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
 
 
 def _in_turns(search: SavedSearch, ranking: Ranking) -> TurnsResult | None:
-    """What the turns say of the winner; None where they were another candidate's, or at another load."""
-    turns, winner = search.turns, ranking.winner
-    if turns is None or winner is None or turns.name != winner.name:
-        return None
-    if any(one.best.load != winner.point.load for one in turns.pairs):
-        return None
-    return turns_result(turns, search.goals)
+    """What the turns say of the winner."""
+    winner = ranking.winner
+    return turns_result(search.turns, winner.name, winner.point.load, search.goals) if winner is not None else None
 
 
 def _placed(search: SavedSearch, ranking: Ranking) -> list[Placed]:

@@ -81,10 +81,8 @@ def doubts(analysis: Analysis) -> Iterator[str]:
         for warning in best.point.warnings:
             yield f"{best.name} at {load_text(analysis, best.point.load)}: {warning}."
         if analysis.in_turns is not None and not analysis.in_turns.certain:
-            yield (
-                f"Measured in turns at the end, {best.name} {_as_good(analysis, analysis.in_turns)}: no difference"
-                " beyond the noise."
-            )
+            so = "the default is better" if analysis.in_turns.worse else "no difference beyond the noise"
+            yield f"Measured in turns at the end, {best.name} {_as_good(analysis, analysis.in_turns)}: {so}."
         if analysis.in_turns is not None and analysis.in_turns.disturbed:
             yield "Others used the machine during these turns, so that their range is wide."
         tied = [one.name for one in analysis.placed if one.tied and one is not best]
