@@ -204,9 +204,7 @@ def _chosen(search: SavedSearch, disturbed: bool) -> CandidateResult:
     from conch.analyze.judging.turns import turns_result
 
     ranking = rank(search.results, search.goals)
-    winner = ranking.winner
-    turns = turns_result(search.turns, winner.name, winner.point.load, search.goals) if winner is not None else None
-    return chosen(ranking, turns, disturbed=disturbed)
+    return chosen(ranking, turns_result(search.turns, ranking.winner, search.goals), disturbed=disturbed)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -48,8 +48,6 @@ def test_an_analysis_that_is_ended_says_how_to_go_on_and_shows_what_it_has(
     _, alive = psutil.wait_procs(started, timeout=20)
     assert alive == []
 
-    if ending == signal.SIGTERM:
-        return  # the other one goes on from there
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert "from before" in again.stderr and "waits_config_default at 1: " not in again.stderr
     assert "The search was interrupted" not in again.stdout

@@ -12,6 +12,7 @@ from typing import Final
 
 from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.objectives import score
+from conch.analyze.judging.ranking import Ranked
 from conch.analyze.results import Point
 from conch.perf.figures.confidence import Interval, ratio_interval
 
@@ -60,12 +61,14 @@ class TurnsResult:
         return self.interval is not None and self.interval.high < 1.0
 
 
-def turns_result(turns: FinalTurns | None, winner: str, load: float, goals: Goals) -> TurnsResult | None:
-    """What the turns say under ``goals`` of ``winner`` at ``load``.
+def turns_result(turns: FinalTurns | None, winner: Ranked | None, goals: Goals) -> TurnsResult | None:
+    """What the turns say of ``winner`` under ``goals``.
 
     None where they were another candidate's, or at another load, or where no pair has answers on both sides.
     """
-    if turns is None or turns.name != winner or any(one.best.load != load for one in turns.pairs):
+    if turns is None or winner is None or turns.name != winner.name:
+        return None
+    if any(one.best.load != winner.point.load for one in turns.pairs):
         return None
     quiet = [one for one in turns.pairs if not one.disturbed]
     counted = quiet if len(quiet) >= ENOUGH else turns.pairs

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.objectives import satisfied
 from conch.analyze.judging.ranking import Ranking, rank
-from conch.analyze.judging.turns import TurnsResult, turns_result
+from conch.analyze.judging.turns import turns_result
 from conch.analyze.judging.wording import in_words
 from conch.analyze.report.analysis import Analysis, Placed
 from conch.analyze.results import Point
@@ -37,19 +37,13 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
         only_throughput=all(
             objective.metric == "throughput" for one in search.goals.models.values() for objective in one.objectives
         ),
-        in_turns=_in_turns(search, ranking),
+        in_turns=turns_result(search.turns, ranking.winner, search.goals),
         server=circumstances.server,
         machine=circumstances.machine,
         settings=circumstances.settings,
         reproduce=circumstances.reproduce,
         apply=apply,
     )
-
-
-def _in_turns(search: SavedSearch, ranking: Ranking) -> TurnsResult | None:
-    """What the turns say of the winner."""
-    winner = ranking.winner
-    return turns_result(search.turns, winner.name, winner.point.load, search.goals) if winner is not None else None
 
 
 def _placed(search: SavedSearch, ranking: Ranking) -> list[Placed]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from conch.analyze.judging.goals import WeightedObjective
+from conch.analyze.judging.ranking import Ranked
 from conch.analyze.judging.turns import FinalTurns, TurnPair, TurnsResult, turns_result
 from tests.unit.analyze.points import goals, point
+from tests.unit.analyze.points import result as candidate
 
 
 def turns(*throughputs: tuple[float, float], disturbed: int = 0) -> FinalTurns:
@@ -17,8 +19,13 @@ def turns(*throughputs: tuple[float, float], disturbed: int = 0) -> FinalTurns:
     ])  # fmt: skip
 
 
+def ranked(name: str = "m_config_1", load: float = 8) -> Ranked:
+    best = point(load=load)
+    return Ranked(1, candidate(name, best), best, 1.0)
+
+
 def result(of: FinalTurns | None, winner: str = "m_config_1", load: float = 8) -> TurnsResult | None:
-    return turns_result(of, winner, load, goals())
+    return turns_result(of, ranked(winner, load), goals())
 
 
 def test_the_ratio_is_that_of_points_taken_together_however_the_machine_drifts() -> None:
@@ -47,9 +54,7 @@ def test_disturbed_pairs_count_where_there_are_too_few_others() -> None:
 
 def test_what_is_compared_is_what_is_wanted() -> None:
     pair = TurnPair(point(100, p99=0.2), point(50, p99=0.1))
-    found = turns_result(
-        FinalTurns("m_config_1", [pair, pair]), "m_config_1", 8, goals(WeightedObjective("latency_p99"))
-    )
+    found = turns_result(FinalTurns("m_config_1", [pair, pair]), ranked(), goals(WeightedObjective("latency_p99")))
     assert found is not None and found.ratio == pytest.approx(2.0)
 
 

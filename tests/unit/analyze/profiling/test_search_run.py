@@ -132,7 +132,7 @@ def test_the_best_and_the_default_are_measured_in_turns_at_the_end(
     default, best = "m_config_default", outcome.ranking.rows[0].name
     assert measured[-6:] == [default, best, best, default, default, best]
     assert outcome.turns is not None and outcome.turns.name == best
-    found = turns_result(outcome.turns, best, 4, outcome.search.goals)
+    found = turns_result(outcome.turns, outcome.ranking.winner, outcome.search.goals)
     instances = outcome.ranking.rows[0].result.candidate.overrides["m"]["instance_group"][0]["count"]
     assert found is not None and found.interval is not None and instances in found.interval
 

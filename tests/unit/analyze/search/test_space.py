@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.analyze.options.models import models
@@ -205,7 +205,6 @@ def test_a_model_that_is_not_there_is_refused() -> None:
         )
 
 
-@settings(max_examples=40)
 @given(
     max_batch_size=st.integers(0, 64),
     delay=st.none() | st.integers(0, 5000),
