@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import termios
 import time
@@ -15,6 +16,11 @@ from types import TracebackType
 
 #: How long something may take to appear (s).
 PATIENCE = 60
+
+
+def hear_ctrl_c() -> None:
+    """Undo in a new process that SIGINT is ignored, as it is where a shell runs the tests in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Terminal:

@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Final, Protocol
 
 from conch.errors import Code, ConchError
-from conch.tensors import WireTensor
+from conch.tensors import Buffer, Loan, WireTensor
 
 LOG = logging.getLogger("conch")
 
@@ -73,6 +73,10 @@ class Timings:
     compute_input: int = 0
     compute_infer: int = 0
     compute_output: int = 0
+    #: How long the response cache took to find the answer (ns); 0 for a request that it does not answer.
+    lookup: int = 0
+    #: What the cache knows it by.
+    key: bytes = b""
 
 
 class InferResponse:
@@ -107,10 +111,104 @@ class InferResponse:
             self.error.__traceback__ = None
 
 
+class OutputPlace(Protocol):
+    """Where an output goes whose client wants it in shared memory."""
+
+    def check(self, output: str, size: int) -> None:
+        """Raise INTERNAL if ``size`` bytes of an output do not fit."""
+
+    def lend(self) -> Loan | None:
+        """Where a worker can put an output for itself; None if only this process can, or should."""
+
+    def write(self, data: Buffer) -> None:
+        """Put an output there that fits.  Raises INVALID_ARG where the client has taken the memory away."""
+
+
+class SharedTensors:
+    """The tensors of a request that are in shared memory of its client.
+
+    ``places`` are those of outputs by name, ``sources`` the inputs that are read when the request runs.  ``copies``
+    says that somebody else needs the outputs as well, which then stay in the response until :meth:`deliver`.
+    """
+
+    __slots__ = ("copies", "places", "sources")
+
+    def __init__(self) -> None:
+        self.places: dict[str, OutputPlace] = {}
+        self.sources: list[CheckedData] = []
+        self.copies = False
+
+    def loans(self) -> dict[str, Loan]:
+        """Where the outputs go that a worker can write for itself, by name."""
+        if self.copies:
+            return {}
+        loans = ((name, place.lend()) for name, place in self.places.items())
+        return {name: loan for name, loan in loans if loan is not None}
+
+    def lends(self, name: str) -> bool:
+        """Whether a worker may have written an output for itself."""
+        place = self.places.get(name)
+        return place is not None and not self.copies and place.lend() is not None
+
+    def put(self, name: str, data: Buffer) -> bool:
+        """Write an output to its place before there is a copy of it; False where :meth:`deliver` has to."""
+        place = self.places.get(name)
+        if place is None or self.copies:
+            return False
+        try:
+            place.check(name, len(data))
+            place.write(data)
+        except ConchError:
+            return False
+        return True
+
+    def deliver(self, response: InferResponse) -> None:
+        """Write the outputs that have places and are not there yet, and take their data out of the response.
+
+        Raises what their places raise, and INVALID_ARG for inputs that were gone when they were read.
+        """
+        for source in self.sources:
+            source.require_whole()
+        for tensor in response.outputs:
+            if tensor.name in self.places:
+                self.places[tensor.name].check(tensor.name, len(tensor.data))
+        outputs = []
+        for tensor in response.outputs:
+            if tensor.name in self.places and tensor.data:
+                self.places[tensor.name].write(tensor.data)
+                tensor = WireTensor(tensor.name, tensor.datatype, tensor.shape, b"")
+            outputs.append(tensor)
+        response.outputs = outputs
+
+
+class CheckedData(Protocol):
+    """Data of which it turns out late that it is not all there."""
+
+    def require_whole(self) -> None:
+        """Raise INVALID_ARG if some of it was missing when it was read."""
+
+
 class Holder(Protocol):
     """Whoever keeps a request's prepared form."""
 
     def drop(self, request: InferRequest) -> None: ...
+
+
+class RequestTrace(Protocol):
+    """Records what happens to a request that is traced; see :mod:`conch.telemetry.tracing.trace`."""
+
+    @property
+    def context(self) -> str | None:
+        """The context for whoever the model calls, as JSON; None where there is none."""
+
+    def child(self) -> RequestTrace:
+        """The trace of a request that is made to answer this one."""
+
+    def accepted(self, request: InferRequest, computes: bool) -> None:
+        """The request is about to be queued; ``computes`` is False for an ensemble's."""
+
+    def refused(self) -> None:
+        """The request has not been queued after all, and gets no response."""
 
 
 class InferRequest:
@@ -127,7 +225,7 @@ class InferRequest:
     __slots__ = (
         "answered", "batch_size", "cancelled", "correlation_id", "deadline", "expires", "finished", "flags", "holder",
         "id", "inputs", "length", "model_name", "model_version", "on_cancel", "on_final", "on_response", "outputs",
-        "parameters", "priority", "responses", "sequences", "serial", "timeout", "times",
+        "parameters", "priority", "responses", "sequences", "serial", "shared", "timeout", "times", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -173,8 +271,11 @@ class InferRequest:
         #: The longest sequence (tokens, frames …) and the number of sequences; 0 until a worker has counted them.
         self.length = 0
         self.sequences = 0
+        #: Which of its tensors are in shared memory of its client.
+        self.shared: SharedTensors | None = None
         #: Who keeps what a worker has prepared for this request, and lets go of it when the request ends.
         self.holder: Holder | None = None
+        self.trace: RequestTrace | None = None
 
     def respond(self, response: InferResponse) -> None:
         """Pass a response on; what comes after the final one is dropped."""

@@ -8,11 +8,47 @@ protocol's tensor representation and its binary data extension.
 from __future__ import annotations
 
 import struct
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from conch.errors import invalid
 
 Buffer = Union[bytes, bytearray, memoryview]
+
+
+class Loan(NamedTuple):
+    """``size`` bytes at ``offset`` of the file ``fd``, which others may use for as long as there is ``owner``."""
+
+    owner: object
+    fd: int
+    offset: int
+    size: int
+
+
+class StoredData:
+    """Bytes of a tensor that stay where they are until they are copied to where they are needed.
+
+    They take the place of a ``Buffer`` in inputs of more than ``workers.child.packing.INLINE_LIMIT`` bytes that are not
+    BYTES; ``bytes(data)`` is a copy.
+    """
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read_into(self, target: memoryview) -> None:
+        """Copy everything to ``target``; never fails, but leaves zeros where there is nothing to be read."""
+        raise NotImplementedError
+
+    def lend(self) -> Optional[Loan]:
+        """Where a worker can read the bytes for itself; None if only this process can."""
+        return None
+
+    def __bytes__(self) -> bytes:
+        data = bytearray(len(self))
+        self.read_into(memoryview(data))
+        return bytes(data)
+
 
 #: Bytes per element by protocol name; BYTES has no fixed size.
 ELEMENT_SIZE: Dict[str, int] = {
