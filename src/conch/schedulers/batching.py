@@ -22,10 +22,21 @@ class BatchDecision:
     wake_at: int = 0
 
 
+class WaitingRequests(Protocol):
+    """The requests that have not begun to run; its length is their number."""
+
+    def __len__(self) -> int: ...
+
+    def add(self, request: InferRequest, now: int) -> None: ...
+
+    def drain(self) -> list[InferRequest]: ...
+
+
 class Scheduler(Protocol):
     """What the dispatcher of a model asks."""
 
-    queue: RequestQueue
+    @property
+    def queue(self) -> WaitingRequests: ...
 
     def take(self, now: int) -> BatchDecision: ...
 
@@ -46,8 +57,9 @@ class DirectScheduler:
 class DynamicBatcher:
     """Collects requests up to ``max_batch_size``, waiting at most ``max_delay_us`` for more.
 
-    ``preferred`` sizes are executed as soon as they are reached; without delay a batch is whatever
-    waits when an instance is free.
+    A batch of a ``preferred`` size (rows) runs as soon as it is reached, the largest of those that what waits can
+    make; without delay a batch is whatever waits when an instance is free.  A request that would take the batch past
+    the largest preferred size, before any has been reached, sends those before it on their way and waits itself.
     """
 
     def __init__(
@@ -60,36 +72,41 @@ class DynamicBatcher:
     ) -> None:
         self.queue = queue
         self._max_batch_size = max(signature.max_batch_size, 1)
-        self._preferred = frozenset(preferred)
-        self._largest_preferred = max(preferred, default=0)
+        self._preferred = frozenset(preferred) or frozenset([self._max_batch_size])
+        self._largest_preferred = max(self._preferred)
         self._max_delay = max_delay_us * NS_PER_US
+        self._alone = DirectScheduler(queue)
         self._optional = any(spec.optional for spec in signature.inputs.values())
         self._variable = tuple(spec.name for spec in signature.inputs.values() if -1 in spec.dims and not spec.ragged)
 
     def take(self, now: int) -> BatchDecision:
+        if not self._max_delay and len(self.queue) == 1:
+            return self._alone.take(now)  # as mostly while the load is low
         chosen: list[QueuedRequest] = []
         total = 0
-        at_preferred = 0
+        best = 0  # how many of them make the batch to run at once; 0 while there is none
         closed = False
+        largest, preferred = self._largest_preferred, self._preferred
         for waiting in self.queue.in_order(now):
             total_then = total + waiting.request.batch_size
-            if total_then > self._max_batch_size or (chosen and not self._fits(chosen[0].request, waiting.request)):
-                closed = True
-                break
-            if at_preferred and total_then > self._largest_preferred:
-                break
+            if chosen:
+                if not best and total_then > largest:
+                    best = len(chosen)
+                if total_then > self._max_batch_size or not self._fits(chosen[0].request, waiting.request):
+                    closed = True
+                    break
             chosen.append(waiting)
             total = total_then
-            if total in self._preferred:
-                at_preferred = len(chosen)
+            if total in preferred:
+                best = len(chosen)
         if not chosen:
             return BatchDecision([])
 
         oldest = min(waiting.queued for waiting in chosen)
         overdue = self._max_delay > 0 and now - oldest >= self._max_delay
-        if at_preferred and not overdue:
-            return BatchDecision(self.queue.take(chosen[:at_preferred]))
-        if closed or overdue or not self._max_delay or (self._preferred and total >= self._largest_preferred):
+        if best and not overdue:
+            return BatchDecision(self.queue.take(chosen[:best]))
+        if closed or overdue or not self._max_delay or total >= largest:
             return BatchDecision(self.queue.take(chosen))
         deadline = self.queue.next_deadline()
         wake_at = oldest + self._max_delay
@@ -105,3 +122,21 @@ class DynamicBatcher:
         for name in self._variable:
             tensor = request.inputs.get(name)
             yield tensor.shape[1:] if tensor is not None else None
+
+
+class HeldScheduler:
+    """Another scheduler that runs nothing before ``count`` requests wait at once; then it is as if it were not there.
+
+    Source: Triton's ``TRITONSERVER_DELAY_SCHEDULER``, for tests in which the first batches must not depend on timing.
+    """
+
+    def __init__(self, scheduler: Scheduler, count: int) -> None:
+        self.queue = scheduler.queue
+        self._scheduler = scheduler
+        self._count = count
+
+    def take(self, now: int) -> BatchDecision:
+        if len(self.queue) < self._count:
+            return BatchDecision([])
+        self._count = 0
+        return self._scheduler.take(now)

@@ -8,6 +8,7 @@ do not depend on each other run at the same time.  Each response of a decoupled 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,20 +38,39 @@ class Step:
 
 
 class Ensemble:
-    """A loaded ensemble; :meth:`run` starts one request through it."""
+    """A loaded ensemble; :meth:`run` starts one request through it.
 
-    def __init__(self, signature: ModelSignature, steps: Sequence[Step], find: Callable[[str, int], Member]) -> None:
+    ``most_at_once`` is how many requests of one step a request of the ensemble may have under way, 0 for any number:
+    a decoupled member may answer faster than the next one takes it.
+    """
+
+    def __init__(
+        self,
+        signature: ModelSignature,
+        steps: Sequence[Step],
+        find: Callable[[str, int], Member],
+        most_at_once: int = 0,
+    ) -> None:
         self.signature = signature
         self.steps = steps
         self.find = find
+        self.most_at_once = most_at_once
         self._writers = {tensor: step for step in range(len(steps)) for tensor in steps[step].outputs.values()}
+        # Asked for every request, and most want all outputs.
+        self._all_outputs = tuple(signature.outputs)
+        self._all_needed = self._needed_steps(self._all_outputs)
 
     def run(self, request: InferRequest) -> None:
         """Start the request; it ends like any other."""
         _Run(self, request).start()
 
-    def needed_steps(self, outputs: Sequence[str]) -> frozenset[int]:
-        """The steps on which ``outputs`` depend."""
+    def needed_steps(self, outputs: Sequence[str]) -> Sequence[int]:
+        """The steps on which ``outputs`` depend, in order."""
+        if self._all_outputs == outputs:
+            return self._all_needed
+        return self._needed_steps(outputs)
+
+    def _needed_steps(self, outputs: Sequence[str]) -> Sequence[int]:
         needed: set[int] = set()
         tensors = list(outputs)
         while tensors:
@@ -58,7 +78,7 @@ class Ensemble:
             if step is not None and step not in needed:
                 needed.add(step)
                 tensors += self.steps[step].inputs.values()
-        return frozenset(needed)
+        return sorted(needed)
 
 
 class _Iteration:
@@ -109,6 +129,9 @@ class _Run:
         given.update(request.inputs)
         self._root = _Iteration(given)
         self._in_flight: dict[int, InferRequest] = {}
+        self._limit = ensemble.most_at_once
+        self._under_way = [0] * len(ensemble.steps)
+        self._waiting: list[deque[_Iteration]] = [deque() for _ in ensemble.steps] if self._limit else []
         self._correlation_id = request.correlation_id
         self._flags = request.flags
 
@@ -119,13 +142,13 @@ class _Run:
     def _advance(self, changed: _Iteration) -> None:
         """Start and answer whatever new tensors in ``changed`` made possible."""
         complete: list[_Iteration] = []
-        for iteration in list(changed.family()):
-            for step in sorted(self._steps):
-                if self._request.finished:
-                    return
+        for iteration in list(changed.family()) if changed.children else (changed,):
+            for step in self._steps:
                 if not iteration.was_started(step) and self._is_ready(step, iteration):
                     iteration.started.add(step)
                     self._start(step, iteration)
+                    if self._request.finished:
+                        return
             if not iteration.answered and all(iteration.has(name) for name in self._outputs):
                 iteration.answered = True
                 complete.append(iteration)
@@ -142,7 +165,11 @@ class _Run:
             self._root.forget()
 
     def _is_ready(self, step: int, iteration: _Iteration) -> bool:
-        return all(iteration.has(tensor) for tensor in self._ensemble.steps[step].inputs.values())
+        # A loop, which is faster than a generator: this is asked whenever a tensor has come.
+        for tensor in self._ensemble.steps[step].inputs.values():
+            if tensor not in iteration.tensors and not iteration.has(tensor):
+                return False
+        return True
 
     def _answer(self, iteration: _Iteration, final: bool) -> None:
         outputs = [tensor for name in self._outputs if (tensor := iteration.get(name)) is not None]
@@ -152,9 +179,13 @@ class _Run:
             "sequence_end": bool(self._flags & SEQUENCE_END),
         }
         self._request.answered = True
-        self._request.respond(InferResponse(outputs, final=final, parameters=sequence))
+        self._request.respond(InferResponse(outputs, final=final, parameters=sequence if outputs else None))
 
     def _start(self, index: int, iteration: _Iteration) -> None:
+        if self._limit and self._under_way[index] >= self._limit:
+            self._waiting[index].append(iteration)
+            return
+        self._under_way[index] += 1
         step, parent = self._ensemble.steps[index], self._request
         try:
             member = self._ensemble.find(step.model, step.version)
@@ -171,6 +202,8 @@ class _Run:
                 priority=parent.priority,
                 timeout=parent.timeout,
             )
+            if parent.trace is not None:
+                request.trace = parent.trace.child()
             self._in_flight[request.serial] = request
             if not parent.times.started:
                 parent.times.started = parent.times.queued
@@ -189,6 +222,9 @@ class _Run:
         if response.final:
             self._in_flight.pop(request.serial, None)
             self._add_times(request)
+            self._under_way[index] -= 1
+            if self._limit and self._waiting[index] and not self._request.finished and response.error is None:
+                self._start(index, self._waiting[index].popleft())
         if self._request.finished:
             return
         if response.error is not None:
@@ -253,6 +289,8 @@ class _Run:
 
     def _give_up(self) -> None:
         self._root.forget()
+        for waiting in self._waiting:
+            waiting.clear()
         for request in list(self._in_flight.values()):
             request.cancel()
 

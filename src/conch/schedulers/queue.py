@@ -7,11 +7,13 @@ and lives on the event loop.  Source: Triton's ``ModelQueuePolicy`` and dynamic 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
-from conch.errors import Code, cancelled, unavailable
+from conch.errors import Code, ConchError, cancelled, unavailable
 from conch.inference import InferRequest
 
 NS_PER_US = 1000
@@ -29,34 +31,40 @@ class QueuePolicy:
     def deadline(self, request: InferRequest, now: int) -> int:
         """When the request is late (ns), or 0 for never; it may shorten the default where that is allowed."""
         timeout = self.default_timeout_us
-        if self.allow_timeout_override and request.timeout and (not timeout or request.timeout < timeout):
+        if self.allow_timeout_override and 0 < request.timeout < timeout:
             timeout = request.timeout
         return now + timeout * NS_PER_US if timeout else 0
 
     def expiry(self, request: InferRequest, now: int) -> int:
         """When the time is over that its client gives the request, in the queue and in the model (ns); 0 for never.
 
-        Triton's queue forgets about it when the request begins to run, and the client waits on.
+        Triton's queue forgets about it when the request begins to run, and the client waits on.  Without a default
+        there is nothing to override, there as here.
         """
-        client = self.allow_timeout_override and not self.delay_when_late
+        client = self.allow_timeout_override and self.default_timeout_us and not self.delay_when_late
         return now + request.timeout * NS_PER_US if client and request.timeout else 0
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request in the queue; ``deadline`` 0 means that it may wait for ever, ``level`` 0 comes first."""
+    """A request in the queue; ``deadline`` 0 means that it may wait for ever, ``level`` 1 comes first."""
 
     request: InferRequest
     queued: int
     deadline: int
-    level: int = 0
+    level: int = 1
 
 
 class _Level:
-    """One priority level: those in time first, then those that were late and are served all the same."""
+    """One priority level: those in time first, then those that were late and are served all the same.
 
-    def __init__(self, policy: QueuePolicy) -> None:
+    A level that is not ``lasting`` is forgotten when nothing waits in it.
+    """
+
+    def __init__(self, number: int, policy: QueuePolicy, *, lasting: bool) -> None:
+        self.number = number
         self.policy = policy
+        self.lasting = lasting
         self.timely: deque[QueuedRequest] = deque()
         self.late: deque[QueuedRequest] = deque()
         self.size = 0
@@ -102,7 +110,8 @@ class RequestQueue:
     """FIFO within each level, level 1 first.
 
     ``limit`` bounds the whole queue whatever the policies say, so that overload is answered at
-    once and memory stays bounded.  A request that is cancelled while it waits ends here.
+    once and memory stays bounded.  A request that is cancelled while it waits ends here.  There may be
+    2**64 levels; only those are kept that have requests, or a policy of their own.
     """
 
     def __init__(
@@ -114,31 +123,36 @@ class RequestQueue:
         level_policies: Mapping[int, QueuePolicy] | None = None,
         limit: int = 0,
     ) -> None:
-        policy = policy or QueuePolicy()
-        policies = level_policies or {}
-        self._levels = [_Level(policies.get(level, policy)) for level in range(1, max(levels, 1) + 1)]
-        self._default = max(default_level, 1) - 1
+        self._policy = policy or QueuePolicy()
+        self._highest = max(levels, 1)
+        self._default = min(max(default_level, 1), self._highest)  # without levels, whatever it is set to
         self._limit = limit
         self._size = 0
+        # Without levels their policies are of no consequence either.
+        lasting = {self._default: self._policy, **((level_policies or {}) if levels else {})}
+        self._by_number = {number: _Level(number, of, lasting=True) for number, of in sorted(lasting.items())}
+        self._levels = [*self._by_number.values()]  # in the order of their numbers
+        self._lasting = len(self._levels)
 
     def __len__(self) -> int:
         return self._size
 
     def add(self, request: InferRequest, now: int) -> None:
         """Append a request to its level; raises UNAVAILABLE when the level or the queue is full."""
-        index = self._index_of(request)
-        level = self._levels[index]
+        number = self._number_of(request)
+        if self._limit and self._size >= self._limit:
+            raise _full(request)  # before it makes a level
+        level = self._by_number.get(number) or self._new_level(number)
         policy = level.policy
-        full = policy.max_queue_size and level.size >= policy.max_queue_size
-        if full or (self._limit and self._size >= self._limit):
-            raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
+        if policy.max_queue_size and level.size >= policy.max_queue_size:
+            raise _full(request)
         request.times.queued = now
-        request.priority = index + 1
+        request.priority = number
         request.on_cancel = self._cancelled
         deadline = policy.deadline(request, now)
         request.deadline = 0 if policy.delay_when_late else deadline
         request.expires = policy.expiry(request, now) if request.timeout else 0
-        level.append(QueuedRequest(request, now, deadline, index))
+        level.append(QueuedRequest(request, now, deadline, number))
         self._size += 1
 
     def in_order(self, now: int) -> Iterator[QueuedRequest]:
@@ -150,6 +164,8 @@ class RequestQueue:
                 request.on_cancel = None
             for request in refused:
                 request.fail(unavailable("Request timeout expired"))
+        if len(self._levels) > self._lasting:
+            self._forget_empty()
         for level in self._levels:
             yield from level.timely
             yield from level.late
@@ -196,11 +212,20 @@ class RequestQueue:
         return requests
 
     def _level_of(self, request: InferRequest) -> _Level:
-        return self._levels[self._index_of(request)]
+        return self._by_number[request.priority]
 
-    def _index_of(self, request: InferRequest) -> int:
+    def _number_of(self, request: InferRequest) -> int:
         priority = request.priority
-        return priority - 1 if 0 < priority <= len(self._levels) else self._default
+        return priority if 0 < priority <= self._highest else self._default
+
+    def _new_level(self, number: int) -> _Level:
+        level = self._by_number[number] = _Level(number, self._policy, lasting=False)
+        insort(self._levels, level, key=attrgetter("number"))
+        return level
+
+    def _forget_empty(self) -> None:
+        self._levels = [level for level in self._levels if level.size or level.lasting]
+        self._by_number = {level.number: level for level in self._levels}
 
     def _cancelled(self, request: InferRequest) -> None:
         level = self._level_of(request)
@@ -209,5 +234,11 @@ class RequestQueue:
         self._size -= 1
         request.fail(cancelled())
         # Without an instance nobody asks for a while: what has ended must not pile up.
-        if len(level.timely) + len(level.late) > 2 * level.size + 16:
+        if not (level.size or level.lasting):
+            self._forget_empty()
+        elif len(level.timely) + len(level.late) > 2 * level.size + 16:
             level.forget_ended()
+
+
+def _full(request: InferRequest) -> ConchError:
+    return request.error("Exceeds maximum queue size", Code.UNAVAILABLE)

@@ -1,7 +1,7 @@
 """When the dynamic batcher runs what, with the time passed in."""
 
 from conch.inference import InferRequest, ModelSignature, TensorSpec
-from conch.schedulers.batching import DirectScheduler, DynamicBatcher
+from conch.schedulers.batching import DirectScheduler, DynamicBatcher, HeldScheduler
 from conch.schedulers.queue import QueuePolicy, RequestQueue
 from conch.tensors import WireTensor
 
@@ -72,6 +72,34 @@ def test_preferred_prefix_runs_also_without_delay() -> None:
     assert scheduler.take(0).batch == requests[4:]
 
 
+def test_largest_preferred_size_that_waits_runs() -> None:
+    scheduler = batcher(preferred=(2, 4), delay=300)
+    requests = add(scheduler, 5)
+    assert scheduler.take(0).batch == requests[:4]
+
+
+def test_request_beyond_the_preferred_size_sends_those_before_it_and_waits_with_its_own_delay() -> None:
+    scheduler = batcher(preferred=(4,), delay=300)
+    before = add(scheduler, 3)
+    beyond = add(scheduler, size=2, now=100 * US)
+    assert scheduler.take(100 * US).batch == before
+    taken = scheduler.take(100 * US)
+    assert (taken.batch, taken.wake_at) == ([], 400 * US)
+    assert scheduler.take(400 * US).batch == beyond
+
+
+def test_overdue_batch_passes_the_preferred_size_that_it_reached() -> None:
+    scheduler = batcher(preferred=(4,), delay=300)
+    requests = add(scheduler, 6)
+    assert scheduler.take(300 * US).batch == requests
+
+
+def test_overdue_batch_never_exceeds_the_maximum() -> None:
+    scheduler = batcher(max_batch_size=4, preferred=(2,), delay=300)
+    requests = add(scheduler, 6)
+    assert scheduler.take(300 * US).batch == requests[:4]
+
+
 def test_overdue_requests_take_everything_along() -> None:
     scheduler = batcher(preferred=(4, 8), delay=300)
     requests = add(scheduler, 6)
@@ -125,3 +153,14 @@ def test_request_larger_than_the_preferred_size_runs_alone() -> None:
     scheduler = batcher(max_batch_size=8, preferred=(2,))
     requests = add(scheduler, 2, size=5)
     assert scheduler.take(0).batch == requests[:1]
+
+
+def test_held_scheduler_begins_once_enough_wait_and_then_never_holds_again() -> None:
+    inner = batcher()
+    scheduler = HeldScheduler(inner, 3)
+    first = add(inner, 2)
+    assert scheduler.take(0).batch == []
+    first += add(inner)
+    assert scheduler.take(0).batch == first
+    later = add(inner)
+    assert scheduler.take(0).batch == later

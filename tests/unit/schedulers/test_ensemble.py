@@ -33,7 +33,9 @@ class FakeMember:
 class Flow:
     """An ensemble of fake members ``a``, ``b`` …, each with an input ``x`` and an output ``y``."""
 
-    def __init__(self, *steps: Step, outputs: tuple[str, ...], decoupled: str = "", inputs=("in",), batch=None) -> None:
+    def __init__(
+        self, *steps: Step, outputs: tuple[str, ...], decoupled: str = "", inputs=("in",), batch=None, limit: int = 0
+    ) -> None:
         self.members = {
             step.model: FakeMember(
                 ModelSignature(
@@ -48,7 +50,7 @@ class Flow:
             for step in steps
         }
         signature = ModelSignature("e", 1, 0, specs(*inputs), specs(*outputs), decoupled=bool(decoupled))
-        self.ensemble = Ensemble(signature, steps, self.find)
+        self.ensemble = Ensemble(signature, steps, self.find, limit)
         self.responses: list[InferResponse] = []
 
     def find(self, name: str, version: int) -> FakeMember:
@@ -162,6 +164,36 @@ def test_each_response_of_a_decoupled_member_flows_on() -> None:
     assert [(len(one.outputs), one.final) for one in flow.responses] == [(1, False), (1, True)]
 
 
+def test_step_has_no_more_requests_under_way_than_it_may() -> None:
+    flow = Flow(step("a", "in", "mid"), step("b", "mid", "out"), outputs=("out",), decoupled="a", limit=2)
+    flow.run()
+    for _ in range(5):
+        flow.answer("a", "y", final=False)
+    flow.answer("a")
+    asked = flow.members["b"].requests
+    for number in range(5):
+        assert len(asked) == min(number + 2, 5)
+        asked[number].respond(InferResponse([tensor("y")]))
+    assert [one.final for one in flow.responses] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("error", [None, invalid("wrong")])
+def test_what_waits_for_its_turn_is_given_up_with_the_request(error: ConchError | None) -> None:
+    flow = Flow(step("a", "in", "mid"), step("b", "mid", "out"), outputs=("out",), decoupled="a", limit=1)
+    request = flow.run()
+    for _ in range(3):
+        flow.answer("a", "y", final=False)
+    (first,) = flow.members["b"].requests
+    if error is None:
+        request.cancel()
+        assert first.cancelled
+    else:
+        first.fail(error)
+    first.respond(InferResponse([tensor("y")]))
+    assert len(flow.members["b"].requests) == 1
+    assert [one.final for one in flow.responses] == [True]
+
+
 def test_end_that_comes_after_the_last_answer_is_an_empty_response() -> None:
     flow = Flow(step("a", "in", "out"), outputs=("out",), decoupled="a")
     flow.run()
@@ -218,3 +250,11 @@ def test_request_fields_reach_every_step_and_a_member_may_change_the_sequence() 
     assert (seen.id, seen.priority, seen.timeout, seen.parameters, seen.correlation_id) == ("r1", 2, 5, {"k": 1}, 7)
     seen.respond(InferResponse([tensor("y")], parameters={"sequence_id": 9, "sequence_start": True}))
     assert (flow.members["b"].requests[0].correlation_id, flow.members["b"].requests[0].flags) == (9, 1)
+
+
+def test_a_response_without_outputs_has_no_parameters_of_a_sequence() -> None:
+    flow = Flow(Step("a", 1, {"x": "in"}, {"y": "out"}), outputs=("out",))
+    flow.run()
+    flow.members["a"].requests[0].respond(InferResponse())
+    [response] = flow.responses
+    assert (list(response.outputs), response.parameters, response.error) == ([], {}, None)

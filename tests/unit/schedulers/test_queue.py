@@ -33,6 +33,36 @@ def test_higher_priority_goes_first_and_unknown_ones_get_the_default() -> None:
     assert waiting(queue) == [high, none, beyond, low]
 
 
+def test_default_level_of_a_queue_without_levels_is_of_no_consequence() -> None:
+    queue = RequestQueue(levels=0, default_level=2)
+    requests = [request(), request(priority=2)]
+    for one in requests:
+        queue.add(one, 0)
+    assert waiting(queue) == requests
+
+
+def test_policies_of_levels_count_only_where_there_are_levels() -> None:
+    queue = RequestQueue(levels=0, level_policies={1: QueuePolicy(max_queue_size=1)})
+    for _ in range(2):
+        queue.add(request(), 0)
+    assert len(queue) == 2
+
+
+def test_levels_are_as_many_as_are_used() -> None:
+    queue = RequestQueue(levels=2**64 - 1, default_level=2**63)
+    last, none, first = request(priority=2**64 - 1), request(), request(priority=1)
+    for one in (last, none, first):
+        queue.add(one, 0)
+    assert waiting(queue) == [first, none, last]
+    gone = [request(priority=priority) for priority in range(2, 50)]
+    for one in gone:
+        queue.add(one, 0)
+        one.cancel()
+    assert queue.take([*queue.in_order(0)]) == [first, none, last]
+    assert waiting(queue) == []
+    assert [level.number for level in queue._levels] == [2**63]
+
+
 def test_full_level_refuses_at_once_and_others_stay_open() -> None:
     queue = RequestQueue(levels=2, default_level=1, level_policies={1: QueuePolicy(max_queue_size=1)})
     queue.add(request(priority=1), 0)
@@ -73,21 +103,29 @@ def test_late_request_is_set_back_where_the_policy_delays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "asked", "deadline"), [(True, 500, 500), (True, 5000, 1000), (False, 500, 1000), (True, 0, 1000)]
+    ("allowed", "default", "asked", "deadline"),
+    [
+        (True, 1000, 500, 500),
+        (True, 1000, 5000, 1000),
+        (False, 1000, 500, 1000),
+        (True, 1000, 0, 1000),
+        (True, 0, 500, 0),
+    ],
 )
-def test_request_may_shorten_the_timeout_where_allowed(allowed: bool, asked: int, deadline: int) -> None:
-    policy = QueuePolicy(default_timeout_us=1000, allow_timeout_override=allowed)
+def test_request_may_shorten_the_timeout_where_allowed(allowed: bool, default: int, asked: int, deadline: int) -> None:
+    policy = QueuePolicy(default_timeout_us=default, allow_timeout_override=allowed)
     assert policy.deadline(request(timeout=asked), 0) == deadline * 1000
 
 
 @pytest.mark.parametrize(
     ("policy", "timeout", "expires"),
     [
-        (QueuePolicy(allow_timeout_override=True), 500, 507),
+        (QueuePolicy(allow_timeout_override=True, default_timeout_us=1000), 500, 507),
         (QueuePolicy(allow_timeout_override=True, default_timeout_us=100), 500, 507),
-        (QueuePolicy(allow_timeout_override=True), 0, 0),
+        (QueuePolicy(allow_timeout_override=True, default_timeout_us=100), 0, 0),
+        (QueuePolicy(allow_timeout_override=True), 500, 0),
         (QueuePolicy(default_timeout_us=100), 500, 0),
-        (QueuePolicy(allow_timeout_override=True, delay_when_late=True), 500, 0),
+        (QueuePolicy(allow_timeout_override=True, default_timeout_us=100, delay_when_late=True), 500, 0),
     ],
 )
 def test_time_of_the_client_goes_on_while_its_request_runs(policy: QueuePolicy, timeout: int, expires: int) -> None:
@@ -121,7 +159,7 @@ def test_request_that_was_taken_is_not_the_queues_to_cancel() -> None:
 
 
 def test_next_deadline_is_the_earliest() -> None:
-    queue = RequestQueue(QueuePolicy(allow_timeout_override=True))
+    queue = RequestQueue(QueuePolicy(default_timeout_us=20, allow_timeout_override=True))
     assert queue.next_deadline() == 0
     queue.add(request(timeout=9), 0)
     queue.add(request(timeout=4), 0)
