@@ -1,0 +1,1 @@
+"""Sequence batching: requests that belong together reach the same instance in order, one at a time."""

@@ -1,0 +1,374 @@
+"""The scheduler of a model that takes sequences: which of their requests run next, on which instance.
+
+A pure state machine: times are passed in (``monotonic_ns``), nothing sleeps.  It belongs to one loaded model version
+and lives on the event loop; its dispatcher says which instances there are and when they have done what they were given.
+Each sequence has a slot of one instance until its end, since the model keeps state there; sequences without one wait in
+the backlog in the order of their arrival.  Source: Triton's sequence batcher.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from itertools import count
+
+from conch.errors import Code, ConchError, cancelled, internal, invalid, unavailable
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ModelSignature
+from conch.schedulers.batching import BatchDecision
+from conch.schedulers.sequences.controls import ControlInputs
+from conch.schedulers.sequences.direct import DirectRows
+from conch.schedulers.sequences.oldest import OldestFirst
+from conch.schedulers.sequences.policy import SequencePolicy
+from conch.schedulers.sequences.roster import SequenceRoster
+from conch.schedulers.sequences.slots import InstanceSlots, LiveSequence, RequestPreparer, Slot
+from conch.schedulers.sequences.states import StateKeeper
+
+LOG = logging.getLogger("conch")
+
+EXPIRED = "timeout of the corresponding sequence has been expired"
+
+
+@dataclass(slots=True)
+class SequenceDecision(BatchDecision):
+    """A batch and the instance that it is for."""
+
+    instance: str = ""
+
+
+class SequenceScheduler:
+    """The sequences of a model, the slots of its instances, and the backlog."""
+
+    def __init__(
+        self, policy: SequencePolicy, signature: ModelSignature, controls: ControlInputs, states: StateKeeper
+    ) -> None:
+        self.policy = policy
+        self._signature = signature
+        self._controls = controls
+        self._states = states
+        self._preparer = RequestPreparer(controls, states)
+        self._roster = SequenceRoster(policy.max_idle)
+        self._rows: dict[str, DirectRows | OldestFirst] = {}
+        self._instances: dict[str, InstanceSlots] = {}
+        self._order = count()
+        self._ids = count(1)
+        self._held = bool(policy.hold or policy.hold_backlog)
+        #: Slots without a sequence, the lowest row of the first instance first; some may have got one meanwhile.
+        self._free: list[tuple[int, int, Slot]] = []
+        #: Slots whose sequence was cut short by a cancellation; they go on with the next look.
+        self._cut_short: list[Slot] = []
+        #: Called when a cancellation has let others go on.
+        self.on_cancelled: Callable[[], None] = _nothing
+
+    @property
+    def queue(self) -> SequenceScheduler:
+        """Where requests wait: here."""
+        return self
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return len(self._roster.waiting)
+
+    @property
+    def live(self) -> int:
+        """How many sequences are under way or wait for a slot."""
+        return len(self._roster.backlog) + len(self._roster.settled)
+
+    # Instances.
+
+    def add_instance(self, key: str, now: int) -> None:
+        """The instance ``key`` has started, or started again."""
+        instance = InstanceSlots(key, self.policy.slots, next(self._order))
+        self._instances[key] = instance
+        self._rows[key] = (
+            OldestFirst(instance, self.policy, self._signature)
+            if self.policy.oldest
+            else DirectRows(instance, self.policy, self._signature, self._preparer)
+        )
+        for slot in instance.slots:
+            self._offer(slot, now)
+
+    def retire(self, key: str) -> None:
+        """Give the instance ``key`` no new sequences; when those that it has have ended it is vacant."""
+        if key in self._instances:
+            self._instances[key].accepting = False
+
+    def vacant(self, key: str) -> bool:
+        """Whether an instance has no sequence and nothing to run."""
+        return key not in self._instances or self._instances[key].vacant
+
+    def remove_instance(self, key: str) -> None:
+        """Forget the instance ``key``, which is vacant."""
+        self._instances.pop(key).accepting = False
+        del self._rows[key]
+
+    def lose(self, key: str, error: ConchError, now: int) -> None:
+        """The instance ``key`` has died: its sequences end with ``error``, the others go on."""
+        instance = self._instances.pop(key, None)
+        if instance is None:
+            return
+        instance.accepting = False
+        doomed: list[tuple[InferRequest, ConchError]] = []
+        for slot in instance.slots:
+            told = None if self._waits(slot) else slot.owner  # who had a request that ran has heard of it
+            withdrawn = self._withdraw(slot)
+            owner = slot.owner
+            slot.finish()
+            for one in dict.fromkeys((owner, slot.sequence)):
+                if one is None:
+                    continue
+                ended = internal(f"sequence {one.id} of model '{self.policy.model}' has ended: {error.message}")
+                lost = [*(withdrawn if one is owner else ()), *one.waiting]
+                if not lost and not one.closed and one is not told:
+                    self._roster.lose(one, ended, now)
+                doomed += [(request, ended) for request in lost]
+                self._roster.forget(one)
+        del self._rows[key]
+        for request, reason in doomed:
+            request.fail(ConchError(reason.message, reason.code))
+
+    # Requests.
+
+    def add(self, request: InferRequest, now: int) -> None:
+        """Enqueue a request of a sequence.
+
+        Raises INVALID_ARG for one that is no part of any, UNAVAILABLE when too many wait, INTERNAL when the sequence
+        has ended with its instance.
+        """
+        self._check(request)
+        self.expire(now)
+        starts, ends = request.flags & SEQUENCE_START, request.flags & SEQUENCE_END
+        sequence = self._roster.find(request.correlation_id)
+        loss = self._roster.loss(request.correlation_id, now)
+        if sequence is None and not starts:
+            raise loss or invalid(
+                f"inference request for sequence {request.correlation_id} to model '{self.policy.model}' must specify "
+                "the START flag on the first request of the sequence"
+            )
+        if self.policy.limit and len(self) >= self.policy.limit:
+            raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
+        if sequence is None:
+            sequence = self._begun(request, now)
+        elif starts:
+            LOG.warning(
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
+                "start. Previous sequence will be terminated early.",
+                request.correlation_id,
+                self.policy.model,
+            )
+        self._append(sequence, request, now)
+        if ends:
+            self._roster.close(sequence)
+        if sequence.slot is not None:
+            self._advance(sequence.slot, now)
+
+    def eager(self) -> list[str]:
+        """The instances that have done their last batch and have requests that wait, if only for their delay."""
+        return [instance.key for instance in self._instances.values() if instance.eager]
+
+    def take(self, now: int, among: Collection[str] | None = None) -> SequenceDecision:
+        """The next batch for any instance (or one of ``among``) that has done its last one, or when to ask again."""
+        self.expire(now)
+        while self._cut_short:
+            slot = self._cut_short.pop()
+            if self._instances.get(slot.instance.key) is slot.instance:
+                self._advance(slot, now)
+        wake = self._roster.next_expiry()
+        if self._held and self._holds():
+            return SequenceDecision([], wake)
+        for instance in self._instances.values():
+            if instance.busy or (among is not None and instance.key not in among):
+                continue
+            rows, at = self._rows[instance.key].take(now)
+            if rows:
+                return self._run(instance, rows, now)
+            wake = min(wake, at) if wake and at else wake or at
+        return SequenceDecision([], wake)
+
+    def done(self, key: str, now: int, again: Collection[InferRequest] = ()) -> None:
+        """The instance ``key`` has done what it was given; the requests ``again`` are to run once more.
+
+        In an iterative model a request that does not come again ends its sequence.
+        """
+        instance = self._instances.get(key)
+        if instance is None:
+            return
+        instance.busy = False
+        repeated = {request.serial for request in again if not request.finished}
+        for slot in instance.slots:
+            request, owner = slot.under_way, slot.owner
+            if request is None or owner is None or self._waits(slot):
+                continue
+            slot.finish()
+            if self.policy.iterative:
+                self._iterate(owner, request, request.serial in repeated, now)
+            self._roster.touch(owner, now)
+            self._advance(slot, now)
+
+    def expire(self, now: int) -> None:
+        """Forget sequences that have been idle for too long, refuse those that have waited too long for a slot."""
+        late = self._roster.late(now)
+        for sequence in self._roster.idle(now):
+            self._vacate(sequence, now)
+        for request in late:
+            request.fail(unavailable(EXPIRED))
+
+    def drain(self) -> list[InferRequest]:
+        """End all sequences; remove and return what waits."""
+
+        def withdraw(sequence: LiveSequence) -> list[InferRequest]:
+            slot = sequence.slot
+            if slot is None:
+                return []
+            requests = self._withdraw(slot) if slot.owner is sequence else []
+            if requests:
+                slot.finish()
+            if slot.sequence is sequence:
+                slot.sequence = None
+                heapq.heappush(self._free, (slot.number, slot.instance.order, slot))
+            return requests
+
+        return self._roster.forget_all(withdraw)
+
+    # How a request gets where it runs.
+
+    def _check(self, request: InferRequest) -> None:
+        model = self.policy.model
+        if request.batch_size > 1:
+            raise invalid(
+                f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence "
+                "batcher"
+            )
+        if not request.correlation_id:
+            if not self.policy.iterative:
+                raise invalid(
+                    f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
+                )
+            request.correlation_id = next(self._ids)
+            request.flags = SEQUENCE_START
+        self._controls.check(model, request)
+
+    def _begun(self, request: InferRequest, now: int) -> LiveSequence:
+        """A new sequence, in a free slot or in the backlog."""
+        sequence = LiveSequence(request.correlation_id, self._states.first)
+        self._roster.open(sequence)
+        slot = self._free_slot()
+        if slot is not None:
+            self._settle(sequence, slot, now)
+        return sequence
+
+    def _append(self, sequence: LiveSequence, request: InferRequest, now: int) -> None:
+        request.on_cancel = self._cancelled
+        self._roster.append(sequence, request, now)
+
+    def _run(
+        self, instance: InstanceSlots, rows: Iterable[tuple[InferRequest, LiveSequence | None]], now: int
+    ) -> SequenceDecision:
+        instance.busy = True
+        batch = []
+        for request, sequence in rows:
+            batch.append(request)
+            if sequence is None:
+                continue
+            del self._roster.waiting[request.serial]
+            request.on_cancel = None
+            self._preparer.prepare(request, sequence)
+            self._leave_if_over(sequence, now)
+        return SequenceDecision(batch, 0, instance.key)
+
+    def _advance(self, slot: Slot, now: int) -> None:
+        """Let what waits in a slot go on, and give the slot to another sequence where its own is over."""
+        self._rows[slot.instance.key].issue(slot, now)
+        if slot.sequence is not None:
+            self._leave_if_over(slot.sequence, now)
+
+    def _leave_if_over(self, sequence: LiveSequence, now: int) -> None:
+        if sequence.closed and not sequence.waiting:
+            self._roster.forget(sequence)
+            self._vacate(sequence, now)
+
+    def _vacate(self, sequence: LiveSequence, now: int) -> None:
+        """Take the slot of a sequence that is over away from it."""
+        slot = sequence.slot
+        if slot is not None and slot.sequence is sequence:
+            slot.sequence = None
+            self._offer(slot, now)
+
+    def _offer(self, slot: Slot, now: int) -> None:
+        """Give a slot to the first sequence of the backlog, if there is any."""
+        if not slot.instance.accepting:
+            return
+        sequence = next(iter(self._roster.backlog), None)
+        if sequence is None:
+            heapq.heappush(self._free, (slot.number, slot.instance.order, slot))
+        else:
+            self._settle(sequence, slot, now)
+            self._advance(slot, now)
+
+    def _settle(self, sequence: LiveSequence, slot: Slot, now: int) -> None:
+        slot.sequence, sequence.slot = sequence, slot
+        self._roster.settle(sequence, now)
+
+    def _free_slot(self) -> Slot | None:
+        while self._free:
+            slot = heapq.heappop(self._free)[-1]
+            if slot.sequence is None and slot.instance.accepting:
+                return slot
+        return None
+
+    # How sequences end.
+
+    def _cancelled(self, request: InferRequest) -> None:
+        """A request was given up while it waited: what follows it in its sequence cannot run either."""
+        sequence = self._roster.waiting[request.serial]
+        slot = sequence.slot
+        doomed = list(sequence.waiting)
+        if slot is not None and slot.under_way is request:
+            doomed = self._withdraw(slot) + doomed
+            slot.finish()
+        elif slot is not None:
+            doomed = doomed[doomed.index(request) :]
+        self._roster.cut(sequence, doomed)
+        if slot is not None:
+            self._cut_short.append(slot)
+        for one in doomed:
+            one.fail(cancelled())
+        self.on_cancelled()
+
+    def _waits(self, slot: Slot) -> bool:
+        """Whether what is under way in a slot waits for a batch."""
+        return slot.under_way is not None and slot.under_way.serial in self._roster.waiting
+
+    def _withdraw(self, slot: Slot) -> list[InferRequest]:
+        """Take back the request of a slot that waits for a batch, if there is one."""
+        request = slot.under_way
+        if request is None or not self._waits(slot):
+            return []
+        self._rows[slot.instance.key].withdraw(request)
+        del self._roster.waiting[request.serial]
+        request.on_cancel = None
+        return [request]
+
+    def _iterate(self, sequence: LiveSequence, request: InferRequest, again: bool, now: int) -> None:
+        """Have a request run again, or end its sequence."""
+        if again and not sequence.closed:
+            request.flags = 0
+            sequence.repeated = request
+            self._append(sequence, request, now)
+        elif again:
+            request.fail(cancelled())
+        elif not request.flags & SEQUENCE_END:
+            doomed = list(sequence.waiting)
+            self._roster.cut(sequence, doomed)
+            for one in doomed:
+                one.fail(cancelled())
+
+    def _holds(self) -> bool:
+        """Whether too few requests have come for anything to run."""
+        backlog = sum(len(sequence.waiting) for sequence in self._roster.backlog)
+        self._held = len(self) - backlog < self.policy.hold or backlog < self.policy.hold_backlog
+        return self._held
+
+
+def _nothing() -> None: ...
