@@ -1,0 +1,166 @@
+"""Which model instance runs next where instances share resources: Triton's rate limiter.
+
+Pure: dispatchers stage the instances that could run and say when they have ended; the limiter calls back those that
+may run now.  Source: Triton's rate limiter.  Otherwise than there, as many instances as fit are let run when one ends,
+not one alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import count
+from typing import Final, NamedTuple
+
+from conch.errors import invalid
+from conch.settings import Resource
+
+#: The device of a resource that all devices share, and that of ``--rate-limit-resource`` without a device.
+GLOBAL: Final = -2
+EVERY_DEVICE: Final = -1
+
+_serial = count()
+
+
+class ResourceKey(NamedTuple):
+    """A resource on a device."""
+
+    device: int
+    name: str
+
+
+class LimitedInstance:
+    """A model instance that takes ``needs`` while it runs; ``run`` is called when it may, and says whether it does."""
+
+    __slots__ = ("executions", "needs", "priority", "run", "running", "serial", "staged")
+
+    def __init__(self, needs: Mapping[ResourceKey, int], priority: int, run: Callable[[], bool]) -> None:
+        self.needs = needs
+        self.priority = max(priority, 1)
+        self.run = run
+        self.executions = 0
+        self.staged = False
+        self.running = False
+        self.serial = next(_serial)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower ones come first: one of priority 2 runs half as often as one of priority 1."""
+        return self.executions * self.priority, self.serial
+
+
+class InstanceRateLimiter:
+    """The resources of one server, and who waits for them.
+
+    ``given`` says how much there is of each resource; without any, there is of each as much as the instance takes that
+    takes most.
+    """
+
+    def __init__(self, given: Iterable[Resource] = ()) -> None:
+        self._given: dict[ResourceKey, int] = {}
+        for one in given:
+            self._given[ResourceKey(one.device, one.name)] = one.amount
+        self._instances: set[LimitedInstance] = set()
+        self._staged: set[LimitedInstance] = set()
+        self._taken: dict[ResourceKey, int] = {}
+        self.pool: Mapping[ResourceKey, int] = {}
+        self._attempting = False
+
+    def register(self, instances: Collection[LimitedInstance]) -> None:
+        """Take on the instances of a model, all or none.
+
+        Raises INVALID_ARG for a resource of which there is too little, or which is both global and of a device.
+        """
+        pool = self._pool_of(self._instances | set(instances))
+        self._instances |= set(instances)
+        self.pool = pool
+
+    def unregister(self, instances: Collection[LimitedInstance]) -> None:
+        """Forget instances that have ended; others may run now."""
+        for instance in instances:
+            self.unstage(instance)
+            if instance.running:
+                self._give_back(instance)
+        self._instances -= set(instances)
+        self.pool = self._pool_of(self._instances)
+        self.attempt()
+
+    def stage(self, instance: LimitedInstance) -> None:
+        """``instance`` has something to run; :meth:`attempt` calls it in its turn."""
+        instance.staged = True
+        self._staged.add(instance)
+
+    def unstage(self, instance: LimitedInstance) -> None:
+        """``instance`` has nothing to run any more."""
+        instance.staged = False
+        self._staged.discard(instance)
+
+    def contended(self, instance: LimitedInstance, mates: Collection[LimitedInstance]) -> bool:
+        """Whether one that is not among ``mates`` waits for some of what ``instance`` takes."""
+        return any(one not in mates and one.needs.keys() & instance.needs.keys() for one in self._staged)
+
+    def attempt(self) -> None:
+        """Let instances run, in their order, until the next one does not fit: a large one is not starved by others."""
+        if self._attempting:
+            return
+        self._attempting = True
+        try:
+            while self._staged:
+                first = min(self._staged, key=_rank)
+                if not self._fits(first):
+                    return
+                self.unstage(first)
+                self._take(first)
+                if not first.run():
+                    self._give_back(first)
+        finally:
+            self._attempting = False
+
+    def release(self, instance: LimitedInstance) -> None:
+        """``instance`` has run; call :meth:`attempt` when it has been staged again, if it is to be."""
+        if instance.running:
+            instance.executions += 1
+            self._give_back(instance)
+
+    def _fits(self, instance: LimitedInstance) -> bool:
+        return all(self._taken.get(key, 0) + amount <= self.pool.get(key, 0) for key, amount in instance.needs.items())
+
+    def _take(self, instance: LimitedInstance) -> None:
+        instance.running = True
+        for key, amount in instance.needs.items():
+            self._taken[key] = self._taken.get(key, 0) + amount
+
+    def _give_back(self, instance: LimitedInstance) -> None:
+        instance.running = False
+        for key, amount in instance.needs.items():
+            self._taken[key] -= amount
+
+    def _pool_of(self, instances: Collection[LimitedInstance]) -> dict[ResourceKey, int]:
+        pool: dict[ResourceKey, int] = {}
+        for instance in instances:
+            for key, amount in instance.needs.items():
+                pool[key] = max(pool.get(key, 0), amount)
+        if self._given:
+            for key, amount in sorted(pool.items()):
+                pool[key] = self._given_of(key)
+                if pool[key] < amount:
+                    raise invalid(
+                        f'Resource count for "{key.name}" is limited to {pool[key]} which will prevent scheduling of '
+                        f"one or more model instances, the minimum required count is {amount}"
+                    )
+        everywhere = {key.name for key in pool if key.device == GLOBAL}
+        for key in sorted(pool):
+            if key.device != GLOBAL and key.name in everywhere:
+                raise invalid(
+                    f'Resource "{key.name}" is present as both global and device-specific resource in the model '
+                    "configuration."
+                )
+        return pool
+
+    def _given_of(self, key: ResourceKey) -> int:
+        """How much the settings give: of a global resource the most that they give anywhere."""
+        devices = {one.device for one in self._given} if key.device == GLOBAL else (key.device, EVERY_DEVICE)
+        return max((self._given.get(ResourceKey(device, key.name), 0) for device in devices), default=0)
+
+
+def _rank(instance: LimitedInstance) -> tuple[int, int]:
+    return instance.rank
