@@ -59,9 +59,14 @@ PACKAGES: Dict[str, Package] = {
     "vl_convert": Package("vl-convert-python", ("report",), "1.7"),
     "fpdf": Package("fpdf2", ("report",), "2.8"),
     "optuna": Package("optuna", ("analyze",), "4"),
+    "redis": Package("redis", ("redis",), "5"),
     "tritonclient.http": Package("tritonclient[http]"),
     "pynvml": Package("nvidia-ml-py", ("analyze",)),
     "yaml": Package("pyyaml", ("analyze",)),
+    "opentelemetry": Package("opentelemetry-sdk", ("opentelemetry",), "1.33"),
+    "opentelemetry.exporter.otlp.proto.http": Package(
+        "opentelemetry-exporter-otlp-proto-http", ("opentelemetry",), "1.33"
+    ),
     "sklearn": Package("scikit-learn"),
 }
 #: Extras that others bring along.

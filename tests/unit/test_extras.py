@@ -41,7 +41,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             information = tmp_path / f"{name}-{version}.dist-info"
             information.mkdir()
             (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        monkeypatch.delitem(sys.modules, module, raising=False)
+        # Put back afterwards, and first there, so that one which was not imported yet is taken away again.
+        monkeypatch.setitem(sys.modules, module, None)
+        del sys.modules[module]
         extras._version.cache_clear()
 
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,0 +1,48 @@
+"""Chooses the response cache from ``--cache-config``: the one place where that is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import psutil
+
+from conch.caching.cache import ResponseCache
+from conch.caching.local import LocalCache
+from conch.caching.redis import RedisCache
+from conch.errors import invalid
+from conch.settings import Setting, by_scope
+
+
+def make_cache(settings: Iterable[Setting]) -> ResponseCache | None:
+    """The cache that the settings describe, None without any.
+
+    Raises INVALID_ARG for settings of several caches, of one that there is not, or that make no sense.
+    """
+    caches = by_scope(settings)
+    if not caches:
+        return None
+    if len(caches) > 1:
+        raise invalid("found multiple cache configurations, but only a single cache is currently supported")
+    ((name, chosen),) = caches.items()
+    match name:
+        case "local":
+            return LocalCache(_local_size(chosen))
+        case "redis":
+            return RedisCache(chosen)
+    raise invalid(f"unable to find cache '{name}', which --cache-config names; there are local and redis")
+
+
+def _local_size(settings: Mapping[str, str]) -> int:
+    unknown = sorted(settings.keys() - {"size"})
+    if "size" not in settings:
+        raise invalid("Failed to initialize LocalCache: config didn't contain a valid 'size' field.")
+    if unknown:
+        raise invalid(f"Failed to initialize LocalCache: it has no setting '{unknown[0]}', only 'size'")
+    text = settings["size"]
+    memory = psutil.virtual_memory().total
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= memory):
+        raise invalid(
+            f"Failed to initialize LocalCache: 'size' is '{text}'; it must be a number of bytes from 1 to the {memory} "
+            "that the machine has"
+        )
+    return int(text)

@@ -1,0 +1,82 @@
+"""A response as a cache keeps it, in memory or as bytes for another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from struct import Struct
+from typing import Any, Final
+
+import orjson
+
+from conch.errors import ConchError
+from conch.inference import InferResponse, ParameterValue
+from conch.tensors import ELEMENT_SIZE, WireTensor, split_bytes
+
+#: What an entry takes besides its bytes, about: its key and place in the cache, and for each tensor the objects.
+_ENTRY_BYTES: Final = 500
+_TENSOR_BYTES: Final = 300
+#: The version of the layout and the size of the header.
+_HEAD: Final = Struct("<BI")
+_LAYOUT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResponse:
+    """The outputs and parameters of a response, with bytes of their own; ``size`` is about what they take in memory."""
+
+    outputs: tuple[WireTensor, ...]
+    parameters: Mapping[str, ParameterValue]
+    size: int
+
+    def response(self) -> InferResponse:
+        """A response of its own for one more request."""
+        return InferResponse(list(self.outputs), parameters=self.parameters)
+
+
+def kept(outputs: Sequence[WireTensor], parameters: Mapping[str, ParameterValue]) -> CachedResponse:
+    """A copy that holds nothing else in memory; data of a response may be part of a larger frame."""
+    copies = tuple(WireTensor(one.name, one.datatype, one.shape, bytes(one.data)) for one in outputs)
+    size = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(one.data) for one in copies)
+    size += sum(len(name) + len(str(value)) + 100 for name, value in parameters.items())
+    return CachedResponse(copies, dict(parameters), size)
+
+
+def packed(entry: CachedResponse) -> bytes:
+    """The entry as bytes: a header in JSON, then the tensors' data."""
+    header = orjson.dumps({
+        "outputs": [(one.name, one.datatype, one.shape, len(one.data)) for one in entry.outputs],
+        "parameters": dict(entry.parameters),
+    })  # fmt: skip
+    return b"".join((_HEAD.pack(_LAYOUT, len(header)), header, *(one.data for one in entry.outputs)))
+
+
+def unpacked(data: bytes) -> CachedResponse:
+    """The entry that :func:`packed` gave; raises ValueError for anything else, since others may write there."""
+    try:
+        layout, length = _HEAD.unpack_from(data)
+        at = _HEAD.size + length
+        if layout != _LAYOUT or at > len(data):
+            raise ValueError("the head of the entry is another one")
+        header: dict[str, Any] = orjson.loads(data[_HEAD.size : at])
+        outputs = []
+        for name, datatype, shape, size in header["outputs"]:
+            outputs.append(_tensor(name, datatype, tuple(shape), data[at : at + size]))
+            at += size
+        if at != len(data):
+            raise ValueError("the tensors have other sizes than the header says")
+        return kept(outputs, header["parameters"])
+    except (ArithmeticError, AttributeError, ConchError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not a cached response: {error}") from error
+    except Exception as error:  # struct.error has no base class of its own
+        raise ValueError(f"not a cached response: {error}") from error
+
+
+def _tensor(name: Any, datatype: Any, shape: tuple[Any, ...], data: bytes) -> WireTensor:
+    if type(name) is not str or any(type(dim) is not int or dim < 0 for dim in shape):
+        raise ValueError("a tensor has no name, or no shape")
+    elements = len(split_bytes(data)) if datatype == "BYTES" else len(data) / ELEMENT_SIZE[datatype]
+    if elements != prod(shape):
+        raise ValueError(f"tensor '{name}' has {elements:g} elements, its shape {prod(shape)}")
+    return WireTensor(name, datatype, shape, data)

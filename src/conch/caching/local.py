@@ -1,0 +1,171 @@
+"""The cache in the server's own memory: the entries used last, up to a number of bytes.
+
+Lives on the event loop; a pure state machine but for the durations that it measures.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import Final
+
+from conch.caching.entries import CachedResponse
+from conch.telemetry.exposition import Family, Metric, MetricSample
+
+LOG = logging.getLogger("conch")
+
+_METRICS: Final = (
+    Metric("nv_cache_util", "gauge", "Cache utilization [0.0 - 1.0]"),
+    Metric("nv_cache_num_entries", "gauge", "Number of responses stored in response cache"),
+    Metric("nv_cache_num_hits", "gauge", "Number of cache hits in response cache"),
+    Metric("nv_cache_num_misses", "gauge", "Number of cache misses in response cache"),
+    Metric("nv_cache_num_lookups", "gauge", "Number of cache lookups in response cache"),
+    Metric("nv_cache_num_evictions", "gauge", "Number of cache evictions in response cache"),
+    Metric("nv_cache_lookup_duration", "gauge", "Total cache lookup duration (hit and miss), in microseconds"),
+    Metric("nv_cache_insertion_duration", "gauge", "Total cache insertion duration, in microseconds"),
+)
+
+
+#: How many messages that ask for it are kept beside an entry: clients of several protocols and libraries may ask.
+MOST_MESSAGES: Final = 4
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An entry in its place; ``size`` includes the messages and the answers that are kept beside it."""
+
+    area: LocalArea
+    entry: CachedResponse
+    size: int
+    messages: tuple[Hashable, ...] = ()
+
+
+class LocalCache:
+    """Keeps at most ``size`` bytes of responses; the one that was used longest ago makes room for a new one."""
+
+    lasting = False
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.used = 0
+        self.hits = 0
+        self.lookups = 0
+        self.evictions = 0
+        self._lookup_ns = 0
+        self._insertion_ns = 0
+        self._entries: OrderedDict[tuple[int, bytes], _Kept] = OrderedDict()
+        self._areas = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def area(self, model: str, version: int, identity: bytes) -> LocalArea:
+        self._areas += 1
+        return LocalArea(self, self._areas, f"'{model}' version {version}")
+
+    def find(self, key: tuple[int, bytes]) -> CachedResponse | None:
+        begun = monotonic_ns()
+        self.lookups += 1
+        found = self._entries.get(key)
+        if found is not None:
+            self.hits += 1
+            self._entries.move_to_end(key)
+        self._lookup_ns += monotonic_ns() - begun
+        return found.entry if found is not None else None
+
+    def insert(self, key: tuple[int, bytes], area: LocalArea, entry: CachedResponse) -> bool:
+        """Keep an entry that is not larger than the whole cache; False when there is one with this key."""
+        if key in self._entries:
+            return False
+        begun = monotonic_ns()
+        if entry.size > self.size:
+            area.note_too_large(entry.size, self.size)
+            return True
+        self._make_room(entry.size)
+        self._entries[key] = _Kept(area, entry, entry.size)
+        area.keys.add(key[1])
+        self.used += entry.size
+        self._insertion_ns += monotonic_ns() - begun
+        return True
+
+    def attach(self, key: tuple[int, bytes], message: Hashable, answer: object, size: int) -> None:
+        """Keep beside an entry, with one of the first messages that asked for it, what was sent in answer."""
+        kept = self._entries.get(key)
+        if kept is None or len(kept.messages) == MOST_MESSAGES or kept.size + size > self.size // 2:
+            return
+        self._entries.move_to_end(key)
+        self._make_room(size)
+        kept.messages += (message,)
+        kept.size += size
+        self.used += size
+        kept.area.answers[message] = key[1], answer
+
+    def remove(self, key: tuple[int, bytes]) -> None:
+        kept = self._entries.pop(key)
+        self.used -= kept.size
+        kept.area.keys.discard(key[1])
+        for message in kept.messages:
+            del kept.area.answers[message]
+
+    def _make_room(self, size: int) -> None:
+        while self.used + size > self.size:
+            self.remove(next(iter(self._entries)))
+            self.evictions += 1
+
+    def families(self) -> Iterator[Family]:
+        numbers = (
+            self.used / self.size, len(self._entries), self.hits, self.lookups - self.hits, self.lookups,
+            self.evictions, self._lookup_ns // 1000, self._insertion_ns // 1000,
+        )  # fmt: skip
+        for metric, value in zip(_METRICS, numbers, strict=True):
+            yield metric, [MetricSample("", value)]
+
+    async def close(self) -> None:
+        self._entries.clear()
+        self.used = 0
+
+
+class LocalArea:
+    """The entries of one loaded version.  Each load has a number of its own, so that none answers for another."""
+
+    def __init__(self, cache: LocalCache, number: int, title: str) -> None:
+        self.title = title
+        self.keys: set[bytes] = set()
+        #: What was sent in answer to a message, with the key of the response, which is kept.
+        self.answers: dict[Hashable, tuple[bytes, object]] = {}
+        self._cache = cache
+        self._number = number
+        self._ended = False
+        self._noted = False
+
+    def find(self, key: bytes) -> CachedResponse | None:
+        return self._cache.find((self._number, key))
+
+    def insert(self, key: bytes, entry: CachedResponse) -> bool:
+        return self._ended or self._cache.insert((self._number, key), self, entry)
+
+    def forget(self) -> None:
+        self._ended = True
+        for key in list(self.keys):
+            self._cache.remove((self._number, key))
+
+    def answer_to(self, message: Hashable) -> object | None:
+        """What was sent in answer to the same message before, as long as the response is kept."""
+        known = self.answers.get(message)
+        if known is None:
+            return None
+        self._cache.find((self._number, known[0]))
+        return known[1]
+
+    def attach(self, key: bytes, message: Hashable, answer: object, size: int) -> None:
+        self._cache.attach((self._number, key), message, answer, size)
+
+    def note_too_large(self, size: int, limit: int) -> None:
+        """Say once that responses are not kept."""
+        if not self._noted:
+            self._noted = True
+            text = "responses of %s are not kept: Requested byte_size: %d is greater than total cache size: %d"
+            LOG.error(text, self.title, size, limit)

@@ -1,0 +1,189 @@
+"""The cache in a Redis server, which other servers may share.
+
+Lives on the event loop.  Redis has a limit of its own to memory (``maxmemory`` and its policy).  Requests wait for it
+as long as ``socket_timeout`` says, and not at all once it has not answered: they run without it until it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any, Final
+
+from conch import extras
+from conch.caching.availability import Availability
+from conch.caching.entries import CachedResponse, packed, unpacked
+from conch.errors import invalid, one_line
+from conch.telemetry.exposition import Family
+
+LOG = logging.getLogger("conch")
+
+#: What ``--cache-config=redis,...`` takes, with the defaults; times are in milliseconds.  0 has Triton's client wait
+#: for ever, which a request should not.
+SETTINGS: Final[Mapping[str, str]] = {
+    "host": "", "port": "", "user": "", "password": "", "db": "0", "connect_timeout": "1000", "socket_timeout": "100",
+    "pool_size": "8", "wait_timeout": "100", "cert": "", "key": "", "cacert": "", "cacert_dir": "",
+}  # fmt: skip
+_NUMBERS: Final = frozenset({"port", "db", "connect_timeout", "socket_timeout", "pool_size", "wait_timeout"})
+_OF_TLS: Final = ("cert", "key", "cacert", "cacert_dir")
+#: Where the user and the password may be, out of sight of whoever lists processes; names of Triton's.
+_ENVIRONMENT: Final = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"}
+
+#: Bytes of responses that are on their way to Redis; more are not kept.
+MOST_BYTES_WAITING: Final = 64 << 20
+
+
+class RedisCache:
+    """A client of one Redis server.  Raises INVALID_ARG for wrong settings, UNSUPPORTED without the package."""
+
+    lasting = True
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        settings = _complete(given)
+        extras.require("the response cache in Redis", "redis")
+        client = import_module("redis.asyncio")
+        once = import_module("redis.asyncio.retry").Retry(import_module("redis.backoff").NoBackoff(), 0)
+        self.address = f"{settings['host']}:{settings['port']}"
+        encrypted = any(settings[name] for name in _OF_TLS)
+        self._pool = client.BlockingConnectionPool(
+            connection_class=client.SSLConnection if encrypted else client.Connection,
+            host=settings["host"],
+            port=int(settings["port"]),
+            db=int(settings["db"]),
+            username=settings["user"] or None,
+            password=settings["password"] or None,
+            socket_connect_timeout=_seconds(settings["connect_timeout"]),
+            socket_timeout=_seconds(settings["socket_timeout"]),
+            max_connections=max(int(settings["pool_size"]), 1),
+            timeout=_seconds(settings["wait_timeout"]),
+            retry=once,
+            **(_tls(settings) if encrypted else {}),
+        )
+        self._client = client.Redis(connection_pool=self._pool)
+        self._patience = max(int(settings["socket_timeout"]), 1) / 1000
+        self._availability = Availability()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting = 0
+
+    def area(self, model: str, version: int, identity: bytes) -> RedisArea:
+        return RedisArea(self, f"conch:{model}:{version}:{identity.hex()}:".encode(errors="surrogatepass"))
+
+    def available(self) -> bool:
+        """Whether to ask it; if not, it may be tried in the background."""
+        if self._availability.up:
+            return True
+        if self._availability.should_try(asyncio.get_running_loop().time()):
+            self._begin(self._try())
+        return False
+
+    async def get(self, key: bytes) -> CachedResponse | None:
+        """The response kept under ``key``; None also when Redis does not answer in time."""
+        try:
+            async with asyncio.timeout(self._patience):
+                data: bytes | None = await self._client.get(key)
+            return unpacked(data) if data is not None else None
+        except ValueError as error:
+            LOG.warning("the Redis at %s has something else under a key of the response cache: %s", self.address, error)
+            return None
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    def put(self, key: bytes, entry: CachedResponse) -> None:
+        """Keep a response, unless Redis is too far behind; nobody waits for it."""
+        if self._waiting + entry.size > MOST_BYTES_WAITING:
+            return
+        self._waiting += entry.size
+        self._begin(self._set(key, entry))
+
+    def families(self) -> Iterable[Family]:
+        """None: what Redis holds is not this server's alone."""
+        return ()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._pool.aclose()
+
+    async def _set(self, key: bytes, entry: CachedResponse) -> None:
+        try:
+            await self._client.set(key, packed(entry))
+        except Exception as error:
+            self._failed(error)
+        finally:
+            self._waiting -= entry.size
+
+    async def _try(self) -> None:
+        try:
+            await self._client.ping()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._failed(error)
+        else:
+            self._availability.answered()
+            LOG.info("the Redis at %s answers again: the response cache is used", self.address)
+
+    def _failed(self, error: Exception) -> None:
+        pause = self._availability.pause
+        if self._availability.failed(asyncio.get_running_loop().time()):
+            LOG.warning(
+                "the Redis at %s does not answer (%s): requests run without the response cache; next attempt in %g s",
+                self.address, one_line(error), pause,
+            )  # fmt: skip
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class RedisArea:
+    """The entries of a model version.  They stay when it ends: the same files give the same answers elsewhere."""
+
+    def __init__(self, cache: RedisCache, prefix: bytes) -> None:
+        self._cache = cache
+        self._prefix = prefix
+        self._ended = False
+
+    def find(self, key: bytes) -> Any:
+        return self._cache.get(self._prefix + key) if self._cache.available() else None
+
+    def insert(self, key: bytes, entry: CachedResponse) -> bool:
+        if not self._ended and self._cache.available():
+            self._cache.put(self._prefix + key, entry)
+        return True
+
+    def forget(self) -> None:
+        self._ended = True
+
+
+def _complete(given: Mapping[str, str]) -> dict[str, str]:
+    unknown = sorted(given.keys() - SETTINGS.keys())
+    if unknown:
+        raise invalid(
+            f"Failed to initialize RedisCache: it has no setting '{unknown[0]}', only {', '.join(sorted(SETTINGS))}"
+        )
+    if not given.get("host") or not given.get("port"):
+        raise invalid(
+            "Failed to initialize RedisCache, didn't specify address. Must at a minimum specify 'host' and 'port' in "
+            "the configuration - e.g. --cache-config=redis,host=redis --cache-config=redis,port=6379"
+        )
+    settings = {**SETTINGS, **{name: os.environ.get(variable, "") for name, variable in _ENVIRONMENT.items()}, **given}
+    for name in _NUMBERS:
+        if not (settings[name].isascii() and settings[name].isdigit()):
+            raise invalid(f"Failed to initialize RedisCache: '{name}' is '{settings[name]}', which is not a number")
+    return settings
+
+
+def _seconds(milliseconds: str) -> float | None:
+    return int(milliseconds) / 1000 or None
+
+
+def _tls(settings: Mapping[str, str]) -> dict[str, Any]:
+    names = {"cert": "ssl_certfile", "key": "ssl_keyfile", "cacert": "ssl_ca_certs", "cacert_dir": "ssl_ca_path"}
+    return {option: settings[name] for name, option in names.items() if settings[name]}
