@@ -1,0 +1,134 @@
+"""Sends traces to a collector of OpenTelemetry's, with its Python SDK, which the extra ``opentelemetry`` brings.
+
+The spans are Triton's: ``InferRequest`` for what the front end sees, below it one span for each model, with the model's
+name, and below that ``compute``.  They are made when a trace has ended and put into the SDK's queue, whose thread sends
+them.  A collector that is slow or away loses spans, never requests time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from threading import Thread
+from time import monotonic_ns, time_ns
+from typing import Final
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
+
+from conch.telemetry.tracing.parents import Caller
+from conch.telemetry.tracing.trace import Trace, TraceContext, TracedRequest, TraceEvent
+from conch.telemetry.tracing.values import TraceValues
+
+_SCOPE: Final = "triton-server"
+_SERVICE: Final = "triton-inference-server"
+_DEFAULT_URL: Final = "http://localhost:4318/v1/traces"
+#: How long the last spans may take to be sent when the server stops (s).
+_LAST_SECONDS: Final = 1.0
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+
+_REQUEST: Final = frozenset({"REQUEST_START", "QUEUE_START", "REQUEST_END"})
+_OF_MODELS: Final = _REQUEST | {"COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"}
+
+
+class Collector:
+    """Where the spans of a server go."""
+
+    def __init__(self, values: TraceValues) -> None:
+        options = values.options
+        queue = int(options["bsp_max_queue_size"])
+        self._processor = BatchSpanProcessor(
+            OTLPSpanExporter(endpoint=_endpoint(options.get("url", ""))),
+            max_queue_size=queue,
+            schedule_delay_millis=int(options["bsp_schedule_delay"]),
+            max_export_batch_size=min(int(options["bsp_max_export_batch_size"]), queue),
+        )
+        self._resource = Resource.create({"service.name": _SERVICE, **values.resource})
+        self._scope = InstrumentationScope(_SCOPE)
+        #: From the clock of the events to the time of day (ns).
+        self._offset = time_ns() - monotonic_ns()
+
+    def new_context(self, caller: Caller | None) -> TraceContext:
+        """The context of a new trace, which is the caller's where there is one."""
+        if caller is None:
+            return TraceContext(secrets.randbits(128), 0, "")
+        return TraceContext(caller.trace_id, caller.span_id, caller.state)
+
+    def append(self, traces: Sequence[Trace]) -> None:
+        for trace in traces:
+            for span in self._spans(trace):
+                self._processor.on_end(span)
+
+    def write_numbered(self, traces: Sequence[Trace]) -> None:
+        """A collector has no numbered files."""
+        self.append(traces)
+
+    def close(self) -> None:
+        """Send what waits, for a short while: a collector that is away is tried again for longer than anybody waits."""
+        closing = Thread(target=self._processor.shutdown, name="conch-traces-end", daemon=True)
+        closing.start()
+        closing.join(_LAST_SECONDS)
+
+    def _spans(self, trace: Trace) -> Iterator[ReadableSpan]:
+        """The spans of a trace, each after those below it."""
+        assert trace.context is not None
+        root = trace.requests[0]
+        frontend = [event for event in root.events if event.name not in _OF_MODELS]
+        for request in reversed(trace.requests):
+            yield from self._model_spans(trace.context, request)
+        yield self._span("InferRequest", trace.context, trace.root_span, trace.context.parent, frontend)
+
+    def _model_spans(self, context: TraceContext, request: TracedRequest) -> Iterator[ReadableSpan]:
+        compute = [event for event in request.events if event.name.startswith("COMPUTE_")]
+        events = [event for event in request.events if event.name in _REQUEST]
+        if not events:  # its model did not take it
+            return
+        if compute:
+            yield self._span("compute", context, request.compute_span, request.span, compute)
+        attributes: dict[str, str | int] = {
+            "triton.model_name": request.model_name,
+            "triton.model_version": request.model_version,
+            "triton.trace_id": request.id,
+            "triton.trace_parent_id": request.parent.id if request.parent is not None else 0,
+        }
+        if request.request_id:
+            attributes["triton.request_id"] = request.request_id
+        parent = request.parent.span if request.parent is not None else request.trace.root_span
+        yield self._span(request.model_name, context, request.span, parent, events, attributes)
+
+    def _span(
+        self,
+        name: str,
+        context: TraceContext,
+        span: int,
+        parent: int,
+        events: Sequence[TraceEvent],
+        attributes: dict[str, str | int] | None = None,
+    ) -> ReadableSpan:
+        return ReadableSpan(
+            name,
+            self._span_context(context, span, remote=False),
+            self._span_context(context, parent, remote=parent == context.parent) if parent else None,
+            self._resource,
+            attributes,
+            [Event(event.name, timestamp=event.ns + self._offset) for event in events],
+            kind=SpanKind.SERVER,
+            instrumentation_scope=self._scope,
+            start_time=events[0].ns + self._offset,
+            end_time=events[-1].ns + self._offset,
+        )
+
+    def _span_context(self, context: TraceContext, span: int, remote: bool) -> SpanContext:
+        state = TraceState.from_header([context.state]) if context.state else None
+        return SpanContext(context.trace_id, span, remote, _SAMPLED, state)
+
+
+def _endpoint(url: str) -> str:
+    """The URL of a collector, which Triton takes without its scheme too."""
+    if not url:
+        return _DEFAULT_URL
+    return url if "://" in url else f"http://{url}"

@@ -1,0 +1,115 @@
+"""Trace files in Triton's format: arrays of JSON objects, each about one request.
+
+A ``TraceFile`` is shared by the settings that name it.  What is handed to it is written by one thread of its own, in
+order, and never on the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+from conch.telemetry.tracing.tensor_text import data_text
+from conch.telemetry.tracing.trace import Trace, TracedRequest
+
+LOG = logging.getLogger("conch")
+
+
+def trace_text(trace: Trace) -> str:
+    """The objects of a trace, without brackets: the client's request first, then those made of it."""
+    return ",".join(json.dumps(one, separators=(",", ":")) for request in trace.requests for one in _objects(request))
+
+
+def _objects(request: TracedRequest) -> Iterator[dict[str, Any]]:
+    """What is known of one request: who it is, just before it starts, its moments, and its tensors."""
+    trace = request.trace
+    after = "QUEUE_START" if any(event.name == "QUEUE_START" for event in request.events) else "REQUEST_START"
+    for event in request.events if trace.timestamps else ():
+        if event.name == "REQUEST_START":
+            yield _header(request)
+        yield {"id": request.id, "timestamps": [{"name": event.name, "ns": event.ns}]}
+        if event.name == after:
+            yield from _tensors(request)
+    if not trace.timestamps:
+        yield from _tensors(request)
+
+
+def _header(request: TracedRequest) -> dict[str, Any]:
+    header: dict[str, Any] = {
+        "id": request.id,
+        "model_name": request.model_name,
+        "model_version": request.model_version,
+    }
+    if request.request_id:
+        header["request_id"] = request.request_id
+    if request.parent is not None:
+        header["parent_id"] = request.parent.id
+    return header
+
+
+def _tensors(request: TracedRequest) -> Iterator[dict[str, Any]]:
+    for activity, tensor in request.tensors:
+        shown = {
+            "name": tensor.name,
+            "data": data_text(tensor),
+            "shape": ",".join(map(str, tensor.shape)),
+            "dtype": tensor.datatype,
+        }
+        yield {"id": request.id, "activity": activity, "tensor": shown}
+
+
+class TraceFile:
+    """The file ``name``, which is begun anew by the first traces written to it, and those with numbers beside it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._numbered = 0
+        self._file: IO[str] | None = None
+        self._writer = ThreadPoolExecutor(1, "conch-traces")
+
+    def append(self, traces: Sequence[Trace]) -> None:
+        """Add traces to the file."""
+        self._write(self._append, traces)
+
+    def write_numbered(self, traces: Sequence[Trace]) -> None:
+        """Write traces to a file of their own, the next of ``<name>.0``, ``<name>.1`` …"""
+        number, self._numbered = self._numbered, self._numbered + 1
+        self._write(lambda text: _write_whole(Path(f"{self.name}.{number}"), f"[{text}]"), traces)
+
+    def close(self) -> None:
+        """End the file, when everything has been written."""
+        self._writer.submit(self._end)
+        self._writer.shutdown()
+
+    def _write(self, write: Callable[[str], None], traces: Sequence[Trace]) -> None:
+        self._writer.submit(_logged, lambda: write(",".join(map(trace_text, traces))))
+
+    def _append(self, text: str) -> None:
+        if self._file is None:
+            self._file = Path(self.name).open("w", encoding="utf-8")  # noqa: SIM115 (until the server stops)
+            self._file.write("[")
+        else:
+            self._file.write(",")
+        self._file.write(text)
+        self._file.flush()
+
+    def _end(self) -> None:
+        if self._file is not None:
+            self._file.write("]")
+            self._file.close()
+            self._file = None
+
+
+def _write_whole(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _logged(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError as error:
+        LOG.error("failed creating trace file: %s", error)

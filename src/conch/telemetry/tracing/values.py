@@ -1,0 +1,133 @@
+"""The values of a trace setting: what clients see, change and clear; pure.
+
+A setting falls back field by field: that of a model to the global one, and the global one to the options at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal
+
+from conch.errors import invalid
+
+TraceMode = Literal["triton", "opentelemetry"]
+
+LEVELS: Final = ("TIMESTAMPS", "TENSORS")
+#: The options of the batches in which spans are sent: their names, the variables of the environment that OpenTelemetry
+#: has for them, and their defaults (ms and numbers of spans).
+BATCHES: Final = (
+    ("bsp_max_queue_size", "OTEL_BSP_MAX_QUEUE_SIZE", 2048),
+    ("bsp_schedule_delay", "OTEL_BSP_SCHEDULE_DELAY", 5000),
+    ("bsp_max_export_batch_size", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512),
+)
+
+
+@dataclass(frozen=True)
+class TraceValues:
+    """One setting; ``level`` has names of :data:`LEVELS`, none for OFF.  A ``count`` of -1 has no end."""
+
+    level: tuple[str, ...] = ()
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+    file: str = ""
+    mode: TraceMode = "triton"
+    #: The options of the mode ``opentelemetry``, in the order in which they were given.
+    options: Mapping[str, str] = field(default_factory=dict)
+    resource: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be traced with these values; empty if something can be."""
+        if not self.level:
+            return "tracing is disabled"
+        if not self.rate:
+            return "sample rate must be non-zero"
+        if self.mode == "triton" and not self.file:
+            return "trace file name is not given"
+        return ""
+
+    def shown(self) -> dict[str, Any]:
+        """The values as clients see them, in Triton's order."""
+        common = {
+            "trace_level": list(self.level) or ["OFF"],
+            "trace_rate": str(self.rate),
+            "trace_count": str(self.count),
+        }
+        if self.mode == "triton":
+            own = {"log_frequency": str(self.log_frequency), "trace_file": self.file}
+            return {**common, **own, "trace_mode": self.mode}
+        resource = ",".join(f"{name}={value}" for name, value in self.resource.items())
+        return {**common, "trace_mode": self.mode, **self.options, **({"resource": resource} if resource else {})}
+
+
+#: What clients may change; None clears a field, which then has the value that it falls back to.
+TraceChanges = Mapping[str, Any]
+_CHANGEABLE: Final = ("level", "rate", "count", "log_frequency")
+
+
+@dataclass(frozen=True)
+class OwnValues:
+    """The fields that were set for a model, or globally since the start; the others fall back."""
+
+    level: tuple[str, ...] | None = None
+    rate: int | None = None
+    count: int | None = None
+    log_frequency: int | None = None
+
+    def changed(self, changes: TraceChanges) -> OwnValues:
+        return replace(self, **changes)
+
+    def over(self, fallback: TraceValues) -> TraceValues:
+        """These values, and those of ``fallback`` where there are none.
+
+        Raises INVALID_ARG where they would trace something and cannot.
+        """
+        own = {name: value for name in _CHANGEABLE if (value := getattr(self, name)) is not None}
+        values = replace(fallback, **own)
+        if values.level and values.problem:
+            raise invalid(f"Attempting to set invalid trace setting :{values.problem}")
+        return values
+
+    @property
+    def empty(self) -> bool:
+        return all(getattr(self, one.name) is None for one in fields(self))
+
+
+def values_of(settings: Iterable[tuple[str, str, str]], environment: Mapping[str, str]) -> TraceValues:
+    """The values that ``--trace-config`` gives as scopes, keys and values.
+
+    ``environment`` has OpenTelemetry's own variables, which the options override.
+    """
+    values = TraceValues()
+    options: dict[str, str] = {}
+    resource: dict[str, str] = {}
+    for scope, key, value in settings:
+        match scope, key:
+            case "", "mode":
+                values = replace(values, mode="opentelemetry" if value == "opentelemetry" else "triton")
+            case "", "level":
+                values = replace(values, level=_with_level(values.level, value.upper()))
+            case "", "rate":
+                values = replace(values, rate=int(value))
+            case "", "count":
+                values = replace(values, count=int(value))
+            case "triton", "file":
+                values = replace(values, file=value)
+            case "triton", "log-frequency":
+                values = replace(values, log_frequency=int(value))
+            case "opentelemetry", "resource":
+                name, _, text = value.partition("=")
+                resource[name] = text
+            case "opentelemetry", _:
+                options[key] = value
+    if values.mode == "opentelemetry":
+        for key, variable, default in BATCHES:
+            options.setdefault(key, environment.get(variable) or str(default))
+    return replace(values, options=options, resource=resource)
+
+
+def _with_level(levels: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """The levels, with one more; OFF ends them all."""
+    return () if name == "OFF" else tuple(one for one in LEVELS if one == name or one in levels)

@@ -1,0 +1,48 @@
+"""The texts of trace settings, which are the same over HTTP and gRPC; raises INVALID_ARG in Triton's words.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from conch.errors import invalid, unsupported
+
+LEVELS: Final = ("TIMESTAMPS", "TENSORS")
+#: The settings that are numbers, in the order in which they are read, and the greatest of each.
+NUMBERS: Final = {"trace_rate": 2**32 - 1, "trace_count": 2**31 - 1, "log_frequency": 2**32 - 1}
+
+_NUMBER: Final = re.compile(r"\s*([+-]?[0-9]+)")
+
+
+def read_levels(names: Iterable[str]) -> tuple[str, ...]:
+    """The levels of a setting, none for OFF; unknown names are ignored, as in Triton."""
+    names = list(names)
+    if "OFF" in names:
+        if len(names) > 1:
+            raise invalid("Expect only one trace level 'OFF' is specified")
+        return ()
+    return tuple(level for level in LEVELS if level in names)
+
+
+def read_number(setting: str, text: str) -> int:
+    """The number of ``trace_rate``, ``trace_count`` or ``log_frequency``, as C's functions read one."""
+    match = _NUMBER.match(text)
+    if match is None:
+        raise invalid(f"Unable to parse '{setting}', got: {text}")
+    number, low, high = int(match[1]), -1 if setting == "trace_count" else 0, NUMBERS[setting]
+    if setting == "trace_count" and -(2**31) <= number < low:
+        raise invalid(f"Unable to parse '{setting}'. Expecting value >= {low}, got:{number}")
+    if not low <= number <= high:
+        raise invalid(f"Unable to parse '{setting}', value is out of range [ {low}, {high} ], got: {text}")
+    return number
+
+
+def refuse_file() -> Any:
+    """A client may not say where the server writes."""
+    raise unsupported("trace file location can not be updated through network protocol")
+
+
+def field(setting: str) -> str:
+    """The name of the setting's field in :class:`conch.telemetry.tracing.values.OwnValues`."""
+    return setting.removeprefix("trace_")
