@@ -34,6 +34,13 @@ class Histogram:
         self.count += times
         self.sum += value * times
 
+    def add(self, counts: Iterable[tuple[int, int]], sum: float) -> None:
+        """Add observations that somebody else has counted: how many for each bucket, by number, and their sum."""
+        for bucket, count in counts:
+            self._counts[bucket] += count
+            self.count += count
+        self.sum += sum
+
     def cumulative(self) -> list[int]:
         """The number of observations up to each bound, and then that of all."""
         total = 0

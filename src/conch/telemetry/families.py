@@ -151,11 +151,14 @@ def template_memory(size: int) -> Family:
     return _TEMPLATES, [MetricSample("", size)]
 
 
-def readiness(models: Iterable[tuple[str, int, bool]]) -> Family:
-    """Which versions, by name and number, are ready."""
+def readiness(models: Iterable[tuple[str, str, int, bool]]) -> Family:
+    """Which versions, by name, namespace and number, are ready."""
     return _READY, [
-        MetricSample(label_text({"model": name, "version": str(version)}), int(ready))
-        for name, version, ready in sorted(models)
+        MetricSample(
+            label_text({"model": name, **({"namespace": namespace} if namespace else {}), "version": str(version)}),
+            int(ready),
+        )
+        for name, namespace, version, ready in sorted(models)
     ]
 
 
@@ -319,6 +322,10 @@ SUMMARIES: Final[Table] = dict((
     _summary("nv_inference_compute_output_summary_us",
         "Cumulative inference compute output duration in microseconds (does not include cached requests)",
         _summaries.summary(lambda summaries: summaries.compute_output)),
+))
+
+#: For models behind a response cache.
+CACHE_SUMMARIES: Final[Table] = dict((
     _summary("nv_cache_hit_summary_per_model", "Summary of cache hit counts/durations per model, in microseconds.",
         _cache_summaries.summary(lambda summaries: summaries.cache_hit)),
     _summary("nv_cache_miss_summary_per_model", "Summary of cache miss counts/durations per model, in microseconds.",

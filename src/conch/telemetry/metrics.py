@@ -14,6 +14,7 @@ from typing import Final
 
 from conch.errors import invalid
 from conch.telemetry import families
+from conch.telemetry.custom import CustomMetrics
 from conch.telemetry.distributions import Histogram
 from conch.telemetry.exposition import Family, Metric, MetricSample, page, page_lines
 from conch.telemetry.families import Registered
@@ -63,7 +64,8 @@ class MetricsConfig:
 class Registry:
     """Everything that the metrics page shows.
 
-    ``cpu`` and ``gpu`` say whether to show the machine, which is read at most twice per ``interval_ms``, as in Triton.
+    ``cpu`` and ``gpu`` say whether to show the machine, which is read at most twice per ``interval_ms``, as in Triton;
+    ``cache`` whether the server has a response cache.
     """
 
     def __init__(
@@ -72,13 +74,17 @@ class Registry:
         *,
         cpu: bool = True,
         gpu: bool = True,
+        cache: bool = True,
         interval_ms: float = 2000.0,
     ) -> None:
         self.config = config
+        self._cache = cache
         #: Called before each page; what it starts is seen on a later one.
         self.before_rendering: Callable[[], None] = lambda: None
         self._models: dict[tuple[str, ...], Registered] = {}
         self._collectors: list[Callable[[], Iterable[Family]]] = []
+        #: Those of models.
+        self.custom = CustomMetrics({metric.name: metric.type for metric in families.GENERATION})
         interval = interval_ms / 2 / 1000
         gpus = gpu_gauges(interval) if gpu else None
         if gpus is not None:
@@ -135,18 +141,19 @@ class Registry:
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
         self.before_rendering()
-        return page(self._families(list(self._models.values())))
+        return page(self.custom.joined(self._families(list(self._models.values()))))
 
     def lines(self) -> Iterator[str]:
         """The lines of the page, made one by one: with a thousand models they take a while."""
         self.before_rendering()
-        return page_lines(self._families(list(self._models.values())))
+        return page_lines(self.custom.joined(self._families(list(self._models.values()))))
 
     def _families(self, models: Sequence[Registered]) -> Iterator[Family]:
         yield from _of_models(models, families.COUNTS)
         if self.config.counter_latencies:
             yield from _of_models(models, families.DURATIONS)
-        yield from _of_models(models, families.CACHE)
+        if self._cache:
+            yield from _of_models(models, families.CACHE)
         yield from _of_models(models, families.GAUGES)
         if self.config.histogram_latencies:
             yield from _of_models(models, families.HISTOGRAMS)
@@ -160,6 +167,8 @@ class Registry:
             yield from collect()
         if self.config.summary_latencies:
             yield from _of_models(models, families.SUMMARIES)
+            if self._cache:
+                yield from _of_models(models, families.CACHE_SUMMARIES)
 
 
 def _of_models(models: Sequence[Registered], table: families.Table) -> Iterator[tuple[Metric, Iterator[MetricSample]]]:

@@ -1,0 +1,172 @@
+"""Metrics that models make: families and series by name and labels, shared by all that have made the same.
+
+Workers hold them; a family and a series are there as long as anyone does.  Runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal
+
+from conch.errors import internal
+from conch.telemetry.distributions import Histogram
+from conch.telemetry.exposition import Family, Metric, MetricSample, label_text, number
+
+Kind = Literal["COUNTER", "GAUGE", "HISTOGRAM"]
+Labels = tuple[tuple[str, str], ...]
+
+_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+#: How names begin that only the server gives.
+_RESERVED: Final = ("nv_", "conch_")
+
+
+class CustomSeries:
+    """A number, or a histogram, of a family."""
+
+    def __init__(self, labels: Labels, bounds: Sequence[float] | None) -> None:
+        self.labels = dict(labels)
+        self.value = 0.0
+        self.histogram = None if bounds is None else Histogram(bounds)
+
+    def change(self, absolute: bool, amount: float, buckets: Sequence[tuple[int, int]]) -> None:
+        """Set to or add ``amount``; ``buckets`` are those of a histogram, by number, and what is added to each."""
+        if self.histogram is not None:
+            self.histogram.add(buckets, amount)
+        else:
+            self.value = amount if absolute else self.value + amount
+
+    def samples(self) -> Iterator[MetricSample]:
+        """What the page shows of it."""
+        labels = label_text(self.labels)
+        histogram = self.histogram
+        if histogram is None:
+            yield MetricSample(labels, self.value)
+            return
+        yield MetricSample(labels, histogram.count, "_count")
+        yield MetricSample(labels, histogram.sum, "_sum")
+        for bound, count in zip([*map(number, histogram.bounds), "+Inf"], histogram.cumulative(), strict=True):
+            yield MetricSample(label_text({**self.labels, "le": bound}), count, "_bucket")
+
+
+class CustomFamily:
+    """A family and its series; how often each is held."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self.series: dict[Labels, CustomSeries] = {}
+        #: Of each series, and under None of the family itself.
+        self.holders: Counter[Labels | None] = Counter()
+
+    def samples(self) -> list[MetricSample]:
+        """What the page shows of all series."""
+        return [sample for series in self.series.values() for sample in series.samples()]
+
+
+class CustomMetrics:
+    """All families that models have made; ``types`` are those of families that the server may show too, by name."""
+
+    def __init__(self, types: Mapping[str, str]) -> None:
+        self._types = types
+        self._families: dict[str, CustomFamily] = {}
+
+    def holder(self) -> MetricsHolder:
+        """What one worker holds: nothing so far."""
+        return MetricsHolder(self)
+
+    def joined(self, families: Iterator[Family]) -> Iterator[Family]:
+        """The server's ``families``, with what models add to them, then models' own that have series."""
+        shown = set()
+        for metric, samples in families:
+            shown.add(metric.name)
+            more = self._families.get(metric.name)
+            yield metric, samples if more is None else [*samples, *more.samples()]
+        for family in list(self._families.values()):
+            if family.series and family.metric.name not in shown:
+                yield family.metric, family.samples()
+
+    def hold_family(self, name: str, description: str, kind: Kind) -> CustomFamily:
+        """The family of that name, held once more; the description is that of who made it first."""
+        if not _NAME.fullmatch(name):
+            raise internal("Invalid metric name")
+        if name.startswith(_RESERVED):
+            raise internal(f"Family name '{name}' begins with '{name.partition('_')[0]}_', as the server's own do")
+        family = self._families.get(name)
+        types = {self._types.get(name), family and family.metric.type} - {None}
+        if types - {kind.lower()}:
+            raise internal("Family name already exists with different type")
+        if family is None:
+            description = description.replace("\\", r"\\").replace("\n", r"\n")
+            family = self._families[name] = CustomFamily(Metric(name, kind.lower(), description))
+        family.holders[None] += 1
+        return family
+
+    def hold_series(self, family: CustomFamily, labels: Mapping[str, str], bounds: Sequence[float]) -> Labels:
+        """The series with these labels, held once more; returns its key in ``family.series``."""
+        for name in labels:
+            if not _LABEL.fullmatch(name) or (name == "le" and family.metric.type == "histogram"):
+                raise internal("Invalid label name")
+        key = tuple(sorted(labels.items()))
+        if key not in family.series:
+            family.series[key] = CustomSeries(key, bounds if family.metric.type == "histogram" else None)
+        family.holders[key] += 1
+        return key
+
+    def release(self, family: CustomFamily, key: Labels | None) -> None:
+        """Hold a family (``None``), or one of its series, once less."""
+        family.holders[key] -= 1
+        if family.holders[key] > 0:
+            return
+        del family.holders[key]
+        if key is not None:
+            del family.series[key]
+        if not family.holders:
+            del self._families[family.metric.name]
+
+
+class MetricsHolder:
+    """The families and series that one worker has, by the numbers that it gave them."""
+
+    def __init__(self, metrics: CustomMetrics) -> None:
+        self._metrics = metrics
+        self._families: dict[int, CustomFamily] = {}
+        self._series: dict[int, tuple[int, CustomFamily, Labels]] = {}
+
+    def add_family(self, id: int, name: str, description: str, kind: Kind) -> None:
+        """Raises INTERNAL, with Triton's texts, for a name that no family may have, or another kind than it has."""
+        self._families[id] = self._metrics.hold_family(name, description, kind)
+
+    def add_series(self, id: int, family: int, labels: Mapping[str, str], bounds: Sequence[float]) -> None:
+        """Raises INTERNAL for labels that cannot be."""
+        of = self._families[family]
+        self._series[id] = family, of, self._metrics.hold_series(of, labels, bounds)
+
+    def value(self, id: int) -> float:
+        """The value of a series that is not a histogram."""
+        _, family, key = self._series[id]
+        return family.series[key].value
+
+    def change(self, id: int, absolute: bool, amount: float, buckets: Sequence[tuple[int, int]]) -> None:
+        """Change a series; one that has been dropped is passed over."""
+        if id in self._series:
+            _, family, key = self._series[id]
+            family.series[key].change(absolute, amount, buckets)
+
+    def drop_series(self, id: int) -> None:
+        """Hold a series no longer."""
+        if id in self._series:
+            _, family, key = self._series.pop(id)
+            self._metrics.release(family, key)
+
+    def drop_family(self, id: int) -> None:
+        """Hold a family no longer, nor the series that were made with it."""
+        for series in [one for one, (family, _, _) in self._series.items() if family == id]:
+            self.drop_series(series)
+        self._metrics.release(self._families.pop(id), None)
+
+    def close(self) -> None:
+        """Drop everything."""
+        for id in list(self._families):
+            self.drop_family(id)
