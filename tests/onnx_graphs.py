@@ -51,6 +51,31 @@ def encoder(path: Path, output: str = "last_hidden_state", width: int = 3, datat
     return write(path, nodes, inputs, [(output, datatype, ("batch", "tokens", width))], [table])
 
 
+def ragged(path: Path) -> Path:
+    """``y`` is twice ``x``, ``totals`` the sum of each request's elements of ``x``, which lie between ``ends``."""
+    zero = numpy_helper.from_array(np.array([0], np.int64), "zero")
+    first = numpy_helper.from_array(np.array([0.0], np.float32), "first")
+    one = numpy_helper.from_array(np.array([1], np.int64), "one")
+    end = numpy_helper.from_array(np.array([2**31], np.int64), "end")
+    last = numpy_helper.from_array(np.array([-1], np.int64), "last")
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["y"]),
+        helper.make_node("CumSum", ["x", "zero"], ["running"]),
+        helper.make_node("Concat", ["first", "running"], ["sums"], axis=0),
+        helper.make_node("Gather", ["sums", "ends"], ["at_ends"]),
+        helper.make_node("Slice", ["at_ends", "one", "end"], ["until"]),
+        helper.make_node("Slice", ["at_ends", "zero", "last"], ["since"]),
+        helper.make_node("Sub", ["until", "since"], ["totals"]),
+    ]
+    return write(
+        path,
+        nodes,
+        [("x", "FP32", ("elements",)), ("ends", "INT32", ("requests",))],
+        [("y", "FP32", ("elements",)), ("totals", "FP32", ("requests",))],
+        [zero, first, one, end, last],
+    )
+
+
 def write(
     path: Path,
     nodes: list[Any],

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conch.backends.graphs import signature
+from conch.backends.graphs.sequence_tensors import SequenceTensors
 from conch.backends.graphs.signature import GraphTensor
 from conch.backends.native.arrays import Array, Strings
 from conch.backends.native.backend import TensorBackend
@@ -19,10 +20,14 @@ from conch.errors import unavailable
 
 
 class Graph(ABC):
-    """A graph that several threads may run at once; ``inputs`` and ``outputs`` are in its own order."""
+    """A graph that several threads may run at once; ``inputs`` and ``outputs`` are in its own order.
+
+    ``initializers`` are constants for which a caller may give other values.
+    """
 
     inputs: tuple[GraphTensor, ...]
     outputs: tuple[GraphTensor, ...]
+    initializers: tuple[GraphTensor, ...] = ()
 
     @abstractmethod
     def infer(self, names: Sequence[str], values: Mapping[str, Array | Strings]) -> list[Array | Strings]:
@@ -56,14 +61,16 @@ class GraphBackend(TensorBackend):
             return json.dumps(self.config)
         batch_size = signature.default_max_batch_size(self.backend_config)
         graph = self.inspect(self._path())
-        completed = signature.complete(
-            self.config, graph.inputs, graph.outputs, batch_size, lambda text: self.log("WARNING", text)
-        )
+        inputs, outputs = SequenceTensors.of(self.config).of_clients(graph.inputs, graph.outputs)
+        completed = signature.complete(self.config, inputs, outputs, batch_size, lambda text: self.log("WARNING", text))
         return json.dumps(completed)
 
     def load(self, instance: Mapping[str, Any]) -> None:
         graph = self.open(self._path(), instance)
-        signature.check(self.config, graph.inputs, graph.outputs)
+        sequences = SequenceTensors.of(self.config)
+        sequences.check(self.model["name"], graph.inputs, graph.outputs)
+        inputs, outputs = sequences.of_clients(graph.inputs, graph.outputs)
+        signature.check(self.config, inputs, outputs, graph.initializers)
         self._graph = graph
 
     def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:

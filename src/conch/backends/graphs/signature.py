@@ -71,7 +71,8 @@ def complete(
             "specified"
         )
     batched = bool(config.get("max_batch_size"))
-    for key, tensors in (("input", inputs), ("output", outputs)):
+    made = {tensor["name"] for tensor in batch_inputs(config)}
+    for key, tensors in (("input", [one for one in inputs if one.name not in made]), ("output", outputs)):
         config[key] = config.get(key) or [_described(name, tensor, batched) for tensor in tensors]
     return config
 
@@ -84,38 +85,71 @@ def _described(model: str, tensor: GraphTensor, batched: bool) -> dict[str, Any]
     return described if dims else {**described, "reshape": {"shape": []}}
 
 
-def check(config: Mapping[str, Any], inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> None:
-    """Raise INVALID_ARG where a configuration and the graph disagree, UNSUPPORTED for batches not made here."""
+def check(
+    config: Mapping[str, Any],
+    inputs: Sequence[GraphTensor],
+    outputs: Sequence[GraphTensor],
+    initializers: Sequence[GraphTensor] = (),
+) -> None:
+    """Raise INVALID_ARG where a configuration and the graph disagree.
+
+    ``initializers`` are constants of the graph that a request may override: optional inputs.
+    """
     model = config["name"]
-    if config.get("batch_input") or config.get("batch_output"):
-        raise unsupported(f"model '{model}' has batch_input or batch_output, which this backend does not make")
-    ragged = [one["name"] for one in config.get("input", ()) if one.get("allow_ragged_batch")]
-    if ragged and int(config.get("max_batch_size", 0)) > 0:
-        raise unsupported(
-            f"model '{model}' has allow_ragged_batch on input '{ragged[0]}', but this backend joins requests along the "
-            "batch dimension alone: leave it out, and requests of other shapes are batched apart"
-        )
-    if len(config.get("input", ())) != len(inputs):
+    batched = int(config.get("max_batch_size", 0)) > 0
+    made = batch_inputs(config)
+    count = sum(not tensor.get("optional") for tensor in config.get("input", ())) + len(made)
+    if count != len(inputs):
         raise invalid(
-            f"unable to load model '{model}', configuration expects {len(config.get('input', ()))} inputs, "
-            f"model provides {len(inputs)}"
+            f"unable to load model '{model}', configuration expects {count} inputs, model provides {len(inputs)}"
         )
-    for kind, tensors in (("input", inputs), ("output", outputs)):
+    scattered = {name for one in config.get("batch_output", ()) for name in one["target_name"]}
+    for kind, tensors in (("input", (*inputs, *initializers)), ("output", outputs)):
         known = {tensor.name: tensor for tensor in tensors}
-        for wanted in config.get(kind, ()):
+        for wanted in (*config.get(kind, ()), *(made if kind == "input" else ())):
             name = wanted["name"]
             if name not in known:
                 raise invalid(f"unexpected inference {kind} '{name}', allowed {kind}s are: {', '.join(known)}")
-            _check_tensor(model, kind, wanted, known[name], int(config.get("max_batch_size", 0)) > 0)
+            _check_type(model, kind, wanted, known[name])
+            if wanted.get("optional") and batched:
+                raise invalid(
+                    f"unable to load model '{model}', optional input '{name}' is not supported for models that support "
+                    "batching"
+                )
+            if wanted.get("allow_ragged_batch"):
+                _check_ragged(model, known[name])
+            elif "dims" in wanted and name not in scattered:
+                _check_shape(model, wanted, known[name], batched)
 
 
-def _check_tensor(model: str, kind: str, wanted: Mapping[str, Any], tensor: GraphTensor, batched: bool) -> None:
+def batch_inputs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The inputs of the graph that no client sends; what shapes they have depends on the batch."""
+    return [
+        {"name": name, "data_type": one["data_type"]}
+        for one in config.get("batch_input", ())
+        for name in one["target_name"]
+    ]
+
+
+def _check_type(model: str, kind: str, wanted: Mapping[str, Any], tensor: GraphTensor) -> None:
     provided = CONFIG_NAME.get(tensor.datatype, tensor.datatype)
     if wanted["data_type"] != provided:
         raise invalid(
             f"unable to load model '{model}', configuration expects datatype {wanted['data_type']} for {kind} "
             f"'{tensor.name}', model provides {provided}"
         )
+
+
+def _check_ragged(model: str, tensor: GraphTensor) -> None:
+    """The elements of all requests of a batch lie end to end in a ragged input.  The two blanks are the known text."""
+    if tensor.shape != (-1,):
+        raise invalid(
+            f"unable to load model '{model}', configuration expects model provides input with shape [-1]  for ragged "
+            f"input '{tensor.name}', model provides {format_shape(tensor.shape)}"
+        )
+
+
+def _check_shape(model: str, wanted: Mapping[str, Any], tensor: GraphTensor, batched: bool) -> None:
     where = f"model '{model}', tensor '{tensor.name}': "
     shape = format_shape(tensor.shape)
     if batched and not tensor.batches:

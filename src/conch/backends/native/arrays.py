@@ -5,7 +5,7 @@ Runs in workers and in ``conch convert``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from conch.errors import ConchError, internal, invalid
 from conch.tensors import Buffer, WireTensor, pack_bytes, split_bytes
+from conch.workers.child.lending import OutputLoan
 
 Array = npt.NDArray[Any]
 
@@ -68,7 +69,7 @@ class Request:
     The methods that read an input raise INVALID_ARG, naming it, where the request does not have it.
     """
 
-    __slots__ = ("cancelled", "id", "inputs", "outputs", "parameters", "rows", "serial", "text_limit")
+    __slots__ = ("cancelled", "id", "inputs", "outputs", "parameters", "places", "rows", "serial", "text_limit")
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Request:
         parameters: dict[str, Any] | None = None,
         batched: bool = True,
         text_limit: int = 0,
+        places: Mapping[str, OutputLoan] | None = None,
     ) -> None:
         self.serial = serial
         self.id = id
@@ -91,6 +93,8 @@ class Request:
         self.cancelled = False
         #: The longest text (bytes) that the model reads; 0 for no limit.
         self.text_limit = text_limit
+        #: Where outputs go that are not sent to the server, by name.
+        self.places = places or {}
 
     @property
     def size(self) -> int:
@@ -99,6 +103,10 @@ class Request:
 
     def has(self, name: str) -> bool:
         return name in self.inputs
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an input, with the batch dimension."""
+        return self._tensor(name).shape
 
     def array(self, name: str) -> Array:
         """A fixed-size tensor in its shape, without a copy."""
@@ -166,6 +174,44 @@ class Request:
 def array_of(tensor: WireTensor) -> Array:
     """A fixed-size tensor as an array over the same memory."""
     return np.frombuffer(tensor.data, DTYPES[tensor.datatype]).reshape(tensor.shape)
+
+
+def value_of(tensor: WireTensor) -> Array | Strings:
+    """A tensor of any type in its shape, numbers without a copy."""
+    if tensor.datatype == "BYTES":
+        return Strings(tensor.shape, split_bytes(tensor.data))
+    return array_of(tensor)
+
+
+def joined_rows(tensors: Sequence[WireTensor]) -> Array | Strings:
+    """Tensors that differ in their batch dimension alone, as one."""
+    if tensors[0].datatype == "BYTES":
+        shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
+        return Strings(shape, [element for tensor in tensors for element in split_bytes(tensor.data)])
+    return np.concatenate([array_of(tensor) for tensor in tensors])
+
+
+def cut_rows(requests: Sequence[Request], outputs: Mapping[str, Array | Strings]) -> list[Result]:
+    """Each request's rows of the outputs.  Raises INTERNAL for an output without a row for each of the requests'."""
+    total = sum(request.rows for request in requests)
+    for name, value in outputs.items():
+        if not value.shape or value.shape[0] != total:
+            raise internal(f"output '{name}' has shape {list(value.shape)}, not the batch dimension {total}")
+    results = []
+    at = 0
+    for request in requests:
+        part = slice(at, at + request.rows)
+        results.append(Result({name: _rows(value, part) for name, value in outputs.items()}))
+        at += request.rows
+    return results
+
+
+def _rows(value: Array | Strings, part: slice) -> Array | Strings:
+    if isinstance(value, Strings):
+        width = len(value.elements) // value.shape[0]
+        count = part.stop - part.start
+        return Strings((count, *value.shape[1:]), value.elements[part.start * width : part.stop * width])
+    return value[part]
 
 
 def wire_tensor(name: str, datatype: str, value: Array | Strings) -> tuple[str, str, Sequence[int], Buffer]:

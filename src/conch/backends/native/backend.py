@@ -13,15 +13,24 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
-import numpy as np
-
-from conch.backends.native.arrays import Array, Request, Result, Strings, array_of, failure, wire_tensor
+from conch.backends.native.arrays import (
+    Array,
+    Request,
+    Result,
+    Strings,
+    cut_rows,
+    failure,
+    joined_rows,
+    value_of,
+    wire_tensor,
+)
+from conch.backends.native.ragged import RaggedBatches
 from conch.config.parameters import ParameterTable
-from conch.errors import ConchError, internal
-from conch.tensors import PROTOCOL_NAME, WireTensor, split_bytes
+from conch.errors import ConchError
+from conch.tensors import PROTOCOL_NAME
 from conch.workers.child.borrowing import BorrowingUnpacker
 from conch.workers.child.channel import Channel, Header
-from conch.workers.child.packing import Packer
+from conch.workers.child.packing import Packer, output_places
 from conch.workers.child.tracebacks import log_frame
 
 
@@ -73,6 +82,8 @@ class NativeBackend(ABC):
         self._datatypes = {
             output["name"]: PROTOCOL_NAME[output["data_type"]] for output in self.config.get("output", ())
         }
+        for state in (self.config.get("sequence_batching") or {}).get("state", ()):
+            self._datatypes.setdefault(state["output_name"], PROTOCOL_NAME[state["data_type"]])
         try:
             self.load(instance)
         except Exception as error:
@@ -123,6 +134,7 @@ class NativeBackend(ABC):
             parameters=fields["parameters"],
             batched=self._batched,
             text_limit=self.text_limit,
+            places=output_places(fields.get("places", {}), self.channel.regions),
         )
 
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
@@ -137,7 +149,8 @@ class NativeBackend(ABC):
             ]
         except ConchError as error:
             return {"outputs": [], "parameters": {}, "error": [error.code.name, error.message]}
-        return {"outputs": [packer.add(*tensor) for tensor in wired], "parameters": result.parameters}
+        outputs = [packer.add(*tensor, request.places.get(tensor[0])) for tensor in wired]
+        return {"outputs": outputs, "parameters": result.parameters}
 
 
 class BatchBackend(NativeBackend):
@@ -219,48 +232,29 @@ class TensorBackend(BatchBackend):
     def infer(self, arrays: dict[str, Array | Strings], outputs: frozenset[str]) -> dict[str, Array | Strings]:
         """Run the model once.  Called by ``instance["count"]`` threads at a time."""
 
+    def start(self, instance: dict[str, Any], config: str) -> bool:
+        waits = super().start(instance, config)
+        ragged = RaggedBatches(self.config)
+        self._ragged = ragged if ragged.needed else None
+        return waits
+
     def run(self, requests: Sequence[Request]) -> tuple[Sequence[Result | ConchError], dict[str, int]]:
+        if self._ragged is not None:
+            arrays = self._ragged.join(requests)
+            self.before_computing()
+            return self._ragged.split(requests, self.infer(arrays, _wanted(requests))), {}
         if len(requests) == 1:
             request = requests[0]
-            arrays = {name: _value(tensor) for name, tensor in request.inputs.items()}
+            arrays = {name: value_of(tensor) for name, tensor in request.inputs.items()}
             self.before_computing()
             return [Result(self.infer(arrays, request.outputs))], {}
-        joined = {name: _joined([request.inputs[name] for request in requests]) for name in requests[0].inputs}
-        wanted = frozenset[str]().union(*(request.outputs for request in requests))
+        joined = {name: joined_rows([request.inputs[name] for request in requests]) for name in requests[0].inputs}
         self.before_computing()
-        outputs = self.infer(joined, wanted)
-        total = sum(request.rows for request in requests)
-        for name, value in outputs.items():
-            if not value.shape or value.shape[0] != total:
-                raise internal(f"output '{name}' has shape {list(value.shape)}, not the batch dimension {total}")
-        results: list[Result | ConchError] = []
-        at = 0
-        for request in requests:
-            part = slice(at, at + request.rows)
-            results.append(Result({name: _rows(value, part) for name, value in outputs.items()}))
-            at += request.rows
-        return results, {}
+        return cut_rows(requests, self.infer(joined, _wanted(requests))), {}
+
+
+def _wanted(requests: Sequence[Request]) -> frozenset[str]:
+    return frozenset[str]().union(*(request.outputs for request in requests))
 
 
 def _nothing() -> None: ...
-
-
-def _value(tensor: WireTensor) -> Array | Strings:
-    if tensor.datatype == "BYTES":
-        return Strings(tensor.shape, split_bytes(tensor.data))
-    return array_of(tensor)
-
-
-def _joined(tensors: Sequence[WireTensor]) -> Array | Strings:
-    if tensors[0].datatype == "BYTES":
-        shape = (sum(tensor.shape[0] for tensor in tensors), *tensors[0].shape[1:])
-        return Strings(shape, [element for tensor in tensors for element in split_bytes(tensor.data)])
-    return np.concatenate([array_of(tensor) for tensor in tensors])
-
-
-def _rows(value: Array | Strings, part: slice) -> Array | Strings:
-    if isinstance(value, Strings):
-        width = len(value.elements) // value.shape[0]
-        count = part.stop - part.start
-        return Strings((count, *value.shape[1:]), value.elements[part.start * width : part.stop * width])
-    return value[part]

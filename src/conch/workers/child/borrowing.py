@@ -8,6 +8,7 @@ from typing import Any, Dict
 import numpy as np
 
 from conch.workers.child.channel import Channel
+from conch.workers.child.lending import LentFile
 from conch.workers.child.packing import Unpacker
 
 
@@ -26,3 +27,8 @@ class BorrowingUnpacker(Unpacker):
             array = self._arrays[id] = np.frombuffer(region, np.uint8)
             weakref.finalize(array, self._channel.release_region, id).atexit = False
         return array[offset : offset + size]
+
+    def read(self, file: LentFile, offset: int, size: int) -> Any:
+        array = np.empty(size, np.uint8)  # not filled with zeros first, as a bytearray is
+        file.read_into(array.data, offset)
+        return array

@@ -11,10 +11,14 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 from collections import deque
-from typing import Deque, Dict, Iterable, List, Tuple
+from typing import Callable, Deque, Dict, Iterable, List, Tuple, Union
 
 from conch.errors import ConchError, internal
+from conch.tensors import Loan
+from conch.workers.child.frames import Header
+from conch.workers.child.lending import LentFile
 
 #: Bytes of free regions that a pool keeps mapped for reuse.
 IDLE_LIMIT = 64 << 20
@@ -33,6 +37,11 @@ class Region:
         self.fd = fd
         self.map = mmap.mmap(fd, size)
 
+    @property
+    def announcement(self) -> Header:
+        """The header of the frame that goes with the descriptor."""
+        return {"op": "region", "region": self.id, "size": self.size}
+
     def close(self) -> None:
         """Unmap and close; views that are still around keep the mapping alive until they go."""
         os.close(self.fd)
@@ -42,11 +51,30 @@ class Region:
             pass
 
 
+class OfferedFile:
+    """A file of somebody else's that the reader of a channel may use; ``fd`` is this object's own."""
+
+    __slots__ = ("fd", "id")
+
+    def __init__(self, id: int, fd: int) -> None:
+        self.id = id
+        self.fd = os.dup(fd)
+
+    @property
+    def announcement(self) -> Header:
+        """The header of the frame that goes with the descriptor."""
+        return {"op": "file", "region": self.id}
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
 class RegionPool:
     """Regions that this process owns; safe to use from any thread.
 
     A region is taken for one frame, is *lent* until the reader gives it back, and is then *free*:
     kept for the next frame, the oldest ones dropped beyond ``idle_limit`` bytes, and all of them by :meth:`trim`.
+    Files that it lends have ids as regions have, until their owners are gone.
     """
 
     def __init__(self, idle_limit: int = IDLE_LIMIT) -> None:
@@ -55,7 +83,11 @@ class RegionPool:
         self.free: Dict[int, Region] = {}
         #: Whether the reader is behind: there are regions to announce or to have unmapped.
         self.has_changes = False
-        self._created: List[Region] = []
+        #: Called when the reader is to close a file, in any thread.
+        self.on_loan_ended: Callable[[], None] = _nothing
+        self._created: List[Union[Region, OfferedFile]] = []
+        self._files: Dict[int, OfferedFile] = {}
+        self._loans: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._dropped: List[int] = []
         self._idle = 0
         self._last = 0
@@ -96,6 +128,32 @@ class RegionPool:
                 self._idle += region.size
             self._drop_beyond(self.idle_limit)
 
+    def lend(self, loan: Loan) -> int:
+        """Let the reader have a file for as long as its owner is there; returns its id."""
+        with self._lock:
+            id = self._loans.get(loan.owner)
+            if id is None:
+                self._last += 1
+                id = self._loans[loan.owner] = self._last
+                file = self._files[id] = OfferedFile(id, loan.fd)
+                self._created.append(file)
+                self.has_changes = True
+                weakref.finalize(loan.owner, self._end_loan, id).atexit = False
+            return id
+
+    def _end_loan(self, id: int) -> None:
+        with self._lock:
+            file = self._files.pop(id, None)
+            if file is None:  # the channel has ended
+                return
+            file.close()
+            if file in self._created:  # nobody has been told of it
+                self._created.remove(file)
+            else:
+                self._dropped.append(id)
+                self.has_changes = True
+        self.on_loan_ended()
+
     def trim(self) -> None:
         """Drop all that is free: there have been no large tensors for a while."""
         with self._lock:
@@ -109,8 +167,8 @@ class RegionPool:
             self._dropped.append(region.id)
             self.has_changes = True
 
-    def take_changes(self) -> Tuple[List[Region], List[int]]:
-        """Return, once, the new regions and the ids of dropped ones that the reader has not been told of yet."""
+    def take_changes(self) -> Tuple[List[Union[Region, OfferedFile]], List[int]]:
+        """Return, once, new regions and files and the ids of those dropped, where the reader has not been told yet."""
         with self._lock:
             created, self._created = self._created, []
             dropped, self._dropped = self._dropped, []
@@ -122,18 +180,23 @@ class RegionPool:
         with self._lock:
             for region in (*self.lent.values(), *self.free.values()):
                 region.close()
+            for file in self._files.values():
+                file.close()
             self.lent.clear()
             self.free.clear()
+            self._files.clear()
+            self._loans.clear()
             self._created.clear()
             self._idle = 0
             self.has_changes = False
 
 
 class RegionMap:
-    """Regions of the other process that this one has mapped."""
+    """Regions of the other process that this one has mapped, and ``files`` that it has lent, by id."""
 
     def __init__(self) -> None:
         self._regions: Dict[int, mmap.mmap] = {}
+        self.files: Dict[int, LentFile] = {}
         #: Ids that this side has done with; the next frame out carries them.  Appending is safe
         #: from any thread and from the garbage collector.
         self.returned: Deque[int] = deque()
@@ -155,6 +218,10 @@ class RegionMap:
         finally:
             os.close(fd)
 
+    def add_file(self, id: int, fd: int) -> None:
+        """Keep a file that the owner has lent."""
+        self.files[id] = LentFile(fd)
+
     def get(self, id: int) -> mmap.mmap:
         """The mapping of a region; its length is the size announced.  Raises INTERNAL for an unknown one."""
         try:
@@ -163,12 +230,22 @@ class RegionMap:
             raise _unknown(id) from None
 
     def forget(self, id: int) -> None:
-        """Unmap a region; arrays that still look into it keep it until they go."""
-        if self._regions.pop(id, None) is None:
+        """Unmap a region; arrays that still look into it keep it until they go.  Close a file."""
+        file = self.files.pop(id, None)
+        if file is not None:
+            file.close()
+        elif self._regions.pop(id, None) is None:
             raise _unknown(id)
 
     def close(self) -> None:
         self._regions.clear()
+        for file in self.files.values():
+            file.close()
+        self.files.clear()
+
+
+def _nothing() -> None:
+    """Take the place of a callback that nobody needs."""
 
 
 def _unknown(id: object) -> ConchError:

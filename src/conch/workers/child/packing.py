@@ -6,13 +6,15 @@ Used at both ends of a channel, in any environment (standard library only).
 from __future__ import annotations
 
 from math import prod
-from typing import Any, List, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 from conch.errors import internal
-from conch.tensors import ELEMENT_SIZE, Buffer, WireTensor
+from conch.tensors import ELEMENT_SIZE, Buffer, Loan, StoredData, WireTensor
+from conch.workers.child.lending import LentFile, OutputLoan
 from conch.workers.child.memory import RegionMap, RegionPool
 
-#: ``[name, datatype, shape, size]``, followed by ``region, offset`` for bytes in a memory region.
+#: ``[name, datatype, shape, size]``, followed by ``region, offset`` for bytes in a memory region, or in a file that has
+#: been lent; ``-file, offset`` for an output that its worker has written there.
 Descriptor = List[Any]
 
 #: Tensors of this many bytes and more go through memory regions.
@@ -23,20 +25,37 @@ PAYLOAD_LIMIT = 1 << 20
 _ALIGNMENT = 64
 
 
+class Elsewhere(Protocol):
+    """Where the outputs of a request belong that its client does not get in a message."""
+
+    def lends(self, name: str) -> bool:
+        """Whether the sender may have written an output there for itself."""
+
+    def put(self, name: str, data: memoryview) -> bool:
+        """Write an output there; False if it is for the message after all."""
+
+
 class Packer:
     """Collects the tensors of one frame; ``Endpoint.encode`` turns it into bytes."""
 
-    __slots__ = ("large", "payload", "size")
+    __slots__ = ("large", "payload", "places", "size")
 
     def __init__(self) -> None:
         self.payload: List[Buffer] = []
         self.size = 0
         self.large: List[Tuple[Descriptor, Buffer]] = []
+        self.places: List[Tuple[List[int], Loan]] = []
 
-    def add(self, name: str, datatype: str, shape: Sequence[int], data: Buffer) -> Descriptor:
-        """The descriptor of a tensor whose ``data`` is a flat buffer of bytes."""
+    def add(
+        self, name: str, datatype: str, shape: Sequence[int], data: Buffer, place: Optional[OutputLoan] = None
+    ) -> Descriptor:
+        """The descriptor of a tensor whose ``data`` is a flat buffer of bytes, which goes to ``place`` if it can."""
         size = len(data)
         descriptor: Descriptor = [name, datatype, shape, size]
+        taken = place.take(data) if place is not None else None
+        if taken is not None:
+            descriptor.extend(taken)
+            return descriptor
         if size >= INLINE_LIMIT or self.size + size > PAYLOAD_LIMIT:
             self.large.append((descriptor, data))
         else:
@@ -48,18 +67,44 @@ class Packer:
         """Descriptors of tensors, in order."""
         return [self.add(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in tensors]
 
+    def offer(self, loan: Loan) -> List[int]:
+        """Where the other process may write an output: ``[file, offset, size]``, complete when the frame is encoded."""
+        place = [loan.offset, loan.size]
+        self.places.append((place, loan))
+        return place
+
     def fill_region(self, pool: RegionPool) -> None:
-        """Copy the large tensors into a region of their own and complete their descriptors."""
+        """Copy the large tensors into a region of their own, lend files, and complete the descriptors of both."""
+        for place, offered in self.places:
+            place.insert(0, pool.lend(offered))
         at = 0
-        for descriptor, _ in self.large:
+        copied: List[Tuple[Descriptor, Buffer]] = []
+        for descriptor, data in self.large:
+            loan = data.lend() if isinstance(data, StoredData) else None
+            if loan is not None:
+                descriptor.extend((pool.lend(loan), loan.offset))
+                continue
+            copied.append((descriptor, data))
             descriptor.extend((0, at))
             at += -(-descriptor[3] // _ALIGNMENT) * _ALIGNMENT
+        if not copied:
+            return
         region = pool.take(at)
         target = memoryview(region.map)
-        for descriptor, data in self.large:
+        for descriptor, data in copied:
             descriptor[4] = region.id
-            target[descriptor[5] : descriptor[5] + descriptor[3]] = data
+            part = target[descriptor[5] : descriptor[5] + descriptor[3]]
+            if isinstance(data, StoredData):
+                data.read_into(part)
+            else:
+                part[:] = data
+            part.release()
         target.release()
+
+
+def output_places(places: Mapping[str, Sequence[int]], regions: RegionMap) -> Dict[str, OutputLoan]:
+    """Where outputs of a received request go that the worker can write for itself, by name."""
+    return {name: OutputLoan(regions.files[place[0]], *place) for name, place in places.items()}
 
 
 class Unpacker:
@@ -74,12 +119,14 @@ class Unpacker:
         self._at = 0
         self._regions = regions
         self._used: Set[int] = set()
+        self._elsewhere: Optional[Elsewhere] = None
 
-    def unpack(self, descriptors: Sequence[Descriptor]) -> List[WireTensor]:
-        """Tensors whose data is memory of the frame or of their own.
+    def unpack(self, descriptors: Sequence[Descriptor], elsewhere: Optional[Elsewhere] = None) -> List[WireTensor]:
+        """Tensors whose data is memory of the frame or of their own; of those that are ``elsewhere``, it is empty.
 
         Raises INTERNAL for descriptors that lie about sizes or reach outside of the frame.
         """
+        self._elsewhere = elsewhere
         return [WireTensor(*self.take(descriptor)) for descriptor in descriptors]
 
     def take(self, descriptor: Descriptor) -> Tuple[str, str, Tuple[int, ...], Buffer]:
@@ -89,7 +136,7 @@ class Unpacker:
             honest = type(size) is int and size >= 0 and (not shape or min(shape) >= 0)
             if not honest or (datatype != "BYTES" and size != ELEMENT_SIZE[datatype] * prod(shape)):
                 raise ValueError
-            data = self._inline(size) if len(descriptor) == 4 else self._shared(size, *descriptor[4:])
+            data = self._inline(size) if len(descriptor) == 4 else self._shared(name, size, *descriptor[4:])
         except (TypeError, ValueError, KeyError):
             raise internal(f"a frame describes a tensor wrongly: {descriptor!r:.200}") from None
         return name, datatype, tuple(shape), data
@@ -101,11 +148,29 @@ class Unpacker:
             raise internal("a frame describes more bytes than it has")
         return self._payload[start : self._at]
 
-    def _shared(self, size: int, id: int, offset: int) -> Buffer:
+    def _shared(self, name: str, size: int, id: int, offset: int) -> Buffer:
+        if id < 0:
+            if self._elsewhere is None or not self._elsewhere.lends(name):
+                raise internal(f"the output '{name}' is said to be where it does not belong")
+            return b""
+        file = self._regions.files.get(id)
+        if file is not None:
+            return self.read(file, offset, size)
         region = self._regions.get(id)
         if offset < 0 or offset + size > len(region):
             raise internal(f"a tensor reaches outside of memory region {id}")
+        if self._elsewhere is not None:
+            with memoryview(region) as whole, whole[offset : offset + size] as data:
+                if self._elsewhere.put(name, data):
+                    size = 0
         return self.borrow(region, id, offset, size)
+
+    def read(self, file: LentFile, offset: int, size: int) -> Buffer:
+        """The bytes of a tensor in a file that has been lent; in what memory, another class overrides this."""
+        data = bytearray(size)
+        with memoryview(data) as target:
+            file.read_into(target, offset)
+        return data
 
     def borrow(self, region: Any, id: int, offset: int, size: int) -> Buffer:
         """The bytes of a tensor in a region that is given back; another policy overrides this."""

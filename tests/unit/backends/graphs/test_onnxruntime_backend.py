@@ -224,3 +224,18 @@ def test_parameters_reach_the_session(tmp_path: Path) -> None:
     given["intra_op_thread_count"] = {"string_value": "one"}
     with pytest.raises(ConchError, match="failed to convert intra_op_thread_count 'one'"):
         start(initialise(OnnxRuntimeBackend, tmp_path, {"parameters": given}))
+
+
+def test_constants_of_a_graph_are_optional_inputs(tmp_path: Path) -> None:
+    bias = numpy_helper.from_array(np.array([10], np.float32), "bias")
+    inputs = [("x", "FP32", (1,)), ("bias", "FP32", (1,))]
+    nodes = [helper.make_node("Add", ["x", "bias"], ["y"])]
+    onnx_graphs.write(tmp_path / "model.onnx", nodes, inputs, [("y", "FP32", (1,))], [bias])
+    given = {
+        "input": [tensor("x", "TYPE_FP32", 1), tensor("bias", "TYPE_FP32", 1) | {"optional": True}],
+        "output": [tensor("y", "TYPE_FP32", 1)],
+    }
+    backend = start(initialise(OnnxRuntimeBackend, tmp_path, given))
+    one = np.array([1], np.float32)
+    assert backend.infer({"x": one}, ALL)["y"] == 11
+    assert backend.infer({"x": one, "bias": one}, ALL)["y"] == 2

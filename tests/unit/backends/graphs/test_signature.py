@@ -157,15 +157,66 @@ def test_a_configuration_that_does_not_fit_is_refused(
     assert error.value.status == f"Invalid argument: {message}"
 
 
-def test_tensors_that_batching_adds_are_refused() -> None:
-    with pytest.raises(ConchError, match="batch_input") as error:
-        check(_config(batch_input=[{"kind": "BATCH_ELEMENT_COUNT"}]), [A], [B])
-    assert error.value.code is Code.UNSUPPORTED
+COUNT = GraphTensor("count", "FP32", (-1,))
+RAGGED = GraphTensor("a", "FP32", (-1,))
+BATCH_INPUT = {"kind": "BATCH_ELEMENT_COUNT", "target_name": ["count"], "data_type": "TYPE_FP32", "source_input": ["a"]}
 
 
-def test_requests_of_other_shapes_cannot_be_joined_for_a_graph() -> None:
-    ragged = _config(max_batch_size=4)
-    ragged["input"][0]["allow_ragged_batch"] = True
-    with pytest.raises(ConchError, match="has allow_ragged_batch on input 'a', but this backend joins") as error:
-        check(ragged, [A], [B])
-    assert error.value.code is Code.UNSUPPORTED
+def test_what_a_batch_adds_and_takes_is_compared_with_the_graph() -> None:
+    ragged = _config(input=[_input(dims=[-1], allow_ragged_batch=True)], batch_input=[BATCH_INPUT])
+    check(ragged, [RAGGED, COUNT], [B])
+    scattered = {"kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "target_name": ["b"], "source_input": ["a"]}
+    check({**ragged, "batch_output": [scattered]}, [RAGGED, COUNT], [GraphTensor("b", "INT64", (-1,))])
+
+
+@pytest.mark.parametrize(
+    ("more", "inputs", "message"),
+    [
+        (
+            {"input": [_input(allow_ragged_batch=True)]},
+            [A],
+            "unable to load model 'm', configuration expects model provides input with shape [-1]  for ragged input "
+            "'a', model provides [-1,16]",
+        ),
+        (
+            {"batch_input": [BATCH_INPUT]},
+            [A],
+            "unable to load model 'm', configuration expects 2 inputs, model provides 1",
+        ),
+        (
+            {"batch_input": [{**BATCH_INPUT, "target_name": ["other"]}]},
+            [A, COUNT],
+            "unexpected inference input 'other', allowed inputs are: a, count",
+        ),
+        (
+            {"batch_input": [{**BATCH_INPUT, "data_type": "TYPE_INT32"}]},
+            [A, COUNT],
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'count', model provides "
+            "TYPE_FP32",
+        ),
+    ],
+)
+def test_what_a_batch_adds_and_the_graph_does_not_take_is_refused(
+    more: dict[str, Any], inputs: list[GraphTensor], message: str
+) -> None:
+    with pytest.raises(ConchError) as error:
+        check(_config(**more), inputs, [B])
+    assert error.value.status == f"Invalid argument: {message}"
+
+
+def test_inputs_that_a_batch_adds_are_not_asked_of_clients() -> None:
+    completed, _ = _complete({"batch_input": [BATCH_INPUT]}, inputs=(RAGGED, COUNT))
+    assert [tensor["name"] for tensor in completed["input"]] == ["a"]
+
+
+def test_optional_inputs_are_the_graphs_initializers_and_not_for_models_that_batch() -> None:
+    given = _config(0, input=[_input("fixed", dims=[2, 16]), _input("bias", dims=[16], optional=True)], output=[])
+    bias = GraphTensor("bias", "FP32", (16,))
+    check(given, [FIXED], [B], [bias])
+    with pytest.raises(ConchError, match="unexpected inference input 'bias', allowed inputs are: fixed"):
+        check(given, [FIXED], [B])
+    with pytest.raises(ConchError) as error:
+        check(_config(input=[_input(), _input("bias", dims=[16], optional=True)]), [A], [B], [bias])
+    assert error.value.message == (
+        "unable to load model 'm', optional input 'bias' is not supported for models that support batching"
+    )

@@ -83,11 +83,13 @@ class Session(Graph):
             raise runtime_error(error) from None
         self.inputs = tuple(map(_tensor, self._session.get_inputs()))
         self.outputs = tuple(map(_tensor, self._session.get_outputs()))
+        self.initializers = tuple(map(_tensor, self._session.get_overridable_initializers()))
         self.providers: tuple[str, ...] = tuple(self._session.get_providers())
         self._run_options = _run_options(runtime, settings)
-        self._bfloat16_in = frozenset(tensor.name for tensor in self.inputs if tensor.datatype == "BF16")
+        takes = (*self.inputs, *self.initializers)
+        self._bfloat16_in = frozenset(tensor.name for tensor in takes if tensor.datatype == "BF16")
         self._bfloat16_out = any(tensor.datatype == "BF16" for tensor in self.outputs)
-        self._strings = any(tensor.datatype == "BYTES" for tensor in (*self.inputs, *self.outputs))
+        self._strings = any(tensor.datatype == "BYTES" for tensor in (*takes, *self.outputs))
         if self._bfloat16_out and self._strings:
             # One way of running gives BF16, the other takes strings.
             raise unsupported(f"'{path.name}' has BF16 outputs and strings, which cannot be run together")
