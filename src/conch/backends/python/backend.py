@@ -20,13 +20,14 @@ from conch.backends.python import model as loader
 from conch.backends.python import runtime
 from conch.backends.python.errors import PLACES, describe
 from conch.backends.python.model_config import ModelConfig
+from conch.backends.python.readiness import Readiness
 from conch.backends.python.request import InferenceRequest
 from conch.backends.python.response import InferenceResponse
 from conch.backends.python.runtime import ResponseChannel, Runtime
 from conch.backends.python.tensor import ArrayUnpacker
 from conch.errors import Code, ConchError, internal, unsupported
 from conch.workers.child.channel import Channel, Header
-from conch.workers.child.packing import Packer
+from conch.workers.child.packing import Packer, output_places
 from conch.workers.child.tracebacks import log_frame
 
 
@@ -47,8 +48,10 @@ class PythonBackend:
         self._instance_name = ""
         self._execute: Optional[Callable[[List[InferenceRequest]], Any]] = None
         self._decoupled = False
+        self._reschedules = False  # whether the model has done so
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._loop_thread: Optional[threading.Thread] = None
+        self._readiness: Optional[Readiness] = None
         #: Told of every failure of the model while it serves; its ``__cause__`` is what the model raised, if it raised.
         self.on_failure: Callable[[ConchError], None] = self._log_failure
         runtime.install(self._runtime)
@@ -92,12 +95,14 @@ class PythonBackend:
         self.instance = model
         self._runtime.phase = "serving"
         self._execute = getattr(model, "execute", None)
-        if not inspect.iscoroutinefunction(self._execute):
-            return False
-        self._loop = asyncio.new_event_loop()
-        self._loop_thread = threading.Thread(target=self._loop.run_forever, name="conch-event-loop", daemon=True)
-        self._loop_thread.start()
-        return True
+        asynchronous = inspect.iscoroutinefunction(self._execute)
+        if asynchronous:
+            self._loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(target=self._loop.run_forever, name="conch-event-loop", daemon=True)
+            self._loop_thread.start()
+        if hasattr(model, "is_ready"):
+            self._readiness = Readiness(self._runtime, model.is_ready, self._loop)
+        return asynchronous
 
     def execute(self, header: Header, payload: bytearray) -> None:
         """Run the batch of an ``execute`` frame and send its ``done`` frame."""
@@ -112,7 +117,11 @@ class PythonBackend:
             for fields in header["requests"]:
                 if batches:
                     rows = fields["inputs"][0][2][0] if fields["inputs"] else None
-                reply = ResponseChannel(self._runtime, fields["serial"], set(fields["outputs"]), decoupled, rows)
+                reply = self._runtime.reply_of_rescheduled(fields["serial"]) if self._reschedules else None
+                if reply is None:
+                    reply = ResponseChannel(self._runtime, fields["serial"], set(fields["outputs"]), decoupled, rows)
+                if "places" in fields:
+                    reply.places = output_places(fields["places"], self._channel.regions)
                 replies.append(reply)
                 requests.append(InferenceRequest.received(fields, unpacker.tensors(fields["inputs"]), reply))
         except ConchError as error:
@@ -126,16 +135,22 @@ class PythonBackend:
             returned = self._run(requests, replies)
             del requests, unpacker
             executed = monotonic_ns()
+            rescheduled = self._rescheduled(returned, replies) if self._runtime.rescheduled else ()
             responses = self._responses(returned, replies, packer)
         except ConchError as error:
             self._fail(header, replies, error)
             return
         times = (decoded - begin, executed - decoded, monotonic_ns() - executed)
-        self._channel.send({"op": "done", "batch": header["batch"], "times": times, "responses": responses}, packer)
+        done = {"op": "done", "batch": header["batch"], "times": times, "responses": responses}
+        if rescheduled:
+            done["rescheduled"] = rescheduled
+        self._channel.send(done, packer)
 
     def stop(self) -> None:
         """Call the model's ``finalize``."""
         self._runtime.phase = "stopping"
+        if self._readiness is not None:
+            self._readiness.close()
         finalize = getattr(self.instance, "finalize", None)
         if finalize is not None:
             try:
@@ -145,7 +160,8 @@ class PythonBackend:
         self.instance = None
 
     def close(self) -> None:
-        """End the thread of the event loop, after ``stop``, where the process goes on; a worker's ends with it."""
+        """End the backend's threads, after ``stop``, where the process goes on; a worker's end with it."""
+        self._runtime.close()
         if self._loop is not None and self._loop_thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop_thread.join()
@@ -196,6 +212,23 @@ class PythonBackend:
             self.on_failure(failure)
             for reply in replies:
                 reply.fail(Code.INTERNAL.name, failure.message)
+
+    def _rescheduled(self, returned: Any, replies: List[ResponseChannel]) -> List[int]:
+        """The places of the requests that the model wants again, whose end is not in this batch."""
+        wanted = self._runtime.rescheduled
+        places = [place for place, reply in enumerate(replies) if reply.serial in wanted and not reply.closed]
+        wanted.clear()
+        if isinstance(returned, list) and len(returned) == len(replies):
+            for place in places:
+                if returned[place] is not None:
+                    raise self._failed(
+                        "Expected a None object in the execute function return list for reschduled request, found type "
+                        f"'{type(returned[place])}'."
+                    )
+        for place in places:
+            replies[place].waiting = True
+        self._reschedules = True
+        return places
 
     def _responses(
         self, returned: Any, replies: List[ResponseChannel], packer: Packer

@@ -97,7 +97,7 @@ def load(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
         if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
             raise TritonModelException(
                 "Provided tensor is not supported. Tensor must be a DLPack capsule "
-                "                or have `__dlpack__` and `__dlpack_device__` attributes"
+                "        or have `__dlpack__` and `__dlpack_device__` attributes"
             )
         _check_device(int(source.__dlpack_device__()[0]))
         source = source.__dlpack__()

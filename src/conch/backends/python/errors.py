@@ -10,6 +10,8 @@ from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE
 from types import FrameType
 from typing import List, Optional
 
+from conch.backends.python import arguments
+
 #: Between the message of an exception and where it was raised, in what ``describe`` returns.
 PLACES = "\n\nAt:\n"
 
@@ -48,12 +50,8 @@ class TritonError:
     CANCELLED = ErrorCode.CANCELLED
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str):
-            raise TypeError(f"TritonError: the message must be a str, not {type(message)}")
-        if not isinstance(code, ErrorCode):
-            raise TypeError(f"TritonError: the code must be one of TritonError's, not {code!r}")
-        self._message = message
-        self._code = code
+        self._message = arguments.text(message, "TritonError: message")
+        self._code = arguments.instance(code, "TritonError: code", ErrorCode)
 
     def message(self) -> str:
         return self._message

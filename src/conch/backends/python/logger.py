@@ -20,13 +20,16 @@ class LogLevel(IntEnum):
 
 
 class Logger:
-    """Functions to log with; no instance is needed."""
+    """Functions to log with; there are no instances."""
 
     LogLevel = LogLevel
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
     ERROR = LogLevel.ERROR
     VERBOSE = LogLevel.VERBOSE
+
+    def __init__(self) -> None:
+        raise TypeError("Logger has no instances: call its functions")
 
     @staticmethod
     def log(message: str, level: IntEnum = LogLevel.INFO) -> None:

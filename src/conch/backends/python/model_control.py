@@ -5,12 +5,17 @@ Runs in the worker of a Python model; works in ``initialize`` and ``finalize`` t
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, Optional
 
+from conch.backends.python import arguments
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import InferenceResponse
 from conch.backends.python.runtime import current
 from conch.workers.child.packing import Packer
+
+#: What C's ``stol`` reads of a text.
+_LEADING_NUMBER = re.compile(r"\s*[+-]?\d+")
 
 
 def load_model(model_name: str, config: str = "", files: Optional[Dict[str, bytes]] = None) -> None:
@@ -23,31 +28,34 @@ def load_model(model_name: str, config: str = "", files: Optional[Dict[str, byte
     contents = []
     for path, content in (files or {}).items():
         data = memoryview(content).cast("B")
-        contents.append(packer.add(_text(path), "UINT8", (len(data),), data))
-    response = _ask({"do": "load", "model": _text(model_name), "config": _text(config), "inputs": contents}, packer)
+        contents.append(packer.add(arguments.text(path, "load_model: files"), "UINT8", (len(data),), data))
+    name, config = arguments.text(model_name, "load_model: model_name"), arguments.text(config, "load_model: config")
+    response = _ask({"do": "load", "model": name, "config": config, "inputs": contents}, packer)
     _raise("Failed to load model", response)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Stop serving a model; returns while its last requests still run."""
-    response = _ask({"do": "unload", "model": _text(model_name), "dependents": bool(unload_dependents)})
+    name = arguments.text(model_name, "unload_model: model_name")
+    dependents = arguments.truth(unload_dependents, "unload_model: unload_dependents")
+    response = _ask({"do": "unload", "model": name, "dependents": dependents})
     _raise("Failed to unload model", response)
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Whether requests to a model, or to that version of it, can run now."""
     version = -1
-    if model_version:
-        try:
-            version = int(model_version)
-        except ValueError:
-            version = -2
-        if version < 0:
+    if arguments.text(model_version, "is_model_ready: model_version"):
+        number = _LEADING_NUMBER.match(model_version)
+        if number is None or int(number[0]) < 0:
             raise TritonModelException(
-                "Failed to check model readiness: failed to get model version from specified version string "
-                f"'{model_version}', version should be an integral value > 0"
+                f"Failed to check model readiness: {_about()}: failed to get model version from specified version "
+                f"string '{model_version}'{' (details: stol)' if number is None else ''}, version should be an "
+                "integral value > 0"
             )
-    response = _ask({"do": "ready", "model": _text(model_name), "version": version})
+        version = int(number[0])
+    name = arguments.text(model_name, "is_model_ready: model_name")
+    response = _ask({"do": "ready", "model": name, "version": version})
     _raise("Failed to check model readiness", response)
     return bool(response._parameters["ready"])
 
@@ -61,11 +69,8 @@ def _ask(header: Dict[str, Any], packer: Optional[Packer] = None) -> InferenceRe
 def _raise(what: str, response: InferenceResponse) -> None:
     error = response.error()
     if error is not None:
-        about = f"Failed to process the request for model '{current().instance}', message"
-        raise TritonModelException(f"{what}: {about}: {error.message()}")
+        raise TritonModelException(f"{what}: {_about()}: {error.message()}")
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a str, not {type(value)}")
-    return value
+def _about() -> str:
+    return f"Failed to process the request for model '{current().instance}', message"

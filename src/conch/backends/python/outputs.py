@@ -31,6 +31,8 @@ class OutputWatch:
         """Take the outputs from the model's effective configuration."""
         self.batches = config.get("max_batch_size", 0) > 0
         self._declared = {output["name"]: _datatype(output["data_type"]) for output in config.get("output", ())}
+        for state in config.get("sequence_batching", {}).get("state", ()):
+            self._declared.setdefault(state["output_name"], _datatype(state["data_type"]))
 
     def look(self, tensors: Sequence[Tensor], wanted: AbstractSet[str], whole: bool, rows: Optional[int]) -> None:
         """Look at a response to a request of ``rows`` for the outputs ``wanted``.

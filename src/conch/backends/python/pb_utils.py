@@ -15,6 +15,7 @@ from conch.backends.python.datatypes import (
 )
 from conch.backends.python.errors import TritonError, TritonModelException
 from conch.backends.python.logger import Logger
+from conch.backends.python.metrics import MetricFamily
 from conch.backends.python.model_config import ModelConfig
 from conch.backends.python.model_control import is_model_ready, load_model, unload_model
 from conch.backends.python.request import (
@@ -72,17 +73,6 @@ __all__ = [
 
 TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
-
-
-class MetricFamily:
-    """Custom metrics: not supported yet, making one raises TritonModelException."""
-
-    COUNTER = "COUNTER"
-    GAUGE = "GAUGE"
-    HISTOGRAM = "HISTOGRAM"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise TritonModelException("Custom metrics are not supported yet.")
 
 
 def get_model_dir() -> str:

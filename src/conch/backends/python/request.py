@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import operator
 from enum import IntEnum
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
+from conch.backends.python import arguments
 from conch.backends.python.calls import BlsCall, ResponseIterator
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import check_parameters
@@ -38,23 +38,31 @@ class PreferredMemory:
     __slots__ = ("_device_id", "_type")
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        if not isinstance(preferred_memory_type, MemoryType):
-            raise TypeError(f"PreferredMemory takes TRITONSERVER_MEMORY_CPU or _GPU, not {preferred_memory_type!r}")
-        self._type = preferred_memory_type
-        self._device_id = preferred_device_id
+        self._type = arguments.instance(preferred_memory_type, "PreferredMemory: preferred_memory_type", MemoryType)
+        self._device_id = arguments.integer(
+            preferred_device_id, "PreferredMemory: preferred_device_id", arguments.INT64
+        )
 
 
 class InferenceTrace:
     """A request's place in a trace."""
 
-    __slots__ = ("_context",)
+    __slots__ = ("_context", "_serial")
 
-    def __init__(self, context: Optional[str] = None) -> None:
+    def __init__(self, context: Optional[str] = None, serial: int = 0) -> None:
         self._context = context
+        #: The serial number of the request that is traced; 0 for none.
+        self._serial = serial
 
     def get_context(self) -> Optional[str]:
-        """The trace context as JSON text; None when the request is not traced."""
+        """The trace context as JSON text; None unless the request is traced and the trace goes to a collector."""
         return self._context
+
+
+#: The default of what has to be given.
+_REQUIRED: Any = object()
+_NO_TRACE = InferenceTrace()
+_ANY_MEMORY = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
 
 
 class InferenceRequest:
@@ -69,36 +77,37 @@ class InferenceRequest:
         self,
         request_id: str = "",
         correlation_id: Union[int, str] = 0,
-        inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[Tensor] = _REQUIRED,
+        requested_output_names: Sequence[str] = _REQUIRED,
+        model_name: str = _REQUIRED,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
-        preferred_memory: Optional[PreferredMemory] = None,
-        trace: Optional[InferenceTrace] = None,
+        preferred_memory: PreferredMemory = _ANY_MEMORY,
+        trace: InferenceTrace = _NO_TRACE,
         parameters: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        about = f"request with id '{request_id}' and model name '{model_name}' should not be empty."
-        if any(tensor is None for tensor in inputs):
+        if inputs is _REQUIRED or requested_output_names is _REQUIRED or model_name is _REQUIRED:
+            raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+        self._id = arguments.text(request_id, "InferenceRequest: request_id")
+        self._model_name = arguments.text(model_name, "InferenceRequest: model_name")
+        self._correlation_id = _correlation_id(correlation_id)
+        tensors = arguments.items(inputs, "InferenceRequest: inputs", (Tensor, type(None)), "Tensor")
+        names = arguments.items(requested_output_names, "InferenceRequest: requested_output_names", (str, bytes), "str")
+        about = f"request with id '{self._id}' and model name '{self._model_name}' should not be empty."
+        if None in tensors:
             raise TritonModelException(f"Input tensor for {about}")
-        if not all(requested_output_names):
+        if not all(names):
             raise TritonModelException(f"Requested output name for {about}")
-        _check_types("inputs", inputs, Tensor)
-        _check_types("requested_output_names", requested_output_names, str)
-        _check_types("model_name, request_id", (model_name, request_id), str)
-        if not isinstance(correlation_id, (int, str)):
-            raise TritonModelException("Correlation ID must be integer or string")
-        self._id = request_id
-        self._correlation_id = correlation_id
-        self._inputs = list(inputs)
-        self._outputs = set(requested_output_names)
-        self._model_name = model_name
-        self._model_version = operator.index(model_version)
-        self._flags = operator.index(flags)
-        self._timeout = operator.index(timeout)
-        self._preferred_memory = preferred_memory
-        self._trace = trace
+        self._inputs = tensors
+        self._outputs = {arguments.text(name, "InferenceRequest: requested_output_names") for name in names}
+        self._model_version = arguments.integer(model_version, "InferenceRequest: model_version", arguments.INT64)
+        self._flags = arguments.integer(flags, "InferenceRequest: flags", arguments.UINT32)
+        self._timeout = arguments.integer(timeout, "InferenceRequest: timeout", arguments.UINT64)
+        self._preferred_memory = arguments.instance(
+            preferred_memory, "InferenceRequest: preferred_memory", PreferredMemory
+        )
+        self._trace = arguments.instance(trace, "InferenceRequest: trace", InferenceTrace)
         self._parameters: Mapping[str, Any] = check_parameters(parameters)
         self._reply: Optional[ResponseChannel] = None
 
@@ -113,7 +122,7 @@ class InferenceRequest:
         request._flags = fields["flags"]
         request._timeout = fields["timeout"]
         request._parameters = fields["parameters"]
-        request._trace = None
+        request._trace = InferenceTrace(fields["trace"], fields["serial"]) if "trace" in fields else _NO_TRACE
         request._reply = reply
         return request
 
@@ -130,7 +139,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = operator.index(flags)
+        self._flags = arguments.integer(flags, "set_flags: flags", arguments.UINT32)
 
     def timeout(self) -> int:
         """Microseconds; 0 if the client set none."""
@@ -146,7 +155,7 @@ class InferenceRequest:
         return set(self._outputs)
 
     def trace(self) -> InferenceTrace:
-        return self._trace or InferenceTrace()
+        return self._trace
 
     def is_cancelled(self) -> bool:
         """Whether the client has cancelled the request."""
@@ -156,21 +165,27 @@ class InferenceRequest:
         return InferenceResponseSender(self._received_reply())
 
     def set_release_flags(self, flags: int) -> None:
-        """Accepts ``TRITONSERVER_REQUEST_RELEASE_ALL``, which every request has anyway."""
-        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
-            raise TritonModelException("Rescheduling a request is not supported yet.")
+        """Say what is done with the request when ``execute`` returns.
+
+        With ``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`` it comes to ``execute`` again, in an iterative sequence.
+        """
+        flags = arguments.integer(flags, "set_release_flags: flags", arguments.UINT32)
+        if self._reply is not None:
+            self._reply.reschedule(bool(flags & TRITONSERVER_REQUEST_RELEASE_RESCHEDULE))
 
     def exec(self, decoupled: bool = False) -> Any:
         """Send the request to the model that it names and wait for its response, or, ``decoupled``, return an iterator.
 
         A failure is the error of a response; nothing is raised for it.
         """
+        decoupled = arguments.truth(decoupled, "exec: decoupled")
         call = self._call(decoupled)
         return ResponseIterator(call) if decoupled else call.next()[0]
 
     def async_exec(self, decoupled: bool = False) -> Any:
         """A future of what :meth:`exec` returns; if ``decoupled``, it is done once there is a first response."""
         asyncio.get_running_loop()
+        decoupled = arguments.truth(decoupled, "async_exec: decoupled")
         call = self._call(decoupled)
         if decoupled:
             return call.next_later(lambda answer: ResponseIterator(call, answer))
@@ -183,7 +198,7 @@ class InferenceRequest:
         packer = Packer()
         header = {
             "op": "call",
-            "decoupled": bool(decoupled),
+            "decoupled": decoupled,
             "model": runtime.model["name"] if self._reply is not None else self._model_name,
             "version": -1 if self._reply is not None else self._model_version,
             "id": self._id,
@@ -194,6 +209,8 @@ class InferenceRequest:
             "outputs": list(self._outputs),
             "inputs": [tensor.pack(packer) for tensor in self._inputs],
         }
+        if self._trace._serial:
+            header["trace"] = self._trace._serial
         return runtime.bls.start(header, packer)
 
     def _received_reply(self) -> ResponseChannel:
@@ -202,10 +219,16 @@ class InferenceRequest:
         return self._reply
 
 
-def _check_types(what: str, values: Sequence[Any], expected: type) -> None:
-    for value in values:
-        if not isinstance(value, expected):
-            raise TypeError(f"InferenceRequest: {what} must be of type {expected.__name__}, not {type(value)}")
+def _correlation_id(value: Any) -> Union[int, str]:
+    if value is None:
+        raise TypeError("InferenceRequest: correlation_id must be an int or a str, not None")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, int):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if value not in arguments.UINT64:
+        raise RuntimeError(f"InferenceRequest: correlation_id must be below 2**64 and not negative, not {value}")
+    return int(value)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Union[Tensor, MaybeNone]:

@@ -8,9 +8,14 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Union
 
+from conch.backends.python import arguments
 from conch.backends.python.errors import TritonError, TritonModelException
 from conch.backends.python.tensor import MaybeNone, Tensor
+from conch.workers.child.lending import OutputLoan
 from conch.workers.child.packing import Packer
+
+#: Of requests whose outputs all go to the server.
+NO_PLACES: Mapping[str, OutputLoan] = {}
 
 
 def check_parameters(parameters: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
@@ -47,8 +52,8 @@ class InferenceResponse:
                 raise TypeError(
                     f"InferenceResponse: output_tensors must be a list of Tensor, with a {type(tensor)} in it"
                 )
-        if error is not None and not isinstance(error, TritonError):
-            raise TypeError(f"InferenceResponse: error must be a TritonError, not {type(error)}")
+        if error is not None:
+            arguments.instance(error, "InferenceResponse: error", TritonError)
         self._tensors = list(output_tensors)
         self._error = error
         self._parameters = check_parameters(parameters)
@@ -66,12 +71,19 @@ class InferenceResponse:
         """The parameters as JSON text."""
         return json.dumps(self._parameters)
 
-    def encode(self, outputs: Set[str], packer: Packer, copy: bool = False) -> Dict[str, Any]:
-        """The part of a frame that describes this response, with only the ``outputs`` asked for."""
+    def encode(
+        self, outputs: Set[str], packer: Packer, copy: bool = False, places: Mapping[str, OutputLoan] = NO_PLACES
+    ) -> Dict[str, Any]:
+        """The part of a frame that describes this response, with only the ``outputs`` asked for.
+
+        Those that have ``places`` are written there.
+        """
         if self._error is not None:
             error = [self._error.code().name, self._error.message()]
             return {"outputs": [], "parameters": self._parameters, "error": error}
-        tensors = [tensor.pack(packer, copy) for tensor in self._tensors if tensor._name in outputs]
+        tensors = [
+            tensor.pack(packer, copy, places.get(tensor._name)) for tensor in self._tensors if tensor._name in outputs
+        ]
         return {"outputs": tensors, "parameters": self._parameters}
 
 

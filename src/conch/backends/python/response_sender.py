@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Optional
 
+from conch.backends.python import arguments
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import InferenceResponse
 from conch.backends.python.runtime import ResponseChannel
@@ -28,6 +29,7 @@ class InferenceResponseSender:
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"send() takes an InferenceResponse, not {type(response)}")
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            arguments.integer(flags, "send: flags", arguments.UINT32)
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
         if response is None and not flags:
             raise TritonModelException(

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from conch.backends.python.calls import BlsClient
 from conch.backends.python.outputs import OutputWatch
-from conch.backends.python.response import InferenceResponse
+from conch.backends.python.response import NO_PLACES, InferenceResponse
 from conch.workers.child.channel import Channel, Header
 from conch.workers.child.packing import Packer
 
@@ -26,12 +26,20 @@ class Runtime:
         self.log = log
         #: Requests that have not had their last response, by serial number, as long as the model keeps them.
         self.replies: WeakValueDictionary[int, ResponseChannel] = WeakValueDictionary()
+        #: Those that the model wants to have again, when ``execute`` returns.
+        self.rescheduled: Set[int] = set()
         #: The name of the model's instance.
         self.instance = f"{model['name']}_0"
         #: ``starting``, ``serving`` once the model's object is initialised, ``stopping`` when it is to finalise.
         self.phase = "starting"
         self.outputs = OutputWatch(model["name"], self._warn_once)
+        #: What its metrics have changed by (``metrics.MetricChanges``); None as long as none has.
+        self.metric_changes: Any = None
         channel.early = self._control_early
+
+    def reply_of_rescheduled(self, serial: int) -> Optional[ResponseChannel]:
+        """What answers a request that is back, if the model has kept its sender."""
+        return self.replies.get(serial)
 
     def control(self, header: Header) -> bool:
         """Handle a cancellation or new log settings; False for any other frame."""
@@ -45,6 +53,11 @@ class Runtime:
         else:
             return False
         return True
+
+    def close(self) -> None:
+        """End the threads that were started on the model's behalf."""
+        if self.metric_changes is not None:
+            self.metric_changes.close()
 
     def poll(self) -> None:
         """Handle cancellations, log settings and answers that have arrived, without waiting; in any thread."""
@@ -82,10 +95,12 @@ class ResponseChannel:
         "decoupled",
         "held",
         "outputs",
+        "places",
         "rows",
         "runtime",
         "sent",
         "serial",
+        "waiting",
     )
 
     def __init__(
@@ -95,16 +110,20 @@ class ResponseChannel:
         self.serial = serial
         self.outputs = outputs
         self.decoupled = decoupled
+        #: Where outputs go that are not sent to the server, by name.
+        self.places = NO_PLACES
         #: How many rows each output must have; None for any number.
         self.rows = rows
         self.cancelled = False
         self.sent = False
         self.closed = True
+        #: Whether the request has been rescheduled, and nothing ends when the model drops it.
+        self.waiting = False
         self.held: Optional[Tuple[Header, Packer]] = None
 
     def __del__(self) -> None:
         """The model has dropped the request and its sender: no further response can come, so this is the end."""
-        if self.closed:
+        if self.closed or self.waiting:
             return
         header, packer = self.held or (self._empty(), None)
         if not self.sent:
@@ -118,13 +137,20 @@ class ResponseChannel:
 
     def open(self) -> None:
         """Register the request, which the model is about to be given, so that it can be cancelled."""
-        self.closed = False
+        self.closed = self.waiting = False
         self.runtime.replies[self.serial] = self
 
     def close(self) -> None:
         """Forget the request, whose last response is being sent."""
         self.closed = True
         self.runtime.replies.pop(self.serial, None)
+
+    def reschedule(self, again: bool) -> None:
+        """Note whether the model wants the request again."""
+        if again:
+            self.runtime.rescheduled.add(self.serial)
+        else:
+            self.runtime.rescheduled.discard(self.serial)
 
     def send(self, response: Optional[InferenceResponse], final: bool) -> None:
         """Send a response, or only the end.
@@ -154,7 +180,7 @@ class ResponseChannel:
         """The part of a frame that describes a response, with the outputs that the request wants."""
         if not response.has_error():
             self.runtime.outputs.look(response._tensors, self.outputs, not self.decoupled, self.rows)
-        return response.encode(self.outputs, packer, copy)
+        return response.encode(self.outputs, packer, copy, self.places)
 
     def fail(self, code: str, message: str) -> None:
         """End the request with an error, unless it has ended."""

@@ -6,7 +6,7 @@ Called for every string that a model reads or writes; runs in the worker of a Py
 from __future__ import annotations
 
 from struct import Struct
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, List, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -50,8 +50,10 @@ def encode(array: "np.ndarray[Any, Any]") -> bytes:
     return b"".join(parts)
 
 
-def serialize_byte_tensor(input_tensor: "np.ndarray[Any, Any]") -> Optional[bytes]:
-    """The wire form of an array of objects or of byte strings; None for an array of another kind."""
+def serialize_byte_tensor(input_tensor: "np.ndarray[Any, Any]") -> Union[bytes, Tuple[()], None]:
+    """The wire form of an array of objects or of byte strings; () of an empty array, None for one of another kind."""
+    if not input_tensor.size:
+        return ()
     if input_tensor.dtype.kind not in "OSU":
         return None
     return encode(input_tensor)

@@ -10,11 +10,12 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from conch.backends.python import dlpack, strings
+from conch.backends.python import arguments, dlpack, strings
 from conch.backends.python.datatypes import DATATYPE, DTYPE, NUMBER
 from conch.backends.python.errors import TritonModelException
 from conch.tensors import Buffer
 from conch.workers.child.borrowing import BorrowingUnpacker
+from conch.workers.child.lending import OutputLoan
 from conch.workers.child.packing import INLINE_LIMIT, Descriptor, Packer
 
 #: For what may be None and in a model that fits its configuration is not: a checker that does not know the
@@ -28,8 +29,10 @@ class Tensor:
     __slots__ = ("__weakref__", "_array", "_data", "_datatype", "_name", "_shape")
 
     def __init__(self, name: str, numpy_array: "np.ndarray[Any, Any]") -> None:
-        if not isinstance(name, str) or not isinstance(numpy_array, np.ndarray):
-            raise TypeError(f"Tensor(name: str, array: numpy.ndarray) does not take {type(name)}, {type(numpy_array)}")
+        if not isinstance(name, str):
+            name = arguments.text(name, "Tensor: name")
+        if not isinstance(numpy_array, np.ndarray):
+            raise TypeError(f"Tensor: the array must be a numpy.ndarray, not {type(numpy_array)}")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         datatype = DATATYPE.get(numpy_array.dtype)
@@ -89,7 +92,7 @@ class Tensor:
             self._array = self._decode()
         return dlpack.export(self._array, self._datatype)
 
-    def __dlpack__(self, *, stream: Any = None, **kwargs: Any) -> Any:
+    def __dlpack__(self, stream: Any = None, **kwargs: Any) -> Any:
         return self.to_dlpack()
 
     def __dlpack_device__(self) -> Tuple[int, int]:
@@ -98,6 +101,7 @@ class Tensor:
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
         """A tensor that shares the memory of a DLPack capsule or of an object that gives one."""
+        name = arguments.text(name, "from_dlpack: name")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         array, datatype = dlpack.load(tensor)
@@ -106,14 +110,14 @@ class Tensor:
         result._data = None
         return result
 
-    def pack(self, packer: Packer, copy: bool = False) -> Descriptor:
-        """Add this tensor to a frame; with ``copy``, later changes to the array are not seen."""
+    def pack(self, packer: Packer, copy: bool = False, place: Optional[OutputLoan] = None) -> Descriptor:
+        """Add this tensor to a frame, or write it to its ``place``; with ``copy``, later changes are not seen."""
         data: Any = self._data
         if data is None:
             array = self._array
             assert array is not None
             data = array.tobytes() if copy or array.nbytes < INLINE_LIMIT else array.reshape(-1).view(np.uint8)
-        return packer.add(self._name, self._datatype, self._shape, data)
+        return packer.add(self._name, self._datatype, self._shape, data, place)
 
     def _decode(self) -> "np.ndarray[Any, Any]":
         data: Any = self._data

@@ -32,7 +32,7 @@ _DONTWAIT = int(socket.MSG_DONTWAIT)
 class Endpoint:
     """One end of a channel: encodes and decodes frames and keeps account of both sides' memory regions.
 
-    Frames about regions (``region``, ``forget``, ``release``, ``trim`` and the key ``release``) are dealt
+    Frames about regions (``region``, ``file``, ``forget``, ``release``, ``trim`` and the key ``release``) are dealt
     with here and never shown.  Not thread-safe but for ``regions.returned``.
     """
 
@@ -47,7 +47,7 @@ class Endpoint:
         The descriptors in ``header`` that came from ``packer`` are completed.  The file descriptors
         stay this endpoint's; they must not be sent later than the buffers.
         """
-        if packer is not None and packer.large:
+        if packer is not None and (packer.large or packer.places):
             packer.fill_region(self.pool)
         returned = self.regions.returned
         if returned:
@@ -96,16 +96,20 @@ class Endpoint:
         for id in dropped:
             buffers += encode_frame({"op": "forget", "region": id})
         for region in created:
-            buffers += encode_frame({"op": "region", "region": region.id, "size": region.size})
+            buffers += encode_frame(region.announcement)
         return buffers, [region.fd for region in created]
 
     def _is_for_owner(self, header: Header) -> bool:
         op = header["op"]
         try:
-            if op == "region":
+            if op == "region" or op == "file":
                 if not self._reader.fds:
                     raise internal("a memory region was announced without its file descriptor")
-                self.regions.add(header["region"], header["size"], self._reader.fds.popleft())
+                fd = self._reader.fds.popleft()
+                if op == "file":
+                    self.regions.add_file(header["region"], fd)
+                else:
+                    self.regions.add(header["region"], header["size"], fd)
             elif op == "forget":
                 self.regions.forget(header["region"])
             elif op == "release":
@@ -148,9 +152,14 @@ class Channel:
     def __init__(self, connection: socket.socket, on_closed: Optional[Callable[[], None]] = None) -> None:
         connection.setblocking(True)
         self._connection = connection
+        # The kernel ends a wait in ``recvmsg`` in vain whenever the server has read a frame, as there is room to write.
+        self._arrival = select.poll()
+        self._arrival.register(connection, select.POLLIN)
         self._on_closed = on_closed
         #: Is shown every frame as it arrives, by whichever thread receives; True keeps it from ``receive``.
         self.early: Callable[[Header, bytearray], bool] = lambda header, payload: False
+        #: Makes what has to arrive before the frame that is about to be sent, if there is anything.
+        self.ahead: Optional[Callable[[], Optional[Header]]] = None
         self._endpoint = Endpoint()
         self._frames: Deque[Frame] = deque()
         self._keeping = threading.Lock()
@@ -169,8 +178,18 @@ class Channel:
     def send(self, header: Header, packer: Optional[Packer] = None) -> None:
         """Write one frame, waiting while the socket is full."""
         with self._sending:
-            self._write(self._endpoint.encode(header, packer))
+            message = self._endpoint.encode(header, packer)
+            if self.ahead is not None:
+                message = self._with_ahead(self.ahead(), message)
+            self._write(message)
         if self._waiting or self._posted:
+            self._flush()
+
+    def send_ahead(self) -> None:
+        """Write what would go ahead of the next frame, without waiting for one."""
+        with self._sending:
+            self._write(self._with_ahead(self.ahead() if self.ahead is not None else None, ([], [])))
+        if self._posted:
             self._flush()
 
     def share(self, header: Header, size: int) -> memoryview:
@@ -196,6 +215,7 @@ class Channel:
                     while not done():
                         self._waiting = True
                         self._flush()
+                        self._arrival.poll()
                         frames = self._read(0)
                         self._waiting = False
                         self._keep(frames)
@@ -255,6 +275,13 @@ class Channel:
         self._endpoint.close()
         self._connection.close()
 
+    def _with_ahead(self, header: Optional[Header], message: Message) -> Message:
+        """``message`` after a frame with ``header``."""
+        if header is None:
+            return message
+        before, fds = self._endpoint.encode(header)
+        return [*before, *message[0]], [*fds, *message[1]]
+
     def _has_frames(self) -> bool:
         return bool(self._frames)
 
@@ -292,6 +319,8 @@ class Channel:
             raise EOFError("the channel has been closed") from None
 
     def _write(self, message: Message) -> None:
+        if not message[0]:
+            return
         try:
             rest = write(self._connection, message)
             if rest:
@@ -315,7 +344,7 @@ class Channel:
                 self._sending.release()
 
 
-_OWN = frozenset(("region", "forget", "release", "trim"))
+_OWN = frozenset(("region", "file", "forget", "release", "trim"))
 
 
 def _drain(ids: Deque[int]) -> List[int]:

@@ -62,6 +62,7 @@ def work(fd: int, at_terminal: bool = False) -> None:
     """Be the worker at the channel ``fd``; does not return."""
     from conch.workers.child.breakpoints import debug_at_terminal, pass_breakpoints
     from conch.workers.child.channel import Channel
+    from conch.workers.child.forked import keep_from_children
     from conch.workers.child.heartbeat import HEARTBEAT
     from conch.workers.child.messages import send_messages
     from conch.workers.child.parentage import take_name
@@ -71,8 +72,8 @@ def work(fd: int, at_terminal: bool = False) -> None:
     if not at_terminal:  # which is for the server's process group alone
         os.setpgid(0, 0)
     connection = socket.socket(fileno=fd)
-    os.register_at_fork(after_in_child=connection.close)
     channel = Channel(connection, on_closed=lambda: os._exit(1))
+    keep_from_children(channel)
     HEARTBEAT.start(channel)
     send_messages(channel)
     if at_terminal:

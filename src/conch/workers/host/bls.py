@@ -34,19 +34,24 @@ class BlsServer(Protocol):
 
 
 class BlsHandler:
-    """Answers the calls of one worker; ``send`` writes a frame to it, ``start`` runs a coroutine, else it is a task."""
+    """Answers the calls of one worker; ``send`` writes a frame to it, ``start`` runs a coroutine, else it is a task.
+
+    ``running`` has the requests that the worker has, by serial number.
+    """
 
     def __init__(
         self,
         models: BlsServer,
         caller: str,
         send: Callable[[Header, Packer | None], None],
+        running: Mapping[int, InferRequest] | None = None,
         start: Callable[[Coroutine[Any, Any, None]], None] | None = None,
     ) -> None:
         self._models = models
         self._caller = caller
         self._send = send
         self._start = start
+        self._running = running if running is not None else {}
         self._requests: dict[int, InferRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -78,11 +83,12 @@ class BlsHandler:
 
     def _infer(self, header: Header, unpacker: Unpacker) -> None:
         number = header["call"]
+        decoupled = header["decoupled"]
         inputs = unpacker.unpack(header["inputs"])
         request = InferRequest(
             header["model"],
             {tensor.name: tensor for tensor in inputs},
-            lambda response: self._respond(number, response),
+            lambda response: self._respond(number, response, decoupled),
             model_version=header["version"],
             id=header["id"],
             outputs=tuple(header["outputs"]),
@@ -97,23 +103,32 @@ class BlsHandler:
                 raise request.error(
                     f"input '{_repeated([tensor.name for tensor in inputs])}' already exists in request"
                 )
-            self._models.infer(request, header["decoupled"])
+            if "trace" in header:
+                self._trace(request, header["trace"])
+            self._models.infer(request, decoupled)
         except ConchError as error:
             message = f"Model {request.model_name} - Error when running inference: {error.message}"
             self._respond(number, InferResponse(error=internal(message)))
 
-    def _respond(self, number: int, response: InferResponse) -> None:
+    def _trace(self, request: InferRequest, caller: int) -> None:
+        """Make a request part of the trace of the one with this serial number, if the worker still has that."""
+        traced = self._running.get(caller)
+        if traced is not None and traced.trace is not None:
+            request.trace = traced.trace.child()
+
+    def _respond(self, number: int, response: InferResponse, decoupled: bool = False) -> None:
         if number not in self._requests:
             return
+        error = response.error
+        if error is not None and decoupled:
+            error = internal(error.message)  # whatever code the model gave it, as in Triton
         if response.final:
             del self._requests[number]
         packer = Packer()
         try:
-            self._answer(
-                number, packer.pack(response.outputs), response.parameters, response.error, response.final, packer
-            )
-        except (ConchError, OSError) as error:  # no memory to share, no descriptor left
-            failure = internal(f"the response could not be passed to the model: {error}")
+            self._answer(number, packer.pack(response.outputs), response.parameters, error, response.final, packer)
+        except (ConchError, OSError) as reason:  # no memory to share, no descriptor left
+            failure = internal(f"the response could not be passed to the model: {reason}")
             self._answer(number, error=failure, final=response.final)
 
     def _cancel(self, number: int, drop: bool) -> None:

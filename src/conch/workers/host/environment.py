@@ -7,9 +7,10 @@ to the server and is asked on its event loop; files are read and archives unpack
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -89,6 +90,19 @@ class Environments:
         return home
 
 
+def activated(environment: Mapping[str, str], python: str) -> dict[str, str]:
+    """The variables of a worker under the ``python`` of an environment of its own, as that's ``activate`` sets them.
+
+    Scripts of packages (``etc/conda/activate.d``) are not run.  Reads the folder.
+    """
+    home = Path(python).parent.parent
+    left = ("PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
+    variables = {name: value for name, value in environment.items() if name not in left}
+    variables["PATH"] = f"{home / 'bin'}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    variables["VIRTUAL_ENV" if (home / "pyvenv.cfg").exists() else "CONDA_PREFIX"] = str(home)
+    return variables
+
+
 def unpack_archive(archive: Path, home: Path, given_up: Callable[[], bool]) -> None:
     """Unpack ``archive`` into ``home``; raises for a member that would lie outside, or when ``given_up`` says so."""
     if not hasattr(tarfile, "data_filter"):
@@ -110,6 +124,8 @@ def _archive_at(path: Path) -> PackedEnvironment | None:
     try:
         status = path.stat()
         return PackedEnvironment(path.resolve(), status.st_mtime_ns, status.st_size)
+    except FileNotFoundError:
+        raise internal(f"Failed to get the canonical path for {path}.") from None
     except OSError as error:
         raise internal(f"failed to read the execution environment {path}: {error.strerror}") from error
 

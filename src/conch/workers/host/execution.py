@@ -20,7 +20,7 @@ class Execution:
     """A batch at a worker.
 
     ``times`` are its compute input, infer and output durations (ns); ``work`` is what a native backend
-    counted, by name (``tokens``, ``padded`` …).
+    counted, by name (``tokens``, ``padded`` …); ``rescheduled`` are the requests that its model wants once more.
     """
 
     requests: Sequence[InferRequest]
@@ -29,11 +29,12 @@ class Execution:
     times: tuple[int, int, int] = (0, 0, 0)
     work: dict[str, int] = field(default_factory=dict)
     error: ConchError | None = None
+    rescheduled: Sequence[InferRequest] = ()
 
 
 def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
-    """The fields of a request in a frame; its tensors are added to ``packer``."""
-    return {
+    """The fields of a request in a frame; its tensors are added to ``packer``.  One that is traced says so."""
+    fields = {
         "serial": request.serial,
         "id": request.id,
         "correlation_id": request.correlation_id,
@@ -43,17 +44,39 @@ def description(request: InferRequest, packer: Packer) -> dict[str, Any]:
         "outputs": request.outputs,
         "inputs": packer.pack(list(request.inputs.values())),
     }
+    if request.shared is not None:
+        loans = request.shared.loans()
+        if loans:
+            fields["places"] = {name: packer.offer(loan) for name, loan in loans.items()}
+    if request.trace is not None:
+        fields["trace"] = request.trace.context
+    return fields
 
 
-def response_of(header: dict[str, Any], unpacker: Unpacker, final: bool) -> InferResponse:
-    """The response that a frame, or an entry of one, describes."""
+def response_of(
+    header: dict[str, Any], unpacker: Unpacker, final: bool, request: InferRequest | None = None
+) -> InferResponse:
+    """The response that a frame, or an entry of one, describes; outputs to ``request`` in shared memory are put there.
+
+    The other outputs have memory of their own.
+    """
     error = header.get("error")
     return InferResponse(
-        unpacker.unpack(header.get("outputs") or ()),
+        unpacker.unpack(header.get("outputs") or (), None if request is None else request.shared),
         error=None if error is None else ConchError(error[1], Code[error[0]]),
         final=final,
         parameters=header.get("parameters"),
     )
+
+
+def responses_of(
+    headers: Sequence[dict[str, Any] | None], unpacker: Unpacker, requests: Sequence[InferRequest]
+) -> list[InferResponse | None]:
+    """The responses that came with the end of a batch, one for each of its requests; None for those answered apart."""
+    return [
+        None if header is None else response_of(header, unpacker, True, request)
+        for header, request in zip(headers, requests, strict=True)
+    ]
 
 
 def take_times(request: InferRequest, times: tuple[int, int, int]) -> None:

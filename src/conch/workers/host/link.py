@@ -43,9 +43,10 @@ class Link:
         self._on_broken = on_broken
         self._endpoint = Endpoint()
         self._unsent: deque[Message] = deque()
-        self._used = False
+        self._used = self._closed = False
         self._trimming: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._endpoint.pool.on_loan_ended = self._flush_later
         self._loop.add_reader(connection.fileno(), self._readable)
 
     @property
@@ -87,6 +88,15 @@ class Link:
         if self._trimming is None and self._endpoint.shares:
             self._trimming = self._loop.call_later(IDLE_SECONDS, self._trim)
 
+    def _flush_later(self) -> None:
+        """Have the worker close a client's file, from whatever thread was the last to use it."""
+        if not self._closed and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._flush_if_open)
+
+    def _flush_if_open(self) -> None:
+        if not self._closed:
+            self.flush()
+
     def _trim(self) -> None:
         """Give memory regions back, unless there have been frames since this was asked for or put off."""
         if self._used:
@@ -115,6 +125,7 @@ class Link:
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         self._endpoint.close()
+        self._closed = True
         self._on_frames = self._on_broken = _ignore  # they belong to whoever has this link
 
     def _keep(self, message: Message) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from conch.errors import ConchError, internal
 from conch.workers.child.heartbeat import Pulse
 from conch.workers.host.activity import TICKS, Activity
 
@@ -73,6 +74,14 @@ def not_ended(seconds: float, *, idle: bool) -> Kill:
         reason = "its requests had not ended when they had to (--unload-timeout-secs, --exit-timeout-secs)"
         return Kill(Cause.UNLOAD, reason)
     return Kill(Cause.FINALIZE, f"it has not ended within {seconds:g} s of being asked to (--finalize-timeout-secs)")
+
+
+def unhealthy(name: str, kill: Kill | None) -> ConchError:
+    """What the requests of the worker ``name`` fail with when it has ended, and why, if the server killed it."""
+    why = ""
+    if kill is not None and kill.cause is not Cause.PROTOCOL:  # which is nobody's business
+        why = f" It was killed: {kill.reason}."
+    return internal(f"Stub process '{name}' is not healthy.{why}")
 
 
 class Signs(NamedTuple):

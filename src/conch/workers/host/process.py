@@ -16,11 +16,11 @@ from conch.inference import InferRequest, InferResponse
 from conch.workers.child.channel import Frame
 from conch.workers.child.heartbeat import SIZE, Pulse, read_pulse
 from conch.workers.child.packing import Packer, Unpacker
-from conch.workers.host.bls import BlsHandler, BlsServer
-from conch.workers.host.execution import Execution, description, response_of, take_times
+from conch.workers.host.execution import Execution, description, response_of, responses_of, take_times
 from conch.workers.host.expiry import Expiries
 from conch.workers.host.link import Link
-from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Kill, Patience, Signs, Verdict, not_ended
+from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Kill, Patience, Signs, Verdict, not_ended, unhealthy
+from conch.workers.host.model_calls import ModelCalls
 from conch.workers.host.preparation import Preparation
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
 from conch.workers.host.speech import Speech
@@ -53,6 +53,8 @@ class WorkerProcess:
         self.on_progress: Callable[[Mapping[str, Any]], None] | None = None
         #: How many requests a worker that generates takes at a time; 0 for any other.
         self.slots = 0
+        #: Whether requests keep their inputs while they run, since the model may reschedule them.
+        self.reschedules = False
         #: What its model runs with, by name (``engine``, ``precision`` …), once it has started.
         self.runs_with: dict[str, str] = {}
         #: What has been logged for the model once and for all; its workers share it.
@@ -69,9 +71,10 @@ class WorkerProcess:
         self._heartbeat: memoryview | None = None
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, InferRequest] = {}
+        #: What its model asks of the server; nothing is answered until somebody says who does.
+        self.calls = ModelCalls(lambda header, packer: self._link.send(header, packer), self._running)
         self._expiries = Expiries()
         self._executions: dict[int, Execution] = {}
-        self._bls: BlsHandler | None = None
         self._batches = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._stopping = False
@@ -86,6 +89,11 @@ class WorkerProcess:
         return self._process.pid
 
     @property
+    def exit_status(self) -> int | None:
+        """The status of a process that has ended; negative for a signal."""
+        return self._process.exit_status
+
+    @property
     def shared_bytes(self) -> int:
         """The size of the memory that the server and the worker share for tensors."""
         return self._link.shared_bytes if self.alive else 0
@@ -96,16 +104,12 @@ class WorkerProcess:
         pulse = read_pulse(self._heartbeat) if self._heartbeat is not None else Pulse()
         # One that generates has its requests for as long as they generate: the steps of its engine are watched instead.
         execution = 0 if self.slots else next(iter(self._executions), 0)
-        return Signs(pulse, execution, self.loading, self._bls is not None and self._bls.busy)
+        return Signs(pulse, execution, self.loading, self.calls.busy)
 
     @property
     def idle(self) -> bool:
         """Whether no request is with the worker."""
         return not self._running and not self._executions
-
-    def serve_bls(self, models: BlsServer, caller: str) -> None:
-        """Let the worker, of the model ``caller``, send requests to ``models``."""
-        self._bls = BlsHandler(models, caller, lambda header, packer: self._link.send(header, packer))
 
     def start(self, init: dict[str, Any], *, python: str, environment: dict[str, str]) -> None:
         """Start the process with the frame ``init``; call from the main thread, whose end it does not survive.
@@ -160,7 +164,8 @@ class WorkerProcess:
                     fields["arrived"], fields["deadline"] = request.times.arrived, request.deadline
                     fields["priority"] = request.priority
                 described.append(fields)
-            request.inputs = {}  # they go to the worker, however long that will take
+            if not self.reschedules:
+                request.inputs = {}  # they go to the worker, however long that will take
         try:
             self._link.send({"op": "execute", "batch": self._batches, "requests": described}, packer)
         except (ConchError, OSError) as error:  # no memory to share, no descriptor left
@@ -271,8 +276,8 @@ class WorkerProcess:
             if op == "done":
                 self._done(header, Unpacker(payload, self._link.regions))
             elif op == "response":
-                # Unpacked in any case, so that its memory goes back.
-                response = response_of(header, Unpacker(payload, self._link.regions), header["final"])
+                request = self._running.get(header["serial"])  # unpacked in any case, so that its memory goes back
+                response = response_of(header, Unpacker(payload, self._link.regions), header["final"], request)
                 self._deliver(header["serial"], response)
             elif op == "progress":
                 self._progress(header, Unpacker(payload, self._link.regions))
@@ -286,11 +291,11 @@ class WorkerProcess:
                 self._speech.at_prompt(header["open"])
             elif op == "heartbeat":
                 self._heartbeat = memoryview(self._link.regions.get(header["region"]))[:SIZE]
-            elif self._bls is not None and self._bls.handle(header, Unpacker(payload, self._link.regions)):
+            elif self.calls.handle(header, Unpacker(payload, self._link.regions)):
                 pass
             elif self._answer is not None and not self._answer.done():
                 self._answer.set_result(header)
-        except (ConchError, KeyError, TypeError, ValueError) as error:
+        except (ConchError, LookupError, TypeError, ValueError) as error:
             self._hung_up(internal(f"frame {op!r}: {error!r}"))
 
     def _done(self, header: dict[str, Any], unpacker: Unpacker) -> None:
@@ -301,7 +306,9 @@ class WorkerProcess:
         if error is not None:
             self._fail_execution(execution, ConchError(error[1], Code[error[0]]))
             return
-        responses = [None if one is None else response_of(one, unpacker, final=True) for one in header["responses"]]
+        responses = responses_of(header["responses"], unpacker, execution.requests)
+        if "rescheduled" in header:
+            execution.rescheduled = [execution.requests[place] for place in header["rescheduled"]]
         execution.on_done(execution)
         for request, response in zip(execution.requests, responses, strict=True):
             take_times(request, execution.times)
@@ -366,8 +373,7 @@ class WorkerProcess:
         self._speech.at_prompt(False)
         self._link.close()
         self._heartbeat = None
-        if self._bls is not None:
-            self._bls.close()
+        self.calls.close()
         error = self._unhealthy()
         executions, self._executions = self._executions, {}
         for execution in executions.values():
@@ -384,17 +390,9 @@ class WorkerProcess:
         on_exit = self.on_exit
         # Who was told of anything is forgotten, so that an ended worker is freed at once, with its buffers.
         self.on_exit = self.on_response_sent = self.on_prepared = self.on_progress = None
-        self._bls = self._answer = None
+        self._answer = None
         if not self._stopping and on_exit is not None:
             on_exit(self)
 
     def _unhealthy(self) -> ConchError:
-        why = ""
-        if self._killed is not None and self._killed.cause is not Cause.PROTOCOL:  # which is nobody's business
-            why = f" It was killed: {self._killed.reason}."
-        return internal(f"Stub process '{self.name}' is not healthy.{why}")
-
-    @property
-    def exit_status(self) -> int | None:
-        """The status of a process that has ended; negative for a signal."""
-        return self._process.exit_status
+        return unhealthy(self.name, self._killed)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from conch.errors import unavailable
+from conch.telemetry.custom import CustomMetrics
 from conch.workers.host.guard import Guard
 from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Patience
 from conch.workers.host.process import WorkerProcess
@@ -21,14 +22,18 @@ from conch.workers.host.watch import WorkerWatch
 class WorkerProcesses:
     """Makes workers, has them watched, and ends those that are left when everybody who owned one is gone.
 
-    ``kills`` counts those that the server killed, by model and cause.
+    ``kills`` counts those that the server killed, by model and cause; ``metrics`` are those of models.
     """
 
     def __init__(
-        self, new: Callable[[str, Spawn], WorkerProcess] = WorkerProcess, patience: Patience = DEFAULT_PATIENCE
+        self,
+        new: Callable[[str, Spawn], WorkerProcess] = WorkerProcess,
+        patience: Patience = DEFAULT_PATIENCE,
+        metrics: CustomMetrics | None = None,
     ) -> None:
         self._new = new
         self._patience = patience
+        self._metrics = metrics or CustomMetrics({})
         self._made: WeakSet[WorkerProcess] = WeakSet()
         self._watch = WorkerWatch(self._made)
         self._closed = False
@@ -42,9 +47,15 @@ class WorkerProcesses:
         process = self._new(name, self._guard.watched(spawn))
         process.patience = self._patience
         process.on_kill = self._count
+        process.calls.show_metrics(self._metrics)
         self._made.add(process)
         self._watch.start()
         return process
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the workers that run."""
+        return [process.pid for process in self._made if process.alive]
 
     async def close(self) -> None:
         """Kill the workers that still run, such as those of a load that was given up; return when they have ended."""

@@ -250,7 +250,7 @@ def test_request_of_a_model_tells_what_it_was_made_of() -> None:
     [
         ({"inputs": [None]}, "Input tensor for request with id 'r' and model name 'm' should not be empty."),
         (
-            {"requested_output_names": [None]},
+            {"requested_output_names": ["O", ""]},
             "Requested output name for request with id 'r' and model name 'm' should not be empty.",
         ),
         ({"correlation_id": 1.5}, "Correlation ID must be integer or string"),
@@ -265,13 +265,14 @@ def test_request_with_something_wrong_is_refused(fields: dict[str, Any], message
     assert str(raised.value) == message
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: InferenceRequest().set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE),
-        lambda: pb_utils.MetricFamily("name", "description", pb_utils.MetricFamily.COUNTER),
-    ],
-)
-def test_what_is_not_supported_yet_says_so(call: Any) -> None:
-    with pytest.raises(TritonModelException, match="not supported yet"):
-        call()
+@pytest.mark.parametrize("field", ["inputs", "requested_output_names", "model_name"])
+def test_request_without_what_it_needs_is_a_type_error(field: str) -> None:
+    fields: dict[str, Any] = {"inputs": [TENSOR], "requested_output_names": ["O"], "model_name": "m"}
+    del fields[field]
+    with pytest.raises(TypeError, match="InferenceRequest needs inputs, requested_output_names and model_name"):
+        InferenceRequest(**fields)
+
+
+def test_text_may_be_given_as_utf_8() -> None:
+    assert TritonError("ä".encode()).message() == "ä"  # type: ignore[arg-type]
+    assert Tensor("ä".encode(), np.zeros(1)).name() == "ä"  # type: ignore[arg-type]

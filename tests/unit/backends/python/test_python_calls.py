@@ -282,3 +282,23 @@ except pb_utils.TritonModelException as error:
     result = error
 """)
     assert "failed to get model version from specified version string 'x'" in result(worker)
+
+
+def test_version_that_is_none_is_refused_without_a_question(launch: LaunchWorker) -> None:
+    worker = launch(CALLER)
+    code = """
+result = []
+for version in ("y", "-2"):
+    try:
+        pb_utils.is_model_ready("m", version)
+    except pb_utils.TritonModelException as error:
+        result.append(str(error))
+"""
+    about = (
+        "Failed to check model readiness: Failed to process the request for model 'm_0_0', message: failed to get "
+        "model version from specified version string"
+    )
+    assert eval(worker.text(code)) == [
+        f"{about} 'y' (details: stol), version should be an integral value > 0",
+        f"{about} '-2', version should be an integral value > 0",
+    ]

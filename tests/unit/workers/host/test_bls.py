@@ -57,11 +57,11 @@ class Fixture:
             raise error
         self.sent.append(header)
 
-    def call(self, number: int = 1, *names: str) -> None:
+    def call(self, number: int = 1, *names: str, decoupled: bool = False) -> None:
         packer = Packer()
         tensors = packer.pack([WireTensor(name, "FP32", (1,), b"abcd") for name in names or ("X",)])
         header = {
-            "op": "call", "call": number, "decoupled": False, "model": "m", "version": -1, "id": "r",
+            "op": "call", "call": number, "decoupled": decoupled, "model": "m", "version": -1, "id": "r",
             "correlation_id": 0, "flags": 0, "timeout": 0, "parameters": {}, "outputs": [], "inputs": tensors,
         }  # fmt: skip
         assert self.calls.handle(header, Unpacker(b"".join(packer.payload), RegionMap()))
@@ -97,6 +97,12 @@ def test_error_of_a_response_keeps_its_code(fixture: Fixture) -> None:
     fixture.call()
     fixture.models.requests[0].fail(unavailable("full"))
     assert fixture.sent == [answer(error=["UNAVAILABLE", "full"])]
+
+
+def test_error_of_a_decoupled_response_is_internal_as_in_triton(fixture: Fixture) -> None:
+    fixture.call(decoupled=True)
+    fixture.models.requests[0].fail(unavailable("full"))
+    assert fixture.sent == [answer(error=["INTERNAL", "full"])]
 
 
 def test_refused_request_says_of_which_model(fixture: Fixture) -> None:

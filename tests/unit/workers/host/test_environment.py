@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conch.errors import ConchError
-from conch.workers.host.environment import Environments
+from conch.workers.host.environment import Environments, activated
 
 
 def make_environment(home: Path) -> Path:
@@ -167,7 +167,7 @@ async def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "env.tar.gz").write_text("no archive")
     with pytest.raises(ConchError, match="failed to unpack"):
         await Environments().python(str(tmp_path / "env.tar.gz"), tmp_path)
-    with pytest.raises(ConchError, match="No such file"):
+    with pytest.raises(ConchError, match=r"^Failed to get the canonical path for .*absent"):
         await Environments().python(str(tmp_path / "absent.tar.gz"), tmp_path)
 
 
@@ -200,3 +200,15 @@ async def test_other_threads_go_on_however_many_archives_are_unpacked(tmp_path: 
     unpacker.let.set()
     await asyncio.gather(*loads)
     await environments.close()
+
+
+@pytest.mark.parametrize(("file", "variable"), [("pyvenv.cfg", "VIRTUAL_ENV"), ("conda-meta", "CONDA_PREFIX")])
+def test_worker_in_an_environment_finds_its_programs_first(tmp_path: Path, file: str, variable: str) -> None:
+    home = make_environment(tmp_path / "env")
+    (home / file).touch()
+    before = {"PATH": "/usr/bin", "VIRTUAL_ENV": "/the/servers", "PYTHONHOME": "/other", "HOME": "/home"}
+    assert activated(before, str(home / "bin" / "python")) == {
+        "PATH": f"{home}/bin:/usr/bin",
+        "HOME": "/home",
+        variable: str(home),
+    }

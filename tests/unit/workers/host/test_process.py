@@ -285,7 +285,7 @@ async def test_worker_that_has_ended_is_freed_without_the_garbage_collector(stop
     try:
         exits: list[int | None] = []
         process, child = make_process(on_exit=lambda ended: exits.append(ended.exit_status))
-        process.serve_bls(object(), "caller")  # type: ignore[arg-type]
+        process.calls.serve_bls(object(), "caller")  # type: ignore[arg-type]
         (client,) = run(process)
         if stopped:
             stopping = asyncio.create_task(process.stop())

@@ -36,8 +36,11 @@ class TritonPythonModel:
             return []
         if "too_many" in modes:
             return [respond("ok") for _ in requests] + [respond("ok")]
+        for request, mode in zip(requests, modes, strict=True):
+            if mode.startswith("reschedule"):
+                request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
         if "nothing" in modes:
             return None
-        if "none" in modes:
+        if "none" in modes or "reschedule" in modes:
             return [None for _ in requests]
         return [respond(mode) for mode in modes]

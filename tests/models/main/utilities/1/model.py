@@ -209,6 +209,76 @@ def request_refuses_bad_arguments(model, request):
 
 
 @case
+def refused_arguments(model, request):
+    """How many calls raise TypeError; what the others raise, its text if it is Triton's own."""
+    tensor = pb_utils.Tensor("I", np.zeros(1, np.float32))
+    good = {"inputs": [tensor], "requested_output_names": ["O"], "model_name": "m", "request_id": "r"}
+    mine = pb_utils.InferenceRequest(**good)
+    sender = request.get_response_sender()
+    calls = {
+        **{
+            f"request {field} {value!r}": (pb_utils.InferenceRequest, (), {**good, field: value})
+            for field, value in (
+                ("inputs", None),
+                ("inputs", [5]),
+                ("requested_output_names", None),
+                ("requested_output_names", {"O"}),
+                ("requested_output_names", "O"),
+                ("requested_output_names", [None]),
+                ("requested_output_names", [""]),
+                ("model_name", None),
+                ("request_id", 5),
+                ("correlation_id", None),
+                ("correlation_id", -1),
+                ("correlation_id", 1 << 64),
+                ("model_version", "1"),
+                ("flags", -1),
+                ("flags", 1 << 32),
+                ("timeout", -1),
+                ("preferred_memory", None),
+                ("preferred_memory", 5),
+                ("trace", None),
+                ("parameters", {"a": None}),
+                ("nonsense", 1),
+            )
+        },
+        "request of nothing": (pb_utils.InferenceRequest, (), {}),
+        "request without a model": (pb_utils.InferenceRequest, (), {**good, "model_name": 1}),
+        "flags": (mine.set_flags, (-1,), {}),
+        "release flags": (mine.set_release_flags, ("x",), {}),
+        "decoupled text": (mine.exec, ("x",), {}),
+        "decoupled none": (mine.exec, (None,), {}),
+        "memory": (pb_utils.PreferredMemory, (5,), {}),
+        "device": (pb_utils.PreferredMemory, (pb_utils.TRITONSERVER_MEMORY_CPU, "x"), {}),
+        "response of none": (pb_utils.InferenceResponse, (None,), {}),
+        "response of numbers": (pb_utils.InferenceResponse, ([5],), {}),
+        "response with a text as error": (pb_utils.InferenceResponse, ([], "error"), {}),
+        "error of a number": (pb_utils.TritonError, (5,), {}),
+        "error with a number as code": (pb_utils.TritonError, ("x", 5), {}),
+        "tensor of a list": (pb_utils.Tensor, ("T", [1]), {}),
+        "tensor without a name": (pb_utils.Tensor, (None, np.zeros(1)), {}),
+        "dlpack of a number": (pb_utils.Tensor.from_dlpack, ("T", 5), {}),
+        "dlpack without a name": (pb_utils.Tensor.from_dlpack, (1, np.zeros(1)), {}),
+        "sent text": (sender.send, ("x",), {}),
+        "sent with flags of text": (sender.send, (pb_utils.InferenceResponse([]), "x"), {}),
+        "sent with flags below zero": (sender.send, (pb_utils.InferenceResponse([]), -1), {}),
+        "sent with other flags": (sender.send, (pb_utils.InferenceResponse([]), 2), {}),
+        "logger": (pb_utils.Logger, (), {}),
+        "level": (pb_utils.Logger.log, ("x", "INFO"), {}),
+        "logged number": (pb_utils.Logger.log_info, (5,), {}),
+        "dependents": (pb_utils.unload_model, ("x", "y"), {}),
+        "version": (pb_utils.is_model_ready, ("x", 1), {}),
+        "files": (pb_utils.load_model, ("x", "", 5), {}),
+    }
+    found = {}
+    for name, (call, args, kwargs) in calls.items():
+        kind, text = raised(call, *args, **kwargs) or ["nothing", ""]
+        found[name] = text if kind == "TritonModelException" else kind
+    others = {name: what for name, what in found.items() if what != "TypeError"}
+    return [len(found) - len(others), others]
+
+
+@case
 def response_accessors(model, request):
     good = pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("A", np.zeros(1, np.float32))])
     bad = pb_utils.InferenceResponse(error=pb_utils.TritonError("broken", pb_utils.TritonError.NOT_FOUND))

@@ -1,0 +1,268 @@
+"""``pb_utils.MetricFamily`` and its metrics: numbers of a model's own on the server's metrics page.
+
+The server has the numbers, since models and instances share them: families and metrics are made, and read, by calls to
+it.  Changes are added up here and sent ahead of the next frame, such as the response to the request that made them, or
+by a thread where none follows soon.  Runs in the worker of a Python model, in whatever thread the model uses.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from enum import Enum
+from itertools import count
+from math import isfinite
+from time import sleep
+from typing import Any, Dict, List, Optional, Union
+from weakref import ref
+
+from conch.backends.python.errors import TritonModelException
+from conch.backends.python.response import InferenceResponse
+from conch.backends.python.runtime import Runtime, current
+from conch.workers.child.channel import Channel, Header
+from conch.workers.child.forked import ForkedChannel
+
+#: How long changes may wait for a frame to go with (s).
+PATIENCE_SECONDS = 0.05
+
+_DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
+    "be deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
+
+
+class MetricKind(Enum):
+    """What a family counts, as on the metrics page."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+
+class MetricFamily:
+    """A family of metrics; those of one name are the same family in all models.
+
+    It goes from the page, with the metrics made by this object, when the object does, unless others have it as well.
+    """
+
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        if not isinstance(name, str) or not isinstance(description, str) or not isinstance(kind, MetricKind):
+            raise TypeError(
+                "MetricFamily(name: str, description: str, kind: MetricFamily.COUNTER, GAUGE or HISTOGRAM) does not "
+                f"take {name!r}, {description!r}, {kind!r}"
+            )
+        self._kind = kind
+        self._runtime = current()
+        self._number = 0  # until the server has it
+        number = next(_numbers)
+        fields = {"do": "family", "number": number, "name": name, "description": description, "kind": kind.name}
+        _ask(self._runtime, "Error when creating MetricFamily", fields)
+        self._number = number
+
+    def __del__(self) -> None:
+        if getattr(self, "_number", 0):
+            self._runtime.channel.post({"op": "metrics_drop", "family": self._number})
+
+    def Metric(self, labels: Optional[Dict[str, str]] = None, buckets: Optional[List[float]] = None) -> CustomMetric:
+        """The metric with these labels; of a histogram also the upper bounds of its ``buckets``, in rising order."""
+        if labels is not None and not isinstance(labels, dict):
+            raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+        for key, value in (labels or {}).items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise TritonModelException(
+                    f"Failed to create metric. Labels must be texts by name, found {key!r}: {value!r}."
+                )
+        if buckets is not None and not isinstance(buckets, list):
+            raise TritonModelException("Failed to create metric. Buckets must be a list.")
+        if self._kind is MetricKind.HISTOGRAM and buckets is None:
+            raise TritonModelException("Failed to create metric. Missing required buckets.")
+        if self._kind is not MetricKind.HISTOGRAM and buckets:
+            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        bounds = [_number(bound) for bound in buckets or ()]
+        if any(not low < high for low, high in zip(bounds, bounds[1:])) or any(bound != bound for bound in bounds):
+            raise self._creating("Bucket Boundaries must be strictly sorted")
+        number = next(_numbers)
+        fields = {"do": "series", "number": number, "family": self._number, "labels": labels or {}}
+        fields["bounds"] = [_portable(bound) for bound in bounds]
+        _ask(self._runtime, "Error when creating Metric", fields)
+        return CustomMetric(self, number, bounds)
+
+    def _creating(self, message: str) -> TritonModelException:
+        about = f"Failed to process the request for model '{self._runtime.instance}', message"
+        return TritonModelException(f"Error when creating Metric: {about}: {message}")
+
+
+class CustomMetric:
+    """One number of a family, or one histogram; :meth:`MetricFamily.Metric` makes it."""
+
+    __slots__ = ("__weakref__", "_bounds", "_change", "_family", "_kind", "_number", "_runtime")
+
+    def __init__(self, family: MetricFamily, number: int, bounds: List[float]) -> None:
+        self._family = ref(family)
+        self._kind = family._kind
+        self._runtime = family._runtime
+        self._number = number
+        self._bounds = bounds
+        #: What the server has not been told (see ``MetricChanges``); None if that is nothing.
+        self._change: Optional[MetricChange] = None
+
+    def __del__(self) -> None:
+        # What is to be sent holds a reference, so there is no change left.
+        if self._family() is not None:
+            self._runtime.channel.post({"op": "metrics_drop", "series": self._number})
+
+    def increment(self, value: float) -> None:
+        """Add to a counter or a gauge; what is added to a counter is not negative."""
+        amount = self._check("increment", "Increment", value, MetricKind.HISTOGRAM)
+        if self._kind is MetricKind.COUNTER and not amount >= 0:
+            raise self._refused("increment", "can only be incremented monotonically by non-negative values.")
+        _changes_of(self._runtime).add(self, amount)
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+        amount = self._check("set", "Set", value, MetricKind.HISTOGRAM, MetricKind.COUNTER)
+        _changes_of(self._runtime).set(self, amount)
+
+    def observe(self, value: float) -> None:
+        """Count a value in a histogram."""
+        amount = self._check("observe", "Observe", value, MetricKind.COUNTER, MetricKind.GAUGE)
+        _changes_of(self._runtime).observe(self, bisect_left(self._bounds, amount), amount)
+
+    def value(self) -> float:
+        """The value of a counter or a gauge, with what other models and instances have added."""
+        self._check("get", "Value", 0, MetricKind.HISTOGRAM)
+        response = _ask(self._runtime, "Failed to get metric value", {"do": "value", "number": self._number})
+        return float(response._parameters["value"])
+
+    def _check(self, verb: str, operation: str, value: Any, *without: MetricKind) -> float:
+        number = _number(value)
+        if self._family() is None:
+            raise TritonModelException(f"Failed to {verb} metric value: {_DELETED}")
+        if self._kind in without:
+            raise self._refused(verb, f"does not support {operation}")
+        return number
+
+    def _refused(self, verb: str, why: str) -> TritonModelException:
+        about = f"Failed to process the request for model '{self._runtime.instance}', message"
+        return TritonModelException(
+            f"Failed to {verb} metric value: {about}: TRITONSERVER_METRIC_KIND_{self._kind.name} {why}"
+        )
+
+
+class MetricChange:
+    """How a metric changes: it is set (``absolute``) or changes by ``amount``; what is added to which buckets."""
+
+    __slots__ = ("absolute", "amount", "buckets")
+
+    def __init__(self) -> None:
+        self.absolute = False
+        self.amount = 0.0
+        self.buckets: Dict[int, int] = {}
+
+
+class MetricChanges:
+    """What a worker's metrics have changed by since the server was told; one for each worker that has any."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._changed: List[CustomMetric] = []
+        self._changing = threading.Lock()
+        self._waiting = threading.Event()
+        self._closed = False
+        channel.ahead = self.take
+        self._thread = threading.Thread(target=self._send_late, name="conch-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._waiting.set()
+        self._thread.join()
+
+    def add(self, metric: CustomMetric, amount: float) -> None:
+        with self._changing:
+            self._change_of(metric).amount += amount
+
+    def set(self, metric: CustomMetric, amount: float) -> None:
+        with self._changing:
+            change = self._change_of(metric)
+            change.absolute, change.amount = True, amount
+
+    def observe(self, metric: CustomMetric, bucket: int, amount: float) -> None:
+        with self._changing:
+            change = self._change_of(metric)
+            change.amount += amount
+            change.buckets[bucket] = change.buckets.get(bucket, 0) + 1
+
+    def take(self) -> Optional[Header]:
+        """A frame with all changes so far; None if there are none.  The channel calls it when it is about to send."""
+        if not self._changed:
+            return None
+        with self._changing:
+            changed, self._changed = self._changed, []
+            series = []
+            for metric in changed:
+                change, metric._change = metric._change, None
+                if change is not None:
+                    buckets = list(change.buckets.items())
+                    series.append([metric._number, change.absolute, _portable(change.amount), buckets])
+        return {"op": "metrics", "series": series}
+
+    def _change_of(self, metric: CustomMetric) -> MetricChange:
+        change = metric._change
+        if change is None:
+            change = metric._change = MetricChange()
+            self._changed.append(metric)
+            if len(self._changed) == 1:
+                self._waiting.set()
+        return change
+
+    def _send_late(self) -> None:
+        while True:
+            self._waiting.wait()
+            if self._closed:
+                return
+            self._waiting.clear()
+            sleep(PATIENCE_SECONDS)
+            self._channel.send_ahead()
+
+
+#: Of families and metrics, in frames.
+_numbers = count(1)
+_making_changes = threading.Lock()
+
+
+def _changes_of(runtime: Runtime) -> MetricChanges:
+    changes: Optional[MetricChanges] = runtime.metric_changes
+    if isinstance(runtime.channel, ForkedChannel):
+        raise runtime.channel.refusal()
+    if changes is None:
+        with _making_changes:
+            changes = runtime.metric_changes
+            if changes is None:
+                changes = runtime.metric_changes = MetricChanges(runtime.channel)
+    return changes
+
+
+def _ask(runtime: Runtime, what: str, fields: Header) -> InferenceResponse:
+    response = runtime.bls.start({**fields, "op": "metric_control"}).next()[0]
+    error = response.error()
+    if error is not None:
+        about = f"Failed to process the request for model '{runtime.instance}', message"
+        raise TritonModelException(f"{what}: {about}: {error.message()}")
+    return response
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"a metric takes numbers, not {value!r}")
+    return float(value)
+
+
+def _portable(value: float) -> Union[float, str]:
+    """A number as JSON can say it."""
+    return value if isfinite(value) else repr(value)
