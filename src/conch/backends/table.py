@@ -94,6 +94,22 @@ BACKENDS: Final[dict[str, Backend]] = {
         shared=True,
         request_parameters=_TRITONS,
     ),
+    "pytorch": Backend(
+        "conch.backends.graphs.pytorch.backend:PyTorchBackend",
+        "conch.backends.graphs.pytorch.parameters:PARAMETERS",
+        shared=True,
+        request_parameters=_TRITONS,
+    ),
+}
+
+#: What to do with models of Triton's backends that are not here, by name.
+WAYS_OUT: Final[dict[str, str]] = {
+    "tensorrt": 'serve the ONNX file that the plan was built from with backend "onnxruntime", whose accelerator '
+    '"tensorrt" builds plans itself',
+    "tensorflow": 'convert the model to ONNX (python -m tf2onnx.convert), and serve it with backend "onnxruntime"',
+    "dali": 'write the pipeline as a Python model (backend "python"), which may import nvidia.dali itself',
+    "fil": 'convert the forest to ONNX (skl2onnx, onnxmltools) for backend "onnxruntime", or load it with its own '
+    'library in a Python model (backend "python")',
 }
 
 #: What ``huggingface`` is for checkpoints that write text.

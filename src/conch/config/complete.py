@@ -12,7 +12,15 @@ from typing import Final
 
 from conch.config.problem import Problem
 from conch.config.reading import shown_name
-from conch.config.schema import InstanceGroup, ModelConfig, copied, is_ensemble, scheduler
+from conch.config.schema import (
+    PYTHON_RUNTIME,
+    InstanceGroup,
+    ModelConfig,
+    copied,
+    implementation,
+    is_ensemble,
+    scheduler,
+)
 from conch.errors import invalid
 
 DEFAULT_SEQUENCE_IDLE_MICROSECONDS: Final = 1_000_000
@@ -65,6 +73,8 @@ _RECOGNISED: Final = (
 #: What ``conch convert`` writes goes before Triton's own files, and a checkpoint as it is after them.
 _CONVERTED: Final = "conch.json"
 _CHECKPOINT: Final = ("model.json", "config.json")
+#: The backends whose models' files are programs.
+_PROGRAMS: Final = frozenset({"python", "pytorch"})
 _GGUF: Final = ".gguf"
 
 
@@ -75,20 +85,25 @@ def complete(
     *,
     gpus: Sequence[int] = (),
     preference: InstancePreference | None = None,
+    python_based: bool = False,
 ) -> ModelConfig:
     """A completed copy of ``config`` for the model in directory ``name``.
 
     ``artefacts`` are the names of what lies in the first version directory, ``gpus`` the usable
-    devices' ids, ``preference`` goes before that of the backend.  Raises INVALID_ARG when no backend can be told.
+    devices' ids, ``preference`` goes before that of the backend; ``python_based`` says that a Python-based backend runs
+    the model.  Raises INVALID_ARG when no backend can be told.
     """
     completed = copied(config)
     complete_backend(completed, name, artefacts)
-    if completed.backend != "python":
+    if python_based:
+        completed.runtime = PYTHON_RUNTIME
+    runs_on = implementation(completed)
+    if runs_on != "python":
         # Clients may give back a configuration as they were shown it.
         for parameter in [one for one in completed.parameters if one.startswith(RUNS_WITH)]:
             del completed.parameters[parameter]
     normalise(completed)
-    complete_instances(completed, gpus, preference or _PREFERENCES.get(completed.backend, ANY))
+    complete_instances(completed, gpus, preference or _PREFERENCES.get(runs_on, ANY))
     return completed
 
 
@@ -125,21 +140,21 @@ def _backend_of(config: ModelConfig, artefacts: Collection[str]) -> str:
         else:
             fits = known.filename in artefacts
         if fits:
-            if by_files and known.backend == "python":
-                _refuse_downloaded(config.name, artefacts)
+            if by_files and known.backend in _PROGRAMS:
+                _refuse_downloaded(config.name, known, artefacts)
             return known.backend
     checkpoint = any(name in _CHECKPOINT or name.endswith(_GGUF) for name in artefacts)
     return "huggingface" if by_files and checkpoint else ""
 
 
-def _refuse_downloaded(name: str, artefacts: Collection[str]) -> None:
-    """Raise INVALID_ARG where a checkpoint lies beside model.py: nobody has said that a program in it may run."""
+def _refuse_downloaded(name: str, program: _Recognised, artefacts: Collection[str]) -> None:
+    """Raise INVALID_ARG where a checkpoint lies beside a program: nobody has said that a program in it may run."""
     beside = next((one for one in sorted(artefacts) if one == "config.json" or one.endswith(_GGUF)), "")
     if beside:
         raise Problem(
-            f"model '{name}' has both model.py and {shown_name(beside)}, of a checkpoint that may have brought "
-            "model.py with it: set 'backend' in config.pbtxt, "
-            'to "python" to run model.py, or to "huggingface" to serve the checkpoint',
+            f"model '{name}' has both {program.filename} and {shown_name(beside)}, of a checkpoint that may have "
+            f"brought {program.filename} with it: set 'backend' in config.pbtxt, "
+            f'to "{program.backend}" to run {program.filename}, or to "huggingface" to serve the checkpoint',
             hint="set 'backend'",
         )
 

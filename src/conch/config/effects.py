@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from conch.config.problem import FieldPath, Problem, Problems
-from conch.config.schema import ModelConfig, is_ensemble
+from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import FIRST_RESPONSE
 
 _NOT_YET = "this server does not have that yet"
 #: Whole fields, and why they have no effect.
 _FIELDS = {
-    "runtime": "backends have one runtime here",
     "cc_model_filenames": "use instance groups and versions",
-    "model_operations": "there are no custom operations to load",
+    "model_operations": "its libraries of ONNX operations are not loaded. A Python model can, with "
+    "'register_custom_ops_library' of ONNX Runtime's session options",
     "model_repository_agents": _NOT_YET,
 }
 _OF_INSTANCES = {
-    "rate_limiter": _NOT_YET,
     "secondary_devices": _NOT_YET,
     "host_policy": _NOT_YET,
     "passive": _NOT_YET,
@@ -29,18 +28,19 @@ _OF_OPTIMIZATION = {
 #: The backends that read ``optimization.graph`` and ``optimization.execution_accelerators``.
 _OPTIMIZING = frozenset({"onnxruntime"})
 
+#: The backends that join the tensors of a batch's requests; others get request by request, as in Triton.
+_COLLECTING = frozenset({"onnxruntime", "openvino", "pytorch"})
+
 
 def ineffective_problems(config: ModelConfig) -> Problems:
     """Everything that is set in a configuration, as written or completed, and has no effect.  These are warnings."""
-    if config.response_cache.enable:
-        yield _ineffective("the response cache", ("response_cache",), _NOT_YET)
     for name, reason in _FIELDS.items():
         if _is_set(config, name):
             yield _ineffective(f"'{name}'", (name,), reason)
-    if config.backend == "python":  # for graphs they are refused
+    if implementation(config) not in _COLLECTING:
         for name in ("batch_input", "batch_output"):
             if _is_set(config, name):
-                yield _ineffective(f"'{name}'", (name,), _NOT_YET)
+                yield _ineffective(f"'{name}'", (name,), "the model gets each request with its own tensors")
     yield from _of_metrics(config)
     yield from _of_instances(config)
     yield from _of_optimization(config)
@@ -76,11 +76,13 @@ def _of_optimization(config: ModelConfig) -> Problems:
 
 def _of_ensembles(config: ModelConfig) -> Problems:
     ensemble: FieldPath = ("ensemble_scheduling", 0)
-    if config.ensemble_scheduling.max_inflight_requests:
-        yield _ineffective("'max_inflight_requests'", (*ensemble, "max_inflight_requests"), _NOT_YET)
     for index, step in enumerate(config.ensemble_scheduling.step):
         if step.model_namespace:
-            yield _ineffective("'model_namespace'", (*ensemble, "step", index, "model_namespace"), _NOT_YET)
+            yield _ineffective(
+                "'model_namespace'",
+                (*ensemble, "step", index, "model_namespace"),
+                "without --model-namespacing, or where the ensemble's own repository has the member",
+            )
 
 
 def _is_set(message: object, name: str) -> bool:

@@ -23,6 +23,7 @@ from tritonclient.grpc.model_config_pb2 import ModelSequenceBatching as Sequence
 from conch.tensors import CONFIG_NAME, PROTOCOL_NAME
 
 __all__ = [
+    "PYTHON_RUNTIME",
     "BatchInput",
     "BatchOutput",
     "DataType",
@@ -36,6 +37,7 @@ __all__ = [
     "datatype",
     "datatype_name",
     "datatype_number",
+    "implementation",
     "is_ensemble",
     "scheduler",
     "unknown_enum_value",
@@ -43,6 +45,8 @@ __all__ = [
 
 #: The datatype that a configuration has where it names none.
 UNSPECIFIED: Final = 0
+#: What ``runtime`` is for models of Python-based backends.
+PYTHON_RUNTIME: Final = "model.py"
 
 
 def datatype(number: int) -> str:
@@ -76,6 +80,11 @@ def copied(config: ModelConfig) -> ModelConfig:
 
 def is_ensemble(config: ModelConfig) -> bool:
     return bool(config.platform == "ensemble")
+
+
+def implementation(config: ModelConfig) -> str:
+    """The backend that runs the model of a completed configuration: that of Python for all Python-based ones."""
+    return "python" if config.runtime == PYTHON_RUNTIME else str(config.backend)
 
 
 def unknown_enum_value(message: Any) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from conch.config import render
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
+from conch.repository.backends import USUAL_PLACES, BackendPlaces
 from conch.repository.errors import PollError
 from conch.repository.scan import ModelFiles, describe
 from conch.temporary import TemporaryFolder
@@ -110,7 +111,9 @@ def _reason(error: OSError | ValueError) -> str:
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
 
 
-def describe_override(name: str, directory: Path, config: str | None) -> ModelFiles:
+def describe_override(
+    name: str, directory: Path, config: str | None, backends: BackendPlaces = USUAL_PLACES, namespace: str = ""
+) -> ModelFiles:
     """What ``directory`` holds for ``name`` under the overriding configuration.
 
     Raises :class:`PollError`, for JSON that is no configuration as well.
@@ -121,4 +124,4 @@ def describe_override(name: str, directory: Path, config: str | None) -> ModelFi
             override = render.from_json(config)
         except ConchError as error:
             raise PollError.of(name, internal(error.message)) from error
-    return describe(name, directory, override=override)
+    return describe(name, directory, override=override, backends=backends, namespace=namespace)

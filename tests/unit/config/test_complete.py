@@ -276,14 +276,17 @@ def test_what_a_model_runs_with_is_no_parameter_except_where_it_is_the_models_ow
     assert list(completed(given, file).parameters) == left
 
 
+@pytest.mark.parametrize(
+    ("program", "backend"), [("model.py", "python"), ("model.pt", "pytorch"), ("model.pt2", "pytorch")]
+)
 @pytest.mark.parametrize("file", ["config.json", "weights.gguf"])
-def test_model_py_beside_a_checkpoint_is_not_run_unasked(file: str) -> None:
+def test_program_beside_a_checkpoint_is_not_run_unasked(file: str, program: str, backend: str) -> None:
     with pytest.raises(Problem) as refused:
-        completed("", "model.py", file)
+        completed("", program, file)
     assert refused.value.message == (
-        f"model 'm' has both model.py and {file}, of a checkpoint that may have brought model.py with it: "
+        f"model 'm' has both {program} and {file}, of a checkpoint that may have brought {program} with it: "
         "set 'backend' in config.pbtxt, "
-        'to "python" to run model.py, or to "huggingface" to serve the checkpoint'
+        f'to "{backend}" to run {program}, or to "huggingface" to serve the checkpoint'
     )
 
 

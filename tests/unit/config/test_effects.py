@@ -14,27 +14,22 @@ from conch.config.pbtxt import parse
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("response_cache { enable: true }", ("response_cache",)),
-        ('runtime: "r"', ("runtime",)),
         (
             'backend: "python" batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" source_input: "A" }',
             ("batch_input",),
         ),
         ('model_operations { op_library_filename: "a.so" }', ("model_operations",)),
-        ("instance_group [{ }, { rate_limiter { priority: 1 } }]", ("instance_group", 1, "rate_limiter")),
-        ('instance_group { host_policy: "p" }', ("instance_group", 0, "host_policy")),
+        ('instance_group [{ }, { host_policy: "p" }]', ("instance_group", 1, "host_policy")),
         (
             'model_metrics { metric_control { metric_identifier { family: "nv_other" } } }',
             ("model_metrics", 0, "metric_control", 0),
         ),
-        ("ensemble_scheduling { max_inflight_requests: 4 }", ("ensemble_scheduling", 0, "max_inflight_requests")),
         (
             'ensemble_scheduling { step { model_namespace: "n" } }',
             ("ensemble_scheduling", 0, "step", 0, "model_namespace"),
         ),
         ("optimization { cuda { graphs: true } }", ("optimization", 0, "cuda")),
         ("optimization { graph { level: 1 } }", ("optimization", 0, "graph")),
-        ("ensemble_scheduling { max_inflight_requests: 4 }", ("ensemble_scheduling", 0, "max_inflight_requests")),
         (
             'ensemble_scheduling { step { model_namespace: "n" } }',
             ("ensemble_scheduling", 0, "step", 0, "model_namespace"),

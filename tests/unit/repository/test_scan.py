@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from conch.config.pbtxt import parse
 from conch.config.problem import ConfigError
+from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError
 from conch.repository import fingerprint
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
@@ -121,10 +123,13 @@ def test_name_that_is_no_model_directory_is_not_found(tmp_path: Path, name: str)
     assert caught.value.log.endswith("model not found in any model repository.")
 
 
-def test_name_with_two_dots_inside_is_a_directory_like_any_other(tmp_path: Path) -> None:
-    (tmp_path / "x..y").mkdir()
+@pytest.mark.parametrize("name", ["x..y", "...", "....."])
+def test_name_with_dots_is_a_directory_like_any_other(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    repository = ModelRepository([tmp_path])
 
-    assert ModelRepository([tmp_path]).describe("x..y").name == "x..y"
+    assert repository.describe(name).name == name
+    assert repository.names() == [name]
 
 
 @pytest.mark.parametrize("name", ["", " ", "\t\n"])
@@ -136,7 +141,7 @@ def test_blank_name_of_a_client_is_refused(name: str) -> None:
     assert caught.value.code is Code.INVALID_ARG
 
 
-@pytest.mark.parametrize("name", ["..", "../m", "a/b", "/", "a\\b", "a\0b", "x..y"])
+@pytest.mark.parametrize("name", ["..", ".", "../m", "a/b", "/", "a\\b", "a\0b"])
 def test_name_of_a_client_that_leads_elsewhere_is_refused(name: str) -> None:
     with pytest.raises(ConchError, match=r"model name must not contain path traversal characters$") as caught:
         check_model_name(name)
@@ -144,7 +149,7 @@ def test_name_of_a_client_that_leads_elsewhere_is_refused(name: str) -> None:
     assert "\0" not in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["m", "m.1", "ünïcode", "with space", "-"])
+@pytest.mark.parametrize("name", ["m", "m.1", "ünïcode", "with space", "-", "x..y", "..."])
 def test_other_names_are_accepted(name: str) -> None:
     check_model_name(name)
 
@@ -208,3 +213,42 @@ def test_link_to_the_whole_machine_is_not_followed_for_ever(tmp_path: Path, monk
     (tmp_path / "m" / "1" / "all").symlink_to("/usr")
     with pytest.raises(OSError, match="it has more than 50 files: does a link lead elsewhere"):
         ModelRepository([tmp_path]).fingerprint("m")
+
+
+def test_with_namespacing_models_are_known_by_repository_and_name(tmp_path: Path) -> None:
+    for place in ("two/m", "two/alone", "one/m"):
+        put(tmp_path / place / "1" / "model.py")
+    one, two = tmp_path / "one", tmp_path / "two"
+    repository = ModelRepository([two, one], namespacing=True)
+    assert repository.names() == [f"{two}::alone", f"{two}::m", f"{one}::m"]
+    files = repository.describe(f"{one}::m")
+    assert (files.name, files.namespace, files.key, files.directory) == ("m", str(one), f"{one}::m", one / "m")
+    assert repository.keys("m") == [f"{two}::m", f"{one}::m"]
+    assert repository.keys("alone") == [f"{two}::alone"]
+    assert repository.keys_of(["alone", "nowhere"]) == [f"{two}::alone", "nowhere"]
+    for name in ("m", f"{one}::alone", f"{one}::../two/m", f"{tmp_path}::one"):
+        with pytest.raises(PollError, match="failed to load"):
+            repository.describe(name)
+    repository.given["m"] = one / "m"
+    assert repository.keys("m") == [f"{two}::m", f"{one}::m", "m"]
+
+
+def test_members_of_an_ensemble_come_from_its_own_repository_first(tmp_path: Path) -> None:
+    for place in ("one/m", "two/m", "two/alone", "two/many", "three/many"):
+        put(tmp_path / place / "1" / "model.py")
+    one, two, three = (str(tmp_path / name) for name in ("one", "two", "three"))
+    repository = ModelRepository([Path(one), Path(two), Path(three)], namespacing=True)
+
+    def members(step: str, namespace: str = "") -> str:
+        return repository.members(ensemble(step, namespace), f"{one}::e")[step]
+
+    assert members("m") == members("m", two) == f"{one}::m"
+    assert members("alone") == f"{two}::alone"
+    assert members("many", three) == f"{three}::many"
+    assert members("many") == f"{one}::many"  # which is not there
+    assert ModelRepository([Path(one)]).members(ensemble("m"), "e") == {"m": "m"}
+
+
+def ensemble(step: str, namespace: str = "") -> ModelConfig:
+    chosen = f'model_namespace: "{namespace}"' if namespace else ""
+    return parse(f'ensemble_scheduling {{step [{{model_name: "{step}" {chosen}}}]}}', "config.pbtxt")
