@@ -1,0 +1,103 @@
+"""A region of a GPU's memory that a client has made: opened through the driver by its handle, copied from and to it.
+
+The driver is called as it is (``libcuda``), so that no worker's framework is needed in the server; its first use makes
+a context of the process on the GPU.  Used on the event loop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any, Final
+
+from conch.errors import ConchError, internal, invalid
+from conch.tensors import Buffer
+
+#: The size of a handle, ``cudaIpcMemHandle_t`` (bytes).
+HANDLE_SIZE: Final = 64
+_LAZY_PEER_ACCESS: Final = 1
+
+
+class _IpcHandle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * HANDLE_SIZE),)
+
+
+class CudaRegion:
+    """``size`` bytes of GPU number ``device``, open for as long as somebody holds this object."""
+
+    def __init__(self, name: str, handle: bytes, device: int, size: int) -> None:
+        """Raises INVALID_ARG for a handle that the driver does not know, or memory that is smaller."""
+        self.name, self.device, self.size = name, device, size
+        self._pointer = ctypes.c_uint64()
+        failure = invalid("failed to register shared memory region: invalid args")
+        if not size or len(handle) != HANDLE_SIZE:
+            raise failure
+        try:
+            self._context = _context(device)
+            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(self._pointer), _IpcHandle(handle), _LAZY_PEER_ACCESS)
+            base, found = ctypes.c_uint64(), ctypes.c_size_t()
+            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(found), self._pointer)
+        except ConchError:
+            raise failure from None
+        if self._pointer.value + size > base.value + found.value:
+            raise failure
+
+    @property
+    def status(self) -> dict[str, str | int]:
+        """What clients are told of the region."""
+        return {"name": self.name, "device_id": self.device, "byte_size": self.size}
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Copy what follows ``offset``, which is within the region, to ``target``.  Raises INTERNAL if that fails."""
+        size = len(target)
+        there = (ctypes.c_char * size).from_buffer(target)
+        self._call("cuMemcpyDtoH_v2", there, ctypes.c_uint64(self._pointer.value + offset), ctypes.c_size_t(size))
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Put data into the region, within which it is.  Raises INTERNAL where the driver fails."""
+        plain = bytes(data)
+        self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(self._pointer.value + offset), plain, ctypes.c_size_t(len(plain)))
+
+    def loan(self, offset: int, size: int) -> None:
+        """Nothing that a worker could read or write as a file."""
+
+    def require(self, end: int) -> None:
+        """Do nothing: memory that is open here cannot be taken away."""
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        _check("cuCtxSetCurrent", self._context)
+        _check(function, *arguments)
+
+    def __del__(self) -> None:
+        if self._pointer.value:
+            try:
+                self._call("cuIpcCloseMemHandle", self._pointer)
+            except ConchError:  # the client has ended, and its memory with it
+                pass
+
+
+@cache
+def _driver() -> Any:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise internal(f"the CUDA driver cannot be loaded: {error}") from None
+    if driver.cuInit(0):
+        raise internal("the CUDA driver does not start")
+    return driver
+
+
+@cache
+def _context(device: int) -> ctypes.c_void_p:
+    """The context of this process on a GPU, which others in the process share."""
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _check("cuDeviceGet", ctypes.byref(number), device)
+    _check("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+    return context
+
+
+def _check(function: str, *arguments: Any) -> None:
+    """Call a function of the driver; raises INTERNAL with its name and code where it fails."""
+    code = getattr(_driver(), function)(*arguments)
+    if code:
+        raise internal(f"CUDA: {function} failed with code {code}")

@@ -1,0 +1,209 @@
+"""The regions that clients have registered, by name: ``--allow-client-shm``.
+
+One for all front ends; lives on the event loop.  Source of the texts: Triton's shared memory extension.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from conch.errors import Code, ConchError, invalid, not_found, unavailable, unsupported
+from conch.server.regions.cuda import CudaRegion
+from conch.server.regions.ownership import is_mapped
+from conch.server.regions.system import SystemRegion
+from conch.tensors import Buffer, Loan, StoredData
+from conch.wire.regions import Regions, unknown_region
+from conch.workers.child.packing import INLINE_LIMIT
+
+ClientRegion = SystemRegion | CudaRegion
+
+#: How many regions there may be: each takes a descriptor.
+MOST_REGIONS: Final = 1024
+#: Of how many files it is remembered that they were clients'.
+_MOST_KNOWN: Final = 4 * MOST_REGIONS
+#: Inputs of so many bytes are not copied before a worker's memory is there for them.
+_COPIED_LATER: Final = INLINE_LIMIT
+_KINDS: Final[dict[type[ClientRegion], str]] = {SystemRegion: "system", CudaRegion: "CUDA"}
+
+
+class ClientRegions:
+    """The regions by name; false while there is none.
+
+    ``workers`` tells the ids of the server's workers, ``gpus`` are those that there are.
+    """
+
+    def __init__(self, allowed: bool, workers: Callable[[], Iterable[int]], gpus: tuple[int, ...]) -> None:
+        self._allowed = allowed
+        self._workers = workers
+        self._gpus = gpus
+        self._regions: dict[str, ClientRegion] = {}
+        # Device and inode of files that were clients' when they were registered: workers may have them open since.
+        self._known: dict[tuple[int, int], None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._regions)
+
+    def require(self) -> None:
+        """Raise UNSUPPORTED unless clients may register regions."""
+        if not self._allowed:
+            raise unsupported(
+                "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+            )
+
+    async def register_system(self, name: str, key: str, offset: int, size: int) -> None:
+        """Let requests use a part of the shared memory ``key``.
+
+        Raises ALREADY_EXISTS for a name in use, and INVALID_ARG or INTERNAL for what cannot be a client's region.
+        """
+        self._require_new(name)
+        region = SystemRegion(name, key, offset, size)
+        file = region.file
+        identity = file.st_dev, file.st_ino
+        if identity not in self._known and await asyncio.to_thread(is_mapped, file, list(self._workers())):
+            raise invalid(
+                f"cannot register shared memory region '{name}' with key '{key}': it is memory of the server's own"
+            )
+        self._require_new(name)
+        self._regions[name] = region
+        self._known.pop(identity, None)
+        self._known[identity] = None
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def register_cuda(self, name: str, handle: bytes, device: int, size: int) -> None:
+        """Let requests use memory of a GPU, which a handle of CUDA's names; raises as :meth:`register_system`."""
+        self._require_new(name)
+        if not self._gpus:
+            raise invalid(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+        self._regions[name] = CudaRegion(name, handle, device, size)
+
+    def unregister(self, kind: type[ClientRegion], name: str = "") -> None:
+        """Forget a region of a kind, or all of them; those that requests use go when these have ended."""
+        if not name:
+            self._regions = {name: one for name, one in self._regions.items() if not isinstance(one, kind)}
+        elif isinstance(self._regions.get(name), kind):
+            del self._regions[name]
+
+    def status(self, kind: type[ClientRegion], name: str = "") -> list[dict[str, Any]]:
+        """What is known of a region, or of all of a kind, by name.  Raises NOT_FOUND for one that is not there."""
+        if not name:
+            return [one.status for _, one in sorted(self._regions.items()) if isinstance(one, kind)]
+        region = self._regions.get(name)
+        if region is None:
+            raise not_found(f"Unable to find {_KINDS[kind].lower()} shared memory region: '{name}'")
+        if not isinstance(region, kind):
+            raise not_found(
+                f"The region named '{name}' is registered as {_KINDS[type(region)]} shared memory, not {_KINDS[kind]}"
+                " shared memory"
+            )
+        return [region.status]
+
+    def held_by(self, hold: Callable[[int], None]) -> HeldRegions:
+        """The regions for one request, for which ``hold`` counts the bytes that are read."""
+        return HeldRegions(self._regions, hold)
+
+    def _require_new(self, name: str) -> None:
+        if name in self._regions:
+            raise ConchError(f"shared memory region '{name}' already in manager", Code.ALREADY_EXISTS)
+        if len(self._regions) >= MOST_REGIONS:
+            raise unavailable(
+                f"{MOST_REGIONS} shared memory regions are registered, which is the most: unregister some"
+            )
+
+
+class HeldRegions(Regions):
+    """What one request has in the regions; ``hold`` counts the bytes that are copied, or refuses them by raising."""
+
+    __slots__ = ("_hold", "_regions")
+
+    def __init__(self, regions: dict[str, ClientRegion], hold: Callable[[int], None]) -> None:
+        super().__init__()
+        self._regions = regions
+        self._hold = hold
+
+    def read(self, datatype: str, name: str, offset: int, size: int) -> Any:
+        region = self._find(name, offset, size)
+        if size >= _COPIED_LATER and datatype != "BYTES":  # whose lengths are checked, and must be the same later
+            source = RegionData(region, offset, size)
+            self.sources.append(source)
+            return source
+        self._hold(size)
+        data = bytearray(size)
+        region.read_into(offset, memoryview(data))
+        return data
+
+    def place(self, output: str, name: str, offset: int, size: int) -> None:
+        self.places[output] = RegionPlace(self._find(name, offset, size), offset, size)
+
+    def _find(self, name: str, offset: int, size: int) -> ClientRegion:
+        region = self._regions.get(name)
+        if region is None:
+            raise unknown_region(name)
+        if offset >= region.size:
+            raise invalid(f"Invalid offset for shared memory region: '{name}'")
+        if not size or offset + size > region.size:
+            raise invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
+        return region
+
+
+class RegionData(StoredData):
+    """An input that is read when its request runs; keeps the region."""
+
+    __slots__ = ("_error", "_lent", "_offset", "_region", "_size")
+
+    def __init__(self, region: ClientRegion, offset: int, size: int) -> None:
+        self._region = region
+        self._offset = offset
+        self._size = size
+        self._error: ConchError | None = None
+        self._lent = False
+
+    def __len__(self) -> int:
+        return self._size
+
+    def lend(self) -> Loan | None:
+        loan = self._region.loan(self._offset, self._size)
+        self._lent = loan is not None
+        return loan
+
+    def read_into(self, target: memoryview) -> None:
+        try:
+            self._region.read_into(self._offset, target)
+        except ConchError as error:
+            # Others are in the same batch: this one's client is told when it ends.
+            self._error = error
+            target[:] = bytes(len(target))
+
+    def require_whole(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._lent:
+            self._region.require(self._offset + self._size)
+
+
+class RegionPlace:
+    """A part of a region for an output; keeps the region."""
+
+    __slots__ = ("_offset", "_region", "_size")
+
+    def __init__(self, region: ClientRegion, offset: int, size: int) -> None:
+        self._region = region
+        self._offset = offset
+        self._size = size
+
+    def check(self, output: str, size: int) -> None:
+        if size > self._size:
+            raise ConchError(
+                f"shared memory size specified with the request for output '{output}' ({self._size} bytes) should be at"
+                f" least {size} bytes to hold the results"
+            )
+
+    def lend(self) -> Loan | None:
+        if self._size < INLINE_LIMIT:
+            return None
+        return self._region.loan(self._offset, self._size)
+
+    def write(self, data: Buffer) -> None:
+        self._region.write(self._offset, data)
