@@ -18,7 +18,7 @@ from conch.library.http_transport import HttpTransport
 from conch.library.requests import OutgoingRequest, version_number
 from conch.library.results import InferResult
 from conch.library.service import InferenceService, ResultStream
-from conch.library.transport import Transport
+from conch.library.transport import TlsFiles, Transport
 
 #: How long what a model takes is taken to be the same (s).
 _SIGNATURE_SECONDS: Final = 2.0
@@ -27,12 +27,14 @@ _SIGNATURE_SECONDS: Final = 2.0
 class Client(InferenceService):
     """A server at ``url``: ``localhost:8001`` or ``grpc://…`` over gRPC, ``http://localhost:8000`` over HTTP.
 
-    ``grpcs://`` and ``https://`` are encrypted.  Any thread may call.  Raises INVALID_ARG for another kind of URL; a
-    server that cannot be reached is UNAVAILABLE, when it is asked.
+    ``grpcs://`` and ``https://`` are encrypted: ``authorities`` is a file with the certificates that are trusted in
+    place of the system's, ``certificate`` and ``key`` are files with the client's own (PEM).  Any thread may call.
+    Raises INVALID_ARG for another kind of URL, and for files that cannot be used; a server that cannot be reached is
+    UNAVAILABLE, when it is asked.
     """
 
-    def __init__(self, url: str) -> None:
-        self._transport = _transport(url)
+    def __init__(self, url: str, *, authorities: str = "", certificate: str = "", key: str = "") -> None:
+        self._transport = _transport(url, TlsFiles(authorities, certificate, key))
         #: What models take, and when they were asked (s, monotonic).
         self._signatures: dict[tuple[str, int], tuple[ModelSignature, float]] = {}
 
@@ -101,7 +103,7 @@ class Client(InferenceService):
         return self._transport.stream(request)
 
 
-def _transport(url: str) -> Transport:
+def _transport(url: str, files: TlsFiles) -> Transport:
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "grpc", url
@@ -112,12 +114,14 @@ def _transport(url: str) -> Transport:
         host, port = None, None
     if scheme not in ("grpc", "grpcs", "http", "https") or not host:
         raise invalid(f"'{url}' is no address of a server: give localhost:8001 for gRPC, or http://localhost:8000")
+    tls = files if scheme in ("grpcs", "https") else None
+    if tls is None and any(files):
+        raise invalid(f"'{url}' is not encrypted, so certificates have no use: give grpcs:// or https://")
     if scheme.startswith("grpc"):
         if parts.path.strip("/"):
             raise invalid(f"'{url}' has a path, and gRPC has none: give http://{rest} for HTTP")
-        return GrpcTransport(host, port or 8001, encrypted=scheme == "grpcs")
-    encrypted = scheme == "https"
-    return HttpTransport(host, port or (443 if encrypted else 80), parts.path.rstrip("/"), encrypted=encrypted)
+        return GrpcTransport(host, port or 8001, tls)
+    return HttpTransport(host, port or (443 if tls is not None else 80), parts.path.rstrip("/"), tls)
 
 
 def _false_if_unreachable(error: ConchError) -> bool:

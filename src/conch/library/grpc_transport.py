@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -15,6 +16,7 @@ from conch.library.messages import document_of
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
 from conch.library.service import ResultStream
+from conch.library.transport import TlsFiles
 from conch.library.values import decode
 from conch.tensors import WireTensor
 from conch.wire.grpc.parameters import FINAL_RESPONSE, response_parameter
@@ -37,13 +39,13 @@ _ERRORS_WITH_CODES: Final = (("triton_grpc_error", "true"),)
 
 
 class GrpcTransport:
-    """A channel to ``host:port``."""
+    """A channel to ``host:port``, with ``tls`` encrypted.  Raises INVALID_ARG for files that cannot be read."""
 
-    def __init__(self, host: str, port: int, *, encrypted: bool) -> None:
+    def __init__(self, host: str, port: int, tls: TlsFiles | None) -> None:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._channel: Any = (
-            grpc.secure_channel(address, grpc.ssl_channel_credentials(), options=_ANY_SIZE)
-            if encrypted
+            grpc.secure_channel(address, _credentials(tls), options=_ANY_SIZE)
+            if tls is not None
             else grpc.insecure_channel(address, options=_ANY_SIZE)
         )
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
@@ -144,6 +146,16 @@ class _GrpcStream(ResultStream):
     def close(self) -> None:
         self._closed = True
         self._call.cancel()
+
+
+def _credentials(files: TlsFiles) -> Any:
+    try:
+        contents = [
+            Path(path).read_bytes() if path else None for path in (files.authorities, files.key, files.certificate)
+        ]
+    except OSError as error:
+        raise invalid(f"{files} cannot be used: {error}") from None
+    return grpc.ssl_channel_credentials(*contents)
 
 
 def _message(request: OutgoingRequest) -> service_pb2.ModelInferRequest:

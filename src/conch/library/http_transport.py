@@ -17,12 +17,13 @@ from urllib.parse import quote
 
 from conch.config import render
 from conch.config.schema import ModelConfig
-from conch.errors import Code, ConchError, internal, unavailable
+from conch.errors import Code, ConchError, internal, invalid, unavailable
 from conch.inference import SEQUENCE_END, SEQUENCE_START
 from conch.library.events import EventStream, SingleResult, generate_body
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
 from conch.library.service import ResultStream
+from conch.library.transport import TlsFiles
 from conch.library.values import decode, from_values
 from conch.tensors import WireTensor
 
@@ -37,13 +38,16 @@ _LENGTH: Final = "Inference-Header-Content-Length"
 
 
 class HttpTransport:
-    """Connections to ``host:port``, as many as calls run at the same time; ``prefix`` precedes every path."""
+    """Connections to ``host:port``, as many as calls run at the same time; ``prefix`` precedes every path.
 
-    def __init__(self, host: str, port: int, prefix: str, *, encrypted: bool) -> None:
+    ``tls`` has the files where they are encrypted.  Raises INVALID_ARG for files that cannot be used.
+    """
+
+    def __init__(self, host: str, port: int, prefix: str, tls: TlsFiles | None) -> None:
         self._host = host
         self._port = port
         self._prefix = prefix
-        self._tls = ssl.create_default_context() if encrypted else None
+        self._tls = _context(tls) if tls is not None else None
         self._idle: list[HTTPConnection] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -219,6 +223,16 @@ def failure(status: int, content: bytes) -> ConchError:
     except (ValueError, KeyError, TypeError):
         message = content[:500].decode("utf-8", "replace") or f"HTTP status {status}"
     return ConchError(str(message), _CODES.get(status, Code.UNKNOWN))
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=files.authorities or None)
+        if files.certificate:
+            context.load_cert_chain(files.certificate, files.key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise invalid(f"{files} cannot be used: {error}") from None
+    return context
 
 
 def _path(model: str, version: int) -> str:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from conch.config.schema import ModelConfig
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
 from conch.library.service import ResultStream
+
+
+class TlsFiles(NamedTuple):
+    """Files (PEM) for an encrypted connection: trusted certificates, and a certificate of the client with its key.
+
+    An empty name is none: the system's authorities, no certificate.
+    """
+
+    authorities: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, self)) or "the system's certificates"
 
 
 class Transport(Protocol):

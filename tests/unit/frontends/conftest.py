@@ -1,0 +1,15 @@
+"""What the tests of all front ends share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import certificates as certificate_files
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``server.pem``, ``client.pem`` and their keys."""
+    return certificate_files.make(tmp_path_factory.mktemp("certificates"), "server", "client")
