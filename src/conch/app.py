@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import platform
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from conch import __version__, logs
@@ -21,17 +23,24 @@ from conch.errors import Code, ConchError, internal, invalid
 from conch.frontends import exposure
 from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.server import GrpcFrontend
+from conch.frontends.http.platforms import PlatformRouter, SageMaker, VertexAi, check_ports, only_model
 from conch.frontends.http.routes import Router
+from conch.frontends.http.sagemaker_models import SageMakerModels
 from conch.frontends.http.server import HttpListener, MetricsPage
 from conch.frontends.limits import ClientLimits
 from conch.frontends.listening import PortTakenError
 from conch.frontends.ports import holder
+from conch.frontends.tls import make_context
+from conch.repository.backends import BackendPlaces
 from conch.repository.errors import NotFoundError, PollError
 from conch.repository.scan import ModelRepository
-from conch.server.core import EXTENSIONS, InferenceServer
+from conch.server.core import InferenceServer
+from conch.server.extensions import EXTENSIONS
 from conch.server.heap import heap_trimmer, keep_to_one_heap
-from conch.settings import SERVER_VERSION, Settings, by_scope
+from conch.settings import PLATFORM_ADDRESS, SERVER_VERSION, Settings, by_scope
 from conch.telemetry.metrics import MetricsConfig, Registry
+from conch.telemetry.tracing.tracing import Tracing
+from conch.telemetry.tracing.values import values_of
 from conch.temporary import remove_orphans
 from conch.workers.host.descriptors import raise_limit
 
@@ -158,7 +167,8 @@ class Application:
     """The front ends that ``settings`` ask for, each on a port of its own, and the server behind them.
 
     Belongs to one event loop: ``listen``, ``load_models``, and in any case ``stop``, once each and in this order.
-    ``addresses`` has the host and port of every front end that listens: ``grpc``, ``http``, ``openai``, ``metrics``.
+    ``addresses`` has the host and port of every front end that listens: ``grpc``, ``http``, ``openai``, ``sagemaker``,
+    ``vertex-ai``, ``metrics``.
     Raises INVALID_ARG without a model repository.
     """
 
@@ -175,13 +185,20 @@ class Application:
             MetricsConfig.parse(by_scope(settings.metrics_config).get("", {})),
             cpu=settings.allow_cpu_metrics,
             gpu=settings.allow_gpu_metrics,
+            cache=bool(settings.cache_config),
             interval_ms=settings.metrics_interval_ms,
         )
         paths = [Path(path) for path in settings.model_repository]
-        repository = ModelRepository(paths, settings.model_config_name or None)
-        if settings.debug and settings.debug not in repository.names():
+        backends = BackendPlaces.beginning_with(settings.backend_directory)
+        if backends.first is not None and not backends.first.is_dir():
+            LOG.warning("--backend-directory: %s is not a directory", backends.first)
+        repository = ModelRepository(
+            paths, settings.model_config_name or None, backends, namespacing=settings.model_namespacing
+        )
+        if settings.debug and not repository.keys(settings.debug):
             raise invalid(f"--debug names a model that is missing: {repository.no_such_model(settings.debug)}")
-        self.server = server = InferenceServer(settings, repository, registry)
+        self._tracing = Tracing(values_of(settings.trace_config, os.environ))
+        self.server = server = InferenceServer(settings, repository, registry, self._tracing)
         limits = ClientLimits.of(settings)
         registry.add(limits.budget.families)
         registry.add(limits.counts.families)
@@ -192,6 +209,18 @@ class Application:
         self._openai: HttpListener | None = None
         if settings.openai_port >= 0:
             self._openai = HttpListener(Router(server, codec, limits.slices, openai_only=True), limits)
+        self._sagemaker: HttpListener | None = None
+        if settings.allow_sagemaker:
+            check_ports(settings)
+            models = Router(
+                server, codec, limits.slices, further=SageMakerModels(server).endpoints, address=PLATFORM_ADDRESS
+            )
+            self._sagemaker = HttpListener(PlatformRouter(models, SageMaker(os.environ, repository.given)), limits)
+        self._vertex_ai: HttpListener | None = None
+        if settings.allow_vertex_ai:
+            vertex_ai = VertexAi(os.environ, partial(only_model, server, settings.vertex_ai_default_model))
+            router = Router(server, codec, limits.slices, address=PLATFORM_ADDRESS)
+            self._vertex_ai = HttpListener(PlatformRouter(router, vertex_ai), limits)
         self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, limits, codec) if settings.allow_grpc else None
         self._metrics: HttpListener | None = (
             HttpListener(MetricsPage(registry, limits.slices), limits) if settings.allow_metrics else None
@@ -206,16 +235,25 @@ class Application:
         lines about its services, by which scripts tell that it is ready, come from :meth:`load_models`.
         """
         settings = self._settings
+        tls = make_context(settings, "http")
         taken: list[str] = []
         if self._grpc is not None:
             starting = self._grpc.start(settings.grpc_address, settings.grpc_port)
             taken += await self._bind("grpc", "GRPCInferenceService", starting)
         if self._http is not None:
-            starting = self._http.start(settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port)
+            starting = self._http.start(
+                settings.http_address, settings.http_port, reuse_port=settings.reuse_http_port, ssl=tls
+            )
             taken += await self._bind("http", "HTTPService", starting)
         if self._openai is not None:
-            starting = self._openai.start(settings.http_address, settings.openai_port)
+            starting = self._openai.start(settings.http_address, settings.openai_port, ssl=tls)
             taken += await self._bind("openai", "OpenAI API", starting)
+        if self._sagemaker is not None:
+            starting = self._sagemaker.start(PLATFORM_ADDRESS, settings.sagemaker_port)
+            taken += await self._bind("sagemaker", "Sagemaker HTTPService", starting)
+        if self._vertex_ai is not None:
+            starting = self._vertex_ai.start(PLATFORM_ADDRESS, settings.vertex_ai_port)
+            taken += await self._bind("vertex-ai", "Vertex AI HTTPService", starting)
         if self._metrics is not None:
             starting = self._metrics.start(settings.metrics_address, settings.metrics_port)
             taken += await self._bind("metrics", "Metrics Service", starting)
@@ -254,7 +292,8 @@ class Application:
 
     async def stop(self, seconds: float) -> bool:
         """Refuse connections, finish requests, unload models, close; False if that takes longer than ``seconds``."""
-        listeners = [listener for listener in (self._http, self._openai, self._metrics) if listener is not None]
+        every = (self._http, self._openai, self._sagemaker, self._vertex_ai, self._metrics)
+        listeners = [listener for listener in every if listener is not None]
         for listener in listeners:
             listener.refuse_new()
         in_time = await self.server.stop(seconds)
@@ -265,6 +304,7 @@ class Application:
             stops.append(self._grpc.stop(FLUSH_SECONDS))
         await asyncio.gather(*stops)
         await self._codec.close()
+        await asyncio.to_thread(self._tracing.close)
         if self._heap is not None:
             self._heap.close()
         return in_time
@@ -280,11 +320,12 @@ class Application:
     def _log_tables(self) -> None:
         """Log the tables that Triton prints when it starts."""
         settings = self._settings
+        own = {name: backend.implementation for name, backend in BACKENDS.items()}
         logs.table("", ["Repository Agent", "Path"], [])
         logs.table(
             "",
             ["Backend", "Path", "Config"],
-            [[name, code.implementation, "{}"] for name, code in sorted(BACKENDS.items())],
+            [[name, code, "{}"] for name, code in sorted({**own, **self.server.repository.backends.found()}.items())],
         )
         logs.table("", ["Model", "Version", "Status"], self.server.model_rows())
         rows: list[tuple[str, object]] = [
@@ -299,9 +340,9 @@ class Application:
         rows += [
             ("strict_model_config", int(settings.disable_auto_complete_config)),
             ("model_config_name", settings.model_config_name),
-            ("rate_limit", "OFF"),
+            ("rate_limit", "OFF" if settings.rate_limit == "off" else "EXEC_COUNT"),
             ("strict_readiness", int(settings.strict_readiness)),
             ("exit_timeout", settings.exit_timeout_secs),
-            ("cache_enabled", 0),
+            ("cache_enabled", int(bool(settings.cache_config))),
         ]
         logs.table("", ["Option", "Value"], rows)

@@ -11,16 +11,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from conch.errors import ConchError, invalid
-from conch.settings import OPTIONS, RENAMED, Option, Range, Resource, Restriction, Setting, Settings
+from conch.settings import OPTIONS, Option, Range, Resource, Restriction, Setting, Settings
 from conch.telemetry.memory import read_size
 
 #: Takes the flag, for messages, and the text; raises INVALID_ARG.
 Parser = Callable[[str, str], Any]
 
+#: How RE2, whose expressions Triton takes, says that case counts; Python has that for groups only.
+_WITH_CASE: Final = "(?-i)"
 RESTRICTABLE: Final = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
     "logging",
 )  # fmt: skip
+
+#: Flags that say the same as another: the other one, and what to give it.
+RENAMED: Final[Mapping[str, tuple[str, str]]] = {
+    "model-store": ("model-repository", "{}"),
+    "strict-model-config": ("disable-auto-complete-config", "{}"),
+    "response-cache-byte-size": ("cache-config", "local,size={}"),
+    "trace-file": ("trace-config", "triton,file={}"),
+    "trace-level": ("trace-config", "level={}"),
+    "trace-rate": ("trace-config", "rate={}"),
+    "trace-count": ("trace-config", "count={}"),
+    "trace-log-frequency": ("trace-config", "triton,log-frequency={}"),
+}
 
 
 def parse(given: Mapping[str, Sequence[str]]) -> Settings:
@@ -45,6 +59,16 @@ def parse(given: Mapping[str, Sequence[str]]) -> Settings:
         option = OPTIONS[flag]
         chosen[option.name] = tuple(parsed) if option.repeatable else parsed[-1]
     return Settings(**chosen)
+
+
+def platform_defaults(environment: Mapping[str, str]) -> dict[str, tuple[str]]:
+    """The flags, with their texts, that Vertex AI sets by its environment, unless they are given."""
+    found = {}
+    if "AIP_HTTP_PORT" in environment:
+        found["vertex-ai-port"] = (environment["AIP_HTTP_PORT"],)
+    if environment.get("AIP_MODE") == "PREDICTION":
+        found |= {"allow-vertex-ai": ("true",), "allow-http": ("false",), "allow-grpc": ("false",)}
+    return found
 
 
 def bad_option(flag: str, message: str) -> ConchError:
@@ -112,9 +136,17 @@ def _not_empty(flag: str, text: str) -> str:
     return text
 
 
+def header_pattern(text: str) -> re.Pattern[str]:
+    """The expression for names of headers that are forwarded: case does not count unless it begins with ``(?-i)``.
+
+    Raises ``re.error``.
+    """
+    return re.compile(text.removeprefix(_WITH_CASE), 0 if text.startswith(_WITH_CASE) else re.IGNORECASE)
+
+
 def _pattern(flag: str, text: str) -> str:
     try:
-        re.compile(text)
+        header_pattern(text)
     except re.error as error:
         raise bad_option(flag, f"Not a regular expression: {error}. Got {text}") from None
     return text

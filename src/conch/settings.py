@@ -62,7 +62,8 @@ Compression = Literal["none", "low", "medium", "high"]
 
 
 #: Why options are checked and then have no effect.
-_NOT_YET: Final = "this server does not have that yet"
+#: Where platforms expect their port: they come from outside of the container.
+PLATFORM_ADDRESS: Final = "0.0.0.0"
 _TRITONS: Final = "it is for tritonserver alone"
 
 
@@ -100,21 +101,19 @@ class Settings:
     check_memory_on_load: bool = option(
         True, "Models", "Refuse to load models whose weights are larger than the memory that is left."
     )
-    model_namespacing: bool = option(
-        False, "Models", "Allow one model name in several repositories.", no_effect=_NOT_YET
-    )
+    model_namespacing: bool = option(False, "Models", "Allow one model name in several repositories.")
     max_warmup_bytes: Count = option(128 << 20, "Models", "Largest data of a warm-up sample, in bytes.")
     debug: str = option("", "Models", "Model whose one instance gets the terminal, so that breakpoint() stops there.")
-    backend_directory: str = option("", "Models", "Directory of further backends, searched first.", no_effect=_NOT_YET)
+    backend_directory: str = option("", "Models", "Directory of Python-based backends, before the server's own.")
     backend_config: tuple[Setting, ...] = option((), "Models", "[<backend>,]<setting>=<value>; repeatable.")
     cache_config: tuple[Setting, ...] = option(
-        (), "Models", "<cache>,<setting>=<value>, as local,size=1; repeatable.", no_effect=_NOT_YET
+        (), "Models", "<cache>,<setting>=<value> of local or redis, as local,size=1000000; repeatable."
     )
     rate_limit: RateLimit = option(
-        "off", "Models", "Let resources and priorities decide which instance runs next.", no_effect=_NOT_YET
+        "off", "Models", "Let resources and priorities decide which instance runs next (execution_count), or not."
     )
     rate_limit_resource: tuple[Resource, ...] = option(
-        (), "Models", "<name>:<count>[:<device>]; repeatable.", no_effect=_NOT_YET
+        (), "Models", "<name>:<count>[:<device>] of a resource that instances share; repeatable."
     )
 
     max_loaded_models: Number = option(0, "Load on demand", "Models loaded at the same time; 0 for any number.")
@@ -132,7 +131,7 @@ class Settings:
     exit_timeout_secs: Number = option(30, "Server", "Seconds that a stopping server gives its requests.", common=True)
     exit_on_error: bool = option(True, "Server", "Exit when a model fails to load at startup.", common=True)
     strict_readiness: bool = option(True, "Server", "Be ready only while every model is.")
-    allow_client_shm: bool = option(False, "Server", "Let clients register shared memory regions.", no_effect=_NOT_YET)
+    allow_client_shm: bool = option(False, "Server", "Let clients register shared memory regions.")
     # 10,000 small requests take some 50 MB, and wait a second where 10,000 are served in one; at 100 a second, the last
     # would wait longer than clients do.
     max_pending_requests: Count = option(10_000, "Server", "Requests that may wait where a model sets no limit.")
@@ -186,6 +185,11 @@ class Settings:
     reuse_http_port: bool = option(False, "HTTP", "Share the port with other servers that set this too.")
     http_header_forward_pattern: str = option("", "HTTP", "Regular expression of headers to pass on as parameters.")
     http_restricted_api: tuple[Restriction, ...] = option((), "HTTP", "<api>,...:<header>=<value>; repeatable.")
+    http_use_ssl: bool = option(False, "HTTP", "Encrypt with the server's certificate and key.")
+    http_use_ssl_mutual: bool = option(False, "HTTP", "Ask clients for a certificate too.")
+    http_server_cert: str = option("", "HTTP", "PEM file of the server's certificate.")
+    http_server_key: str = option("", "HTTP", "PEM file of the server's key.")
+    http_root_cert: str = option("", "HTTP", "PEM file of the root certificate that clients are checked with.")
     http_allowed_host: tuple[str, ...] = option(
         (), "HTTP", "Host that requests may name and web pages may come from, * for any; repeatable."
     )
@@ -223,6 +227,15 @@ class Settings:
     grpc_max_connection_age: Number = option(0, "gRPC", "Milliseconds that a connection may last; 0 for no limit.")
     grpc_max_connection_age_grace: Number = option(0, "gRPC", "Milliseconds for its last calls; 0 for no limit.")
 
+    allow_sagemaker: bool = option(False, "Platforms", "Serve Amazon SageMaker, on all addresses.")
+    sagemaker_port: Port = option(8080, "Platforms", "Port for SageMaker; 0 takes a free one.")
+    sagemaker_safe_port_range: tuple[tuple[int, int], ...] = option(
+        (), "Platforms", "<low>-<high>: where the ports of all other front ends must be."
+    )
+    allow_vertex_ai: bool = option(False, "Platforms", "Serve Google Vertex AI, on all addresses.")
+    vertex_ai_port: Port = option(8080, "Platforms", "Port for Vertex AI; 0 takes a free one.")
+    vertex_ai_default_model: str = option("", "Platforms", "Model of Vertex AI's requests; the only one by default.")
+
     allow_metrics: bool = option(True, "Metrics", "Serve metrics.")
     metrics_address: str = option("", "Metrics", "Address to listen on; that of HTTP by default.")
     metrics_port: Port = option(8002, "Metrics", "Port to listen on; 0 takes a free one.", common=True)
@@ -240,7 +253,7 @@ class Settings:
     log_format: LogFormat = option("default", "Logging", "How a line starts.")
     log_file: str = option("", "Logging", "File to append to, in place of standard error.")
     trace_config: tuple[Setting, ...] = option(
-        (), "Logging", "[triton|opentelemetry,]<setting>=<value>, as level=TIMESTAMPS; repeatable.", no_effect=_NOT_YET
+        (), "Logging", "[triton|opentelemetry,]<setting>=<value>, as level=TIMESTAMPS; repeatable."
     )
 
     http_thread_count: Count = _ignored(8)
@@ -257,14 +270,8 @@ class Settings:
     enable_peer_access: bool = _ignored(True)
     repoagent_directory: str = _ignored()
     cache_directory: str = _ignored()
-    allow_sagemaker: bool = _ignored(False)
-    sagemaker_port: Port = _ignored(8080)
-    sagemaker_safe_port_range: str = _ignored()
     sagemaker_thread_count: Count = _ignored(8)
-    allow_vertex_ai: bool = _ignored(False)
-    vertex_ai_port: Port = _ignored(8080)
     vertex_ai_thread_count: Count = _ignored(8)
-    vertex_ai_default_model: str = _ignored()
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -281,6 +288,8 @@ class Settings:
             raise invalid("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
         if "*" in self.load_model and len(self.load_model) > 1:
             raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+        if self.model_namespacing and self.model_control_mode == "on-demand":
+            raise invalid("--model-namespacing does not go with --model-control-mode=on-demand")
         if self.model_control_mode != "on-demand":
             for flag in ("max-loaded-models", "memory-budget"):
                 option = OPTIONS[flag]
@@ -301,6 +310,8 @@ class Settings:
             ("OpenAI", self.openai_port > 0, self.http_address, self.openai_port),
             ("GRPC", self.allow_grpc, self.grpc_address, self.grpc_port),
             ("metrics", self.allow_metrics, self.metrics_address, self.metrics_port),
+            ("Vertex AI", self.allow_vertex_ai, PLATFORM_ADDRESS, self.vertex_ai_port),
+            ("SageMaker", self.allow_sagemaker, PLATFORM_ADDRESS, self.sagemaker_port),
         ]
         used = [listener for listener in listeners if listener[1] and listener[3]]
         for (first, _, address, port), (second, _, *other) in combinations(used, 2):
@@ -375,15 +386,3 @@ def _declared() -> dict[str, Option]:
 
 #: Every option by its flag (without the leading dashes), in the order of the help.
 OPTIONS: Final[Mapping[str, Option]] = _declared()
-
-#: Flags that say the same as another: the other one, and what to give it.
-RENAMED: Final[Mapping[str, tuple[str, str]]] = {
-    "model-store": ("model-repository", "{}"),
-    "strict-model-config": ("disable-auto-complete-config", "{}"),
-    "response-cache-byte-size": ("cache-config", "local,size={}"),
-    "trace-file": ("trace-config", "triton,file={}"),
-    "trace-level": ("trace-config", "level={}"),
-    "trace-rate": ("trace-config", "rate={}"),
-    "trace-count": ("trace-config", "count={}"),
-    "trace-log-frequency": ("trace-config", "triton,log-frequency={}"),
-}

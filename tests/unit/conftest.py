@@ -20,6 +20,7 @@ NEED_EXTRAS: Final = (
     "backends/engines",
     "backends/generation/test_service.py",
     "backends/graphs",
+    "backends/python/test_dlpack_torch.py",
     "backends/tasks",
     "benchmarks/test_client.py",
     "benchmarks/test_day_zero_checkpoints.py",
@@ -34,6 +35,7 @@ NEED_EXTRAS: Final = (
     "analyze/report/test_analysis_page.py",
     "perf/test_perf_page.py",
     "reports/test_pages.py",
+    "telemetry/tracing/test_collector.py",
 )
 _PATHS: Final = frozenset(Path(__file__).parent / path for path in NEED_EXTRAS)
 

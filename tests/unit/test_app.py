@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_failed_model_s_reason_is_one_whole_sentence(repository: Path, capsys: p
 @pytest.mark.parametrize(
     ("config", "files", "said"),
     [
-        ('backend: "pytorch"', {"1/model.pt": ""}, "greeter/config.pbtxt:1: error: "),
+        ('backend: "tensorrt"', {"1/model.plan": ""}, "greeter/config.pbtxt:1: error: "),
         ('backend: "python"', {"1/modle.py": "class TritonPythonModel:\n    pass"}, "(fix: rename it model.py)"),
         ('backend: "python"', {"1/model.py": "class Model:\n    pass"}, "there is no class TritonPythonModel"),
     ],
@@ -88,7 +89,12 @@ def test_server_with_nothing_to_serve_names_both_ways_to_say_it(capsys: pytest.C
     assert line.endswith("--model-repository must be specified, or one MODEL: conch serve MODEL")
 
 
-def test_last_line_of_the_log_is_that_the_server_has_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="conch"):
-        assert app.run(settings_of(tmp_path), lambda *_: os.kill(os.getpid(), signal.SIGINT)) == 0
-    assert caplog.messages[-1] == "The server has stopped."
+def test_last_line_of_the_log_is_that_the_server_has_stopped(tmp_path: Path) -> None:
+    flags = (f"--allow-{one}=false" for one in ("http", "grpc", "metrics"))
+    command = [sys.executable, "-m", "conch", "serve", f"--model-repository={tmp_path}", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        next(line for line in server.stderr if "the model repository is empty" in line)
+        server.send_signal(signal.SIGINT)
+        assert server.stderr.readlines()[-1].endswith('"The server has stopped."\n')
+    assert server.returncode == 0

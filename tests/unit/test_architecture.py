@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "conch"
-#: Repositories and templates hold models, which are files of a user's and no modules of ours.
-MODELS = ("demo/repository/", "cli/templates/", "convert/templates/")
+#: Repositories, templates and backends in Python hold models, which are no modules of ours.
+MODELS = ("backends/shipped/", "demo/repository/", "cli/templates/", "convert/templates/")
 #: Modules that import everything, or nothing.
 OUTSIDE = {"conch", "conch.__main__"}
 #: What every ``model.py`` has to be called.

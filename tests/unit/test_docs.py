@@ -16,6 +16,7 @@ from conch.backends.contracts.text.interface import INPUTS, OUTPUTS
 from conch.backends.generation.model_parameters import GENERATION_PARAMETERS
 from conch.backends.graphs.onnxruntime import parameters as onnxruntime
 from conch.backends.graphs.openvino import backend as openvino
+from conch.backends.graphs.pytorch import parameters as pytorch
 from conch.backends.tasks.parameters import TASK_PARAMETERS
 from conch.backends.tasks.table import TASKS
 from conch.checkpoints.options import CHECKPOINT_PARAMETERS
@@ -36,8 +37,10 @@ DOCUMENTS = (
     "openai.md",
     "convert.md",
     "backends.md",
+    "caching.md",
     "perf.md",
     "reports.md",
+    "tracing.md",
 )
 
 
@@ -64,7 +67,7 @@ def declared(parameters: Iterable[Parameter]) -> dict[str, list[str]]:
     ("name", "tables"),
     [
         ("huggingface.md", [CHECKPOINT_PARAMETERS, TASK_PARAMETERS]),
-        ("backends.md", [onnxruntime.PARAMETERS.declared, openvino.PARAMETERS.declared]),
+        ("backends.md", [onnxruntime.PARAMETERS.declared, openvino.PARAMETERS.declared, pytorch.PARAMETERS.declared]),
     ],
 )
 def test_tables_of_parameters_are_what_backends_declare(name: str, tables: list[Sequence[Parameter]]) -> None:

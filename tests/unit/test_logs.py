@@ -6,6 +6,8 @@ import io
 import logging
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +51,15 @@ def test_time_is_utc_with_microseconds(output: io.StringIO) -> None:
 def test_message_is_quoted_and_escaped(output: io.StringIO) -> None:
     LOG.info('hello "you"\nline two é')
     assert output.getvalue().endswith('] "hello \\"you\\"\\nline two é"\n')
+
+
+@pytest.mark.parametrize(("value", "end"), [("0", '] two\n"lines"\n'), ("FALSE", '] "two\\n\\"lines\\""\n')])
+def test_triton_s_variable_leaves_messages_as_they_are(value: str, end: str, tmp_path: Path) -> None:
+    program = "import sys; from conch import logs; logs.setup(logs.LogSettings()); logs.LOGGER.info(sys.argv[1])"
+    variable = {"TRITON_SERVER_ESCAPE_LOG_MESSAGES": value}
+    command = [sys.executable, "-c", program, 'two\n"lines"']
+    done = subprocess.run(command, env={**os.environ, **variable}, capture_output=True, text=True)
+    assert done.stderr.endswith(end), done.stderr
 
 
 def test_message_of_a_client_cannot_command_a_terminal_or_begin_a_line(output: io.StringIO) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 import conch
 from conch.errors import Code, ConchError
-from conch.settings import OPTIONS, RENAMED, Restriction, Setting, Settings, by_scope
+from conch.options import RENAMED
+from conch.settings import OPTIONS, Restriction, Setting, Settings, by_scope
 
 #: What `tritonserver --help` lists (2.51 and later).
 TRITONSERVER = """
@@ -59,12 +60,9 @@ def test_option_has_an_effect_or_says_that_it_has_none() -> None:
 
 
 def test_option_without_effect_is_told_where_it_is_given() -> None:
-    settings = Settings(cache_config=(Setting("local", "size", "1"),), http_thread_count=3, http_port=8500)
-    assert settings.without_effect == {
-        "cache-config": "this server does not have that yet",
-        "http-thread-count": "it is for tritonserver alone",
-    }
-    assert Settings(cache_config=(), http_thread_count=8).without_effect == {}
+    settings = Settings(http_thread_count=3, http_port=8500)
+    assert settings.without_effect == {"http-thread-count": "it is for tritonserver alone"}
+    assert Settings(http_thread_count=8).without_effect == {}
 
 
 def test_servers_listen_on_loopback_unless_told_otherwise() -> None:
@@ -102,6 +100,10 @@ def test_wildcard_alone_is_accepted() -> None:
     [
         ({"max_loaded_models": 2}, "--max-loaded-models needs --model-control-mode=on-demand"),
         ({"memory_budget": "50%"}, "--memory-budget needs --model-control-mode=on-demand"),
+        (
+            {"model_namespacing": True, "model_control_mode": "on-demand"},
+            "--model-namespacing does not go with --model-control-mode=on-demand",
+        ),
         (
             {"load_model": ("*",), "model_control_mode": "on-demand"},
             "--load-model=* would keep all models loaded: with --model-control-mode=on-demand, name some",

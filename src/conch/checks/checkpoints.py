@@ -30,7 +30,7 @@ _OPTION: Final = re.compile(r"(?:parameter '|(?=task '|engine '|variant '))(\w+)
 def check_checkpoints(model: CheckedModel) -> Iterator[Finding]:
     """Why the checkpoint of a version cannot be served, for backends that serve checkpoints."""
     if model.config.backend not in ("huggingface", "vllm"):
-        if model.config.backend in ("onnxruntime", "openvino"):
+        if model.config.backend in ("onnxruntime", "openvino", "pytorch"):
             problem, command = engine_problem(model.config.backend)
             if problem:
                 yield model.warning(problem, ("backend",), command)

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Final
 
-from conch.backends.table import BACKENDS
+from conch.backends.table import BACKENDS, WAYS_OUT
 from conch.checks.finding import Finding
 from conch.checks.model import CheckedModel
 from conch.config.effects import ineffective_problems
 from conch.config.problem import Problem
-from conch.config.schema import InstanceGroup, ModelConfig, is_ensemble, scheduler
+from conch.config.schema import InstanceGroup, ModelConfig, SequenceBatching, implementation, is_ensemble, scheduler
 from conch.config.validate import directory_name_problems, static_problems
 from conch.config.validate_instances import instance_problems, warmup_problems
 from conch.config.validate_io import io_problems
 from conch.config.validate_scheduling import state_problems
+from conch.repository.backends import BackendPlaces
 from conch.repository.scan import CONFIG_FILE
 from conch.server.devices import visible_gpus
-
-#: Backends that repositories written for Triton name; those without an entry in the table are not available yet.
-_KNOWN_ELSEWHERE: Final = frozenset(
-    {
-        *("dali", "fil", "huggingface", "identity", "onnxruntime", "openvino", "pytorch", "repeat", "sequence"),
-        *("square", "tensorflow", "tensorrt", "tensorrtllm", "vllm"),
-    }
-)
+from conch.server.scheduling import no_sequences, takes_sequences
 
 
 def named_gpus(config: ModelConfig) -> list[int]:
@@ -54,9 +47,9 @@ def _tensor_findings(model: CheckedModel, completed: bool) -> Iterator[Finding]:
     if not config.output and not completed and not is_ensemble(config):
         lacks = "no output" if config.input else "neither input nor output"
         here = "here" if model.files.config_path else f"in {model.files.directory / CONFIG_FILE}"
-        fix = (
-            f'write output {{ name: "…" data_type: TYPE_FP32 dims: [ 1 ] }} {here}, or auto_complete_config in model.py'
-        )
+        fix = f'write output {{ name: "…" data_type: TYPE_FP32 dims: [ 1 ] }} {here}'
+        if implementation(config) == "python":
+            fix += ", or auto_complete_config in model.py"
         yield model.warning(f"the configuration of model '{config.name}' declares {lacks}", (), fix)
     for kind in ("input", "output"):
         names = [tensor.name for tensor in getattr(config, kind)]
@@ -67,10 +60,24 @@ def _tensor_findings(model: CheckedModel, completed: bool) -> Iterator[Finding]:
 
 def _batching_findings(model: CheckedModel, completed: bool) -> Iterator[Finding]:
     config = model.config
-    batches = config.max_batch_size > 0 or completed or config.backend != "python"
+    batches = config.max_batch_size > 0 or completed or implementation(config) != "python"
     if scheduler(config) == "dynamic_batching" and not batches:
         problem = "'dynamic_batching' has no effect without 'max_batch_size'"
         yield model.warning(problem, ("dynamic_batching",), "max_batch_size: 8, where the model takes batches")
+    if scheduler(config) == "sequence_batching" and config.max_batch_size > 1:
+        yield from _row_warnings(model)
+
+
+def _row_warnings(model: CheckedModel) -> Iterator[Finding]:
+    """A model whose batches have rows without a request, and that cannot know which."""
+    batching = model.config.sequence_batching
+    kinds = {control.kind for tensor in batching.control_input for control in tensor.control}
+    if not batching.HasField("oldest") and SequenceBatching.Control.CONTROL_SEQUENCE_READY not in kinds:
+        yield model.warning(
+            "the batches of the direct strategy have rows without a request, which the model cannot tell from others",
+            ("sequence_batching",),
+            "a control_input of kind CONTROL_SEQUENCE_READY, or oldest { }",
+        )
 
 
 def _gpu_warnings(model: CheckedModel) -> Iterator[Finding]:
@@ -87,20 +94,24 @@ def _gpu_warnings(model: CheckedModel) -> Iterator[Finding]:
             )
 
 
-def check_backend(model: CheckedModel) -> Iterator[Finding]:
+def check_backend(model: CheckedModel, backends: BackendPlaces) -> Iterator[Finding]:
     """A backend or a scheduler that this server does not have."""
-    if scheduler(model.config) == "sequence_batching":
-        yield model.finding(
-            Problem("sequence batching is not available yet", ("sequence_batching",), hint="dynamic_batching { }")
-        )
-    backend = model.config.backend
-    if is_ensemble(model.config) or not backend or backend in BACKENDS:
-        return
-    if backend in _KNOWN_ELSEWHERE:
-        problem, fix = f"backend '{backend}' is not available yet", f"available: {', '.join(sorted(BACKENDS))}"
-    else:
-        known = sorted({*BACKENDS, *_KNOWN_ELSEWHERE})
-        nearest = difflib.get_close_matches(backend, known, n=1)
-        problem = f"unknown backend '{backend}'"
-        fix = f"did you mean '{nearest[0]}'?" if nearest else f"available: {', '.join(sorted(BACKENDS))}"
-    yield model.finding(Problem(problem, ("backend",), hint=fix))
+    config = model.config
+    backend = BACKENDS.get(implementation(config))
+    if scheduler(config) == "sequence_batching" and backend is not None and not takes_sequences(backend):
+        yield model.finding(Problem(no_sequences(config), ("sequence_batching",), hint="dynamic_batching { }"))
+    try:
+        for version in model.versions[:1]:
+            backends.check(model.config, model.files.directory, version)
+    except Problem as problem:
+        hint = problem.hint or _other_backend(model.config.backend, backends)
+        yield model.finding(Problem(problem.message.removesuffix(f": {hint}"), problem.field, hint=hint))
+
+
+def _other_backend(backend: str, backends: BackendPlaces) -> str:
+    """What to do about a backend that is not there."""
+    if backend in WAYS_OUT:
+        return WAYS_OUT[backend]
+    known = sorted({*BACKENDS, *backends.found()})
+    nearest = difflib.get_close_matches(backend, known, n=1)
+    return f"did you mean '{nearest[0]}'?" if nearest else f"available: {', '.join(known)}"

@@ -14,6 +14,7 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("torch", "transformers"), ("torch", "transformers")),
     "onnxruntime": ("onnxruntime",),
     "openvino": ("openvino",),
+    "pytorch": ("torch",),
     "vllm": ("vllm",),
 }
 

@@ -20,6 +20,7 @@ from conch.checks.imports import UNREADABLE, Imported, changes_path, imports_of
 from conch.checks.model import CheckedModel
 from conch.checks.modules import interpreter_of, missing_modules, neighbour, neighbour_source
 from conch.config.reading import read_small
+from conch.config.schema import implementation
 from conch.config.signature import parameters
 
 #: Packages whose name is not that of their module.
@@ -49,12 +50,12 @@ def check_imports(models: Iterable[CheckedModel]) -> Iterator[Finding]:
     """Imports that nothing guards and that the model's interpreter does not find."""
     uses: defaultdict[str, list[_Use]] = defaultdict(list)
     for model in models:
-        if model.config.backend != "python":
+        if implementation(model.config) != "python":
             continue
-        environment = parameters(model.config).get("EXECUTION_ENV_PATH", "")
+        environment = parameters(model.config).get("EXECUTION_ENV_PATH") or model.files.backend_environment()
         python = interpreter_of(environment, model.files.directory)
         if python is not None:
-            for path in model.model_files():
+            for path in model.sources():
                 uses[python] += _uses(path)
     for python, found in uses.items():
         outside = {use.imported.top for use in found if not use.imported.level}

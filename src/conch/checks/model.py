@@ -10,7 +10,7 @@ from conch.checks.finding import Finding
 from conch.config.pbtxt import locate
 from conch.config.problem import FieldPath, Problem
 from conch.config.reading import read_small
-from conch.config.schema import ModelConfig, is_ensemble
+from conch.config.schema import PYTHON_RUNTIME, ModelConfig, implementation, is_ensemble
 from conch.repository.scan import ModelFiles
 from conch.repository.versions import select_versions
 
@@ -29,14 +29,21 @@ class CheckedModel:
 
     @property
     def filename(self) -> str:
-        """The name of the model's file in a version directory, empty where the backend has none."""
-        return str(self.config.default_model_filename)
+        """The name of the model's file in a version directory, empty where the backend has none of a certain name."""
+        return "" if self.config.runtime == PYTHON_RUNTIME else str(self.config.default_model_filename)
 
     def model_files(self) -> Iterator[Path]:
         """The model's file in each version that is served, whether or not it is there."""
         if self.filename and not is_ensemble(self.config):
             for version in self.versions:
                 yield self.files.version_directory(version) / self.filename
+
+    def sources(self) -> Iterator[Path]:
+        """Each ``model.py`` that runs versions of the model: its own, or that of its Python-based backend."""
+        if self.files.backend_directory is not None:
+            yield self.files.backend_directory / PYTHON_RUNTIME
+        elif implementation(self.config) == "python" and not self.config.runtime:
+            yield from self.model_files()
 
     def finding(self, problem: Problem, severity: str = "error") -> Finding:
         """The problem as a finding, at its line of the configuration."""
@@ -48,9 +55,9 @@ class CheckedModel:
 
     def completes_itself(self) -> bool:
         """Whether the backend may fill in tensors when it loads the model."""
-        if self.config.backend != "python":
-            return not is_ensemble(self.config)
-        return any("auto_complete_config" in _text(source) for source in self.model_files())
+        if implementation(self.config) != "python":
+            return not is_ensemble(self.config) and self.config.platform != "pytorch_libtorch"
+        return any("auto_complete_config" in _text(source) for source in self.sources())
 
 
 def in_configuration(

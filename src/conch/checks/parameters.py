@@ -16,7 +16,7 @@ from conch.backends.table import BACKENDS
 from conch.checks.finding import Finding, line_of, with_fix
 from conch.config.parameters import ParameterTable
 from conch.config.reading import read_small
-from conch.config.schema import ModelConfig
+from conch.config.schema import ModelConfig, implementation
 from conch.config.signature import parameters
 from conch.repository.scan import ModelFiles
 
@@ -28,11 +28,12 @@ _PLACEHOLDER: Final = re.compile(r"\s*(\$\{[^{}]*\}\s*)?")
 
 def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[int]) -> Iterator[Finding]:
     """Faults in the parameters' names, and in the ``model.json`` of each of ``versions``, those that are served."""
-    backend = BACKENDS.get(config.backend)
+    runs_on = implementation(config)
+    backend = BACKENDS.get(runs_on)
     if backend is None:
         return
     given = parameters(config)
-    if config.backend == "python":
+    if runs_on == "python":
         # A guess, as the model may well have a parameter of that name.
         for name in _PYTHON.unknown(given):
             problem = _PYTHON.problem(name)

@@ -71,7 +71,7 @@ def _outside_versions(directory: Path, names: list[str]) -> Iterator[Finding]:
 
 def _misspelt_model(version: Path, named: str) -> Iterator[Finding]:
     names = [path.name for path in version.iterdir() if path.is_file()]
-    if any(name == named or name in _MODEL_FILES or name.endswith((".gguf", ".plan", ".pt")) for name in names):
+    if any(name == named or name in _MODEL_FILES or name.endswith((".gguf", ".plan", ".pt", ".pt2")) for name in names):
         return
     for name in sorted(names):
         nearest = get_close_matches(name.lower(), _MODEL_FILES, n=1, cutoff=0.8)

@@ -17,10 +17,10 @@ from conch.checks.python_model import check_python_model
 from conch.checks.side_files import check_side_files
 from conch.checks.tensor_names import check_tensor_names
 from conch.checks.versions import check_versions
-from conch.config.complete import complete
 from conch.config.problem import ConfigError, Problem
-from conch.config.schema import is_ensemble
+from conch.config.schema import implementation, is_ensemble
 from conch.config.validate_ensemble import cycle_problem
+from conch.repository.backends import USUAL_PLACES, BackendPlaces
 from conch.repository.errors import PollError
 from conch.repository.scan import ModelRepository
 
@@ -28,8 +28,13 @@ from conch.repository.scan import ModelRepository
 _NUMBER = "name it by a number, such as 1"
 
 
-def check(directories: Sequence[Path], config_name: str | None = None) -> list[Finding]:
-    """All faults of the models in the repository ``directories``, sorted by path and line."""
+def check(
+    directories: Sequence[Path], config_name: str | None = None, backends: BackendPlaces = USUAL_PLACES
+) -> list[Finding]:
+    """All faults of the models in the repository ``directories``, sorted by path and line.
+
+    ``backends`` says where Python-based backends are.
+    """
     findings: list[Finding] = []
     usable: list[Path] = []
     for directory in directories:
@@ -39,7 +44,7 @@ def check(directories: Sequence[Path], config_name: str | None = None) -> list[F
         else:
             findings.append(finding)
     if usable:
-        findings += _check_repository(ModelRepository(usable, config_name))
+        findings += _check_repository(ModelRepository(usable, config_name, backends))
     return sorted(set(findings))
 
 
@@ -62,14 +67,14 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
             if not files.versions:
                 misplaced.add(name)
         try:
-            config = complete(files.config, name, files.artefacts, gpus=named_gpus(files.config))
+            config = files.completed(named_gpus(files.config))
         except Problem as problem:
             if name not in misplaced:
                 yield in_configuration(files, problem.message, problem.field, problem.hint)
             continue
         models[name] = CheckedModel(files, config)
     for name, model in models.items():
-        yield from _unless_unreadable(model.files.directory, _check_model(model))
+        yield from _unless_unreadable(model.files.directory, _check_model(model, repository.backends))
         if name not in misplaced:
             yield from _unless_unreadable(model.files.directory, check_versions(model))
     yield from _unless_unreadable(repository.paths[0], check_imports(models.values()))
@@ -84,12 +89,12 @@ def _unless_unreadable(place: Path, findings: Iterator[Finding]) -> Iterator[Fin
         yield Finding(Path(error.filename or place), 0, "error", f"cannot be read: {error.strerror}")
 
 
-def _check_model(model: CheckedModel) -> Iterator[Finding]:
+def _check_model(model: CheckedModel, backends: BackendPlaces) -> Iterator[Finding]:
     yield from check_configuration(model)
-    yield from check_backend(model)
+    yield from check_backend(model, backends)
     yield from check_parameters(model.config, model.files, model.versions)
-    if model.config.backend == "python":
-        for path in model.model_files():
+    if implementation(model.config) == "python":
+        for path in model.sources():
             if path.exists():
                 yield from check_python_model(path)
         yield from check_tensor_names(model)

@@ -21,14 +21,16 @@ def check_tensor_names(model: CheckedModel) -> Iterator[Finding]:
     config = model.config
     if model.completes_itself():
         return
-    inputs = [tensor.name for tensor in config.input]
-    outputs = [tensor.name for tensor in config.output]
-    for path in model.model_files():
+    sequences = config.sequence_batching
+    inputs = [tensor.name for tensor in (*config.input, *sequences.control_input)]
+    inputs += [state.input_name for state in sequences.state]
+    outputs = [tensor.name for tensor in config.output] + [state.output_name for state in sequences.state]
+    for path in model.sources():
         tree = _parsed(path)
-        if inputs:
+        if config.input:
             yield from _unknown(path, _names(tree, "get_input_tensor_by_name", 1), inputs, "input")
         # A model that calls others makes tensors for their inputs, too.
-        if outputs and not any(_called(node) == "InferenceRequest" for node in ast.walk(tree)):
+        if config.output and not any(_called(node) == "InferenceRequest" for node in ast.walk(tree)):
             yield from _unknown(path, _names(tree, "Tensor", 0), outputs, "output")
 
 

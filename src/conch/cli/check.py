@@ -24,20 +24,28 @@ if TYPE_CHECKING:
     shell_complete=completion.directories,
 )
 @click.option(
+    "--backend-directory",
+    default="",
+    metavar="DIRECTORY",
+    shell_complete=completion.directories,
+    help="Directory of Python-based backends, as for conch serve.",
+)
+@click.option(
     "--model-config-name",
     "config_name",
     metavar="NAME",
     shell_complete=completion.configurations,
     help="Check configs/NAME.pbtxt where a model has it.",
 )
-def check_command(directories: tuple[Path, ...], config_name: str | None) -> int:
+def check_command(directories: tuple[Path, ...], config_name: str | None, backend_directory: str) -> int:
     """Say what is wrong with the models in a repository, without starting anything.
 
     The exit status is 1 when there is an error.
     """
     from conch.checks.repository import check
+    from conch.repository.backends import BackendPlaces
 
-    findings = check(directories, config_name)
+    findings = check(directories, config_name, BackendPlaces.beginning_with(backend_directory))
     for finding in findings:
         click.echo(shown(finding, directories))
     errors = sum(finding.severity == "error" for finding in findings)

@@ -5,6 +5,8 @@ The options come from their declarations in ``settings``; nothing here names one
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -16,10 +18,11 @@ import click
 
 from conch.cli.check import shown
 from conch.cli.completion import checkpoints, engines, of_option, tasks
+from conch.cli.deprecated import DEPRECATED
 from conch.errors import ConchError, invalid
-from conch.options import parse
+from conch.options import RENAMED, parse, platform_defaults
 from conch.repository.single import MODEL_OPTIONS
-from conch.settings import OPTIONS, RENAMED, Option, Settings
+from conch.settings import OPTIONS, Option, Settings
 
 #: tritonserver takes this one without a value, and all others with one.
 _BARE: Final = "disable-auto-complete-config"
@@ -43,7 +46,8 @@ def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **give
     if len(arguments) > 1:
         raise invalid(f"Unexpected argument: {arguments[1]}")
     of_model = {name: value for name in MODEL_OPTIONS if (value := given.pop(name))}
-    texts = {name.replace("_", "-"): values for name, values in given.items() if values}
+    texts: dict[str, Sequence[str]] = dict(platform_defaults(os.environ))
+    texts |= {name.replace("_", "-"): values for name, values in given.items() if values}
     if disable_auto_complete_config:
         texts[_BARE] = ("true",)
     if arguments:
@@ -51,25 +55,35 @@ def serve(arguments: tuple[str, ...], disable_auto_complete_config: bool, **give
     if of_model:
         option = _flag(next(iter(of_model)))
         raise invalid(f"{option} is for 'conch serve MODEL'; for a model of a repository, say it in its config.pbtxt")
-    settings = parse(texts)
+    settings = _settings(texts)
 
     from conch.app import run
 
     return run(settings, explain=partial(_faults, settings))
 
 
+def _settings(texts: Mapping[str, Sequence[str]]) -> Settings:
+    """The settings for the flags given; says which of them are deprecated."""
+    settings = parse(texts)
+    for flag in filter(texts.__contains__, DEPRECATED):
+        print(f"Warning: {DEPRECATED[flag]}", file=sys.stderr)
+    return settings
+
+
 def _faults(settings: Settings, error: ConchError) -> list[str]:
     """What ``conch check`` says of the models that could not be loaded, which is more than Triton's errors say."""
     from conch.app import LoadFailed
     from conch.checks.repository import check
+    from conch.repository.backends import BackendPlaces
 
     if not isinstance(error, LoadFailed):
         return []
     roots = [Path(path) for path in settings.model_repository]
+    backends = BackendPlaces.beginning_with(settings.backend_directory)
     directories = [root.resolve() / name for root in roots for name in error.names]
     return [
         f"conch check: {shown(finding, roots)}"
-        for finding in check(roots, settings.model_config_name or None)
+        for finding in check(roots, settings.model_config_name or None, backends)
         if finding.severity == "error" and not {finding.path, *finding.path.parents}.isdisjoint(directories)
     ]
 
@@ -78,7 +92,7 @@ def _serve_one(model: str, of_model: dict[str, Any], texts: Mapping[str, Sequenc
     """Serve ``model`` from a repository made for it."""
     if not texts.keys().isdisjoint(("model-repository", "model-store")):
         raise invalid(f"give either the model '{model}' or --model-repository, not both")
-    settings = parse(texts)
+    settings = _settings(texts)
     name = of_model.pop("name", "")
 
     from conch.announcing import announcer

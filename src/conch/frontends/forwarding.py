@@ -12,6 +12,7 @@ from typing import Final
 
 from conch.errors import invalid
 from conch.inference import InferRequest, ParameterValue
+from conch.options import header_pattern
 
 _RESERVED: Final = {
     "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output",
@@ -19,14 +20,15 @@ _RESERVED: Final = {
 
 
 class HeaderForwarding:
-    """Forwards headers in whose name ``pattern`` is found, ignoring case; an empty pattern forwards none.
+    """Forwards headers in whose name ``pattern`` is found, ignoring case unless it begins with ``(?-i)``.
 
+    An empty pattern forwards none.
     Raises INVALID_ARG, naming ``option``, for a pattern that is no regular expression.
     """
 
     def __init__(self, pattern: str, option: str) -> None:
         try:
-            self._pattern = re.compile(pattern, re.IGNORECASE) if pattern else None
+            self._pattern = header_pattern(pattern) if pattern else None
         except re.error as error:
             raise invalid(f"invalid {option} '{pattern}': {error}") from None
         #: Whether any header can be forwarded.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
+from math import inf
 from ssl import SSLContext
 from typing import Final
 
 from conch.errors import ConchError, internal
 
 _BACKLOG: Final = 1024
+#: How long a client may take for its TLS handshake at most (s).
+_LONGEST_HANDSHAKE: Final = 60.0
 
 
 class PortTakenError(ConchError):
@@ -28,15 +31,25 @@ async def listen(
     *,
     reuse_port: bool = False,
     ssl: SSLContext | None = None,
+    handshake_seconds: float = inf,
 ) -> tuple[asyncio.Server, tuple[str, int]]:
     """Listen on ``host:port`` (port 0: a free one); returns the server and its address.
 
-    ``factory`` makes the protocol of each connection.  Raises PortTakenError, and INTERNAL where it cannot
+    ``factory`` makes the protocol of each connection, with ``ssl`` after its handshake, which may take
+    ``handshake_seconds``.  Raises PortTakenError, and INTERNAL where it cannot
     listen for another reason.
     """
     loop = asyncio.get_running_loop()
     try:
-        server = await loop.create_server(factory, host, port, ssl=ssl, backlog=_BACKLOG, reuse_port=reuse_port or None)
+        server = await loop.create_server(
+            factory,
+            host,
+            port,
+            ssl=ssl,
+            backlog=_BACKLOG,
+            reuse_port=reuse_port or None,
+            ssl_handshake_timeout=min(handshake_seconds, _LONGEST_HANDSHAKE) if ssl is not None else None,
+        )
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortTakenError(host, port) from error

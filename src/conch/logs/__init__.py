@@ -87,6 +87,10 @@ class LogSettings:
         return self.log_verbose_level > 0
 
 
+#: Whether messages are in quotes and escaped as texts in JSON are; Triton's variable turns that off.
+_ESCAPES: Final = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
+
+
 class _Handler(logging.StreamHandler[Any]):
     """Writes what the current settings allow."""
 
@@ -260,6 +264,8 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _quote(text: str) -> str:
+    if not _ESCAPES:
+        return text
     return _UNQUOTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 

@@ -9,9 +9,11 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from conch import __version__, logs
+from conch.caching.chosen import make_cache
 from conch.config.reading import shown_name
 from conch.errors import ConchError, invalid, unavailable
 from conch.inference import ModelSignature
@@ -22,6 +24,7 @@ from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
 from conch.server.bls import BlsModels
 from conch.server.devices import visible_gpus
+from conch.server.extensions import EXTENSIONS
 from conch.server.lifecycle import Lifecycle
 from conch.server.loading import Loader
 from conch.server.memory import MemoryLedger
@@ -30,6 +33,7 @@ from conch.server.needs import LoadNeeds
 from conch.server.on_demand import LoadNeeded, OnDemand, on_demand_limits
 from conch.server.overrides import check_allowed
 from conch.server.patience import patience_of
+from conch.server.regions.registry import ClientRegions
 from conch.server.rollout import Rollout
 from conch.server.starting import log_levels
 from conch.server.states import ModelTable
@@ -38,34 +42,31 @@ from conch.telemetry import families
 from conch.telemetry.exposition import Family
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
+from conch.telemetry.tracing.tracing import Tracing
 from conch.workers.host.environment import Environments
 from conch.workers.host.processes import WorkerProcesses
 from conch.workers.host.templates import Templates
 
 LOG = logging.getLogger("conch")
 
-#: The extensions of the protocol that work here, in Triton's order; the last one tells gRPC clients conch's version,
-#: for which the message has no field.
-EXTENSIONS = (
-    "classification", "model_repository", "model_repository(unload_dependents)", "schedule_policy",
-    "model_configuration", "binary_tensor_data", "parameters", "statistics", "logging", f"conch({__version__})",
-)  # fmt: skip
-
 
 class InferenceServer:
     """One server: its settings, its models, its metrics."""
 
-    def __init__(self, settings: Settings, repository: ModelRepository, registry: Registry) -> None:
+    def __init__(self, settings: Settings, repository: ModelRepository, registry: Registry, tracing: Tracing) -> None:
         self.settings = settings
+        self.tracing = tracing
         self.repository = repository
         self.live = True
         self.exiting = False
         self._initialised = False
-        self._table = ModelTable()
+        self._table = ModelTable(repository.naming)
         self._table.starting = None
         self._environments = Environments()
-        self._processes = WorkerProcesses(patience=patience_of(settings))
+        self._processes = WorkerProcesses(patience=patience_of(settings), metrics=registry.custom)
         self._templates = Templates(settings.worker_template_secs)
+        self.regions = ClientRegions(settings.allow_client_shm, lambda: self._processes.pids, visible_gpus())
+        self._cache = make_cache(settings.cache_config)
         loader = Loader(
             settings,
             visible_gpus(),
@@ -75,6 +76,7 @@ class InferenceServer:
             self._environments,
             self._processes.new,
             self._templates,
+            self._cache,
         )
         self.ledger = MemoryLedger(
             self._table, checks=settings.check_memory_on_load, templates=lambda: self._templates.pids
@@ -91,6 +93,8 @@ class InferenceServer:
             unload_seconds=settings.unload_timeout_secs,
         )
         registry.add(self._worker_families)
+        if self._cache is not None:
+            registry.add(self._cache.families)
         self._lifecycle = Lifecycle(repository, loader, self._table, self._rollout)
         self._polling: asyncio.Task[None] | None = None
         self._loading: set[asyncio.Task[None]] = set()
@@ -141,7 +145,7 @@ class InferenceServer:
         In on-demand mode, what is raised may be :class:`LoadNeeded`, with which the request waits for the model.
         """
         try:
-            return self._table.find(name, version)
+            return self._table.named(name, version)
         except ConchError as missing:
             if self._on_demand is None:
                 raise
@@ -157,15 +161,16 @@ class InferenceServer:
 
     def model_metadata(self, name: str, version: int = -1) -> dict[str, Any]:
         """The body of ``GET /v2/models/<name>``: with all versions that are ready unless one is named."""
-        metadata = self.model(name, version).metadata
+        model = self.model(name, version)
+        metadata = model.metadata
         if version == -1:
-            metadata["versions"] = [str(ready) for ready in self._table.models[name].ready_versions()]
+            metadata["versions"] = [str(ready) for ready in self._table.models[model.key].ready_versions()]
         return metadata
 
     def model_ready(self, name: str, version: int = -1) -> bool:
         """Whether requests to the model can run now, or when it has been loaded on demand; False for an unknown one."""
         try:
-            return self._table.is_ready(self._table.find(name, version))
+            return self._table.is_ready(self._table.named(name, version))
         except ConchError as missing:
             return self._can_be_loaded(name, missing)
 
@@ -182,7 +187,7 @@ class InferenceServer:
 
     def ready_models(self) -> list[str]:
         """The names of the models of which a version serves, or could be loaded on demand."""
-        serving = {name for name, model_state in self._table.models.items() if model_state.ready_versions()}
+        serving = self._table.serving_names()
         if self._on_demand is not None:
             serving |= set(filter(self._on_demand.can_serve, self._on_demand.known))
         return sorted(serving)
@@ -206,9 +211,9 @@ class InferenceServer:
         """Whose snapshots these are: of many models they take a while, and need not be taken at once."""
         self.ledger.refresh()
         if not name:
-            return [model.statistics for model in sorted(self._table.loaded(), key=_by_name)]
-        model_state = self._table.models.get(name)
-        models = model_state.models() if model_state is not None else []
+            return [one.statistics for one in sorted(self._table.loaded(), key=attrgetter("name", "version"))]
+        serving = [models for key in self._table.keys(name) if (models := self._table.models[key].models())]
+        models = serving[0] if len(serving) == 1 else []
         if not models:
             raise invalid(f"requested model '{name}' is not available")
         chosen = [model for model in models if version in (-1, model.version)]
@@ -236,7 +241,8 @@ class InferenceServer:
             await self._on_demand.load(name, parameters)
             return
         override = read_parameters(name, parameters)
-        await self._lifecycle.load(name, replace(override, of_any_code=self.settings.model_load_overrides == "files"))
+        override = replace(override, of_any_code=self.settings.model_load_overrides == "files")
+        await self._lifecycle.load_named(name, override)
 
     async def load_with(self, name: str, parameters: Mapping[str, object]) -> None:
         """Load or reload a model with the parameters ``config`` (str) and ``file:<path>`` (bytes) of a model."""
@@ -245,22 +251,29 @@ class InferenceServer:
         if self._on_demand is not None:
             await self._on_demand.load(name, parameters)
             return
-        await self._lifecycle.load(name, read_parameters(name, parameters))
+        await self._lifecycle.load_named(name, read_parameters(name, parameters))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         """Stop serving a model; does nothing for one that is not loaded."""
         self.require_explicit_control()
         check_model_name(name)
         if self._on_demand is None:
-            await self._lifecycle.unload(name, dependents)
+            await self._lifecycle.unload_named(name, dependents)
         else:
             await self._on_demand.unload(name, dependents)
 
     def _worker_families(self) -> Iterator[Family]:
         """Which models are ready, and how many workers had to be killed."""
-        yield families.readiness((model.name, model.version, model.ready) for model in self._table.loaded())
+        yield families.readiness(
+            (model.name, model.namespace, model.version, model.ready) for model in self._table.loaded()
+        )
         yield families.template_memory(self.ledger.template_bytes)
         yield families.kills((model, cause.value, count) for (model, cause), count in self._processes.kills.items())
+
+    def check_traced(self, name: str) -> None:
+        """Raises INVALID_ARG unless the model, whose trace setting is wanted, serves; an empty name stands for all."""
+        if name and name not in self.ready_models():
+            raise invalid(f"Request for unknown model : {name}")
 
     def update_logs(self, changes: Mapping[str, Any]) -> None:
         """Change what is logged, here and in the workers."""
@@ -278,7 +291,7 @@ class InferenceServer:
         if not named or self.settings.load_model == ("*",):
             wanted = await asyncio.to_thread(self.repository.names)
         else:
-            wanted = list(self.settings.load_model)
+            wanted = await asyncio.to_thread(self.repository.keys_of, self.settings.load_model)
         for path in await asyncio.to_thread(self.repository.unnameable):
             LOG.warning("%s is left out: the name of a model must be UTF-8", shown_name(str(path)))
         self._table.starting = frozenset(wanted)
@@ -291,7 +304,7 @@ class InferenceServer:
             self._on_demand.start(self.settings.repository_poll_secs)
             await self._on_demand.refresh()
         failed = await self._lifecycle.load_all(wanted)
-        self._table.starting = ()
+        self._table.starting = frozenset()
         self._initialised = True
         if self.settings.model_control_mode == "poll":
             self._polling = asyncio.get_running_loop().create_task(self._poll(watch))
@@ -311,14 +324,7 @@ class InferenceServer:
 
     def model_rows(self) -> list[tuple[str, str, str]]:
         """Name, version and status of every model, for the table that is logged at start."""
-        rows = []
-        for name, model_state in sorted(self._table.models.items()):
-            if not model_state.versions:
-                rows.append((shown_name(name), "-", "Not loaded: No model version was found"))
-            for version, version_state in sorted(model_state.versions.items()):
-                status = ": ".join(filter(None, (version_state.state, version_state.reason)))
-                rows.append((shown_name(name), str(version), status))
-        return rows
+        return self._table.rows()
 
     async def stop(self, seconds: float) -> bool:
         """Refuse new requests, finish the others for at most ``seconds``, end all models; False when time ran out."""
@@ -338,17 +344,20 @@ class InferenceServer:
             LOG.info("Waiting for in-flight requests to complete.")
         in_time = True
         # Members after their ensembles: a finished ensemble sends no more steps.
-        while busy := [model for model in models if model.in_flight]:
+        while busy := [model for model in models if model.in_use]:
             left = deadline - loop.time()
             LOG.info("Timeout %d: Found %d model versions that have in-flight inferences", max(left, 0), len(busy))
             for model in busy:
                 LOG.info(
-                    "Model '%s' (version %d) has %d in-flight inferences", model.name, model.version, model.in_flight
+                    "Model '%s' (version %d) has %d in-flight inferences",
+                    model.name,
+                    model.version,
+                    model.in_flight or model.executor.sequences,
                 )
             if left <= 0:
                 in_time = False
                 break
-            await asyncio.wait([loop.create_task(model.finish(min(left, 1.0))) for model in busy])
+            await asyncio.wait([loop.create_task(model.drain(min(left, 1.0))) for model in busy])
         if used:
             LOG.info("All models are stopped, unloading models")
         patience: float | None = None
@@ -362,6 +371,8 @@ class InferenceServer:
         await self._processes.close()
         await self._templates.close()
         await self._rollout.dispose_all()
+        if self._cache is not None:
+            await self._cache.close()
         await self._environments.close()
         return ended and in_time
 
@@ -385,7 +396,3 @@ class InferenceServer:
                 loading.add_done_callback(self._loading.discard)
             except Exception:
                 LOG.exception("failed to poll the model repository")
-
-
-def _by_name(model: Model) -> tuple[str, int]:
-    return model.name, model.version

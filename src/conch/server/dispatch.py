@@ -7,6 +7,7 @@ dispatcher asks it whenever a request arrives or a worker becomes free, and agai
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -25,9 +26,16 @@ from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.execution import Execution
 from conch.workers.host.process import WorkerProcess
 
+LOG = logging.getLogger("conch")
+
 #: How long requests that wait are collected before a worker is told to decode them: many in one frame disturb it
 #: less, and those that start sooner need not be told twice.
 PREPARE_SECONDS = 0.001
+
+_NOT_ITERATIVE = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
+    "such a flag."
+)
 
 
 class Dispatcher:
@@ -71,9 +79,19 @@ class Dispatcher:
         self._workers = [worker for worker in self._workers if worker.placement in placements]
         self._free = deque(worker for worker in self._free if worker.placement in placements)
         for worker in retiring:
-            task = self._loop.create_task(worker.retire())
-            self._retiring[task] = worker
-            task.add_done_callback(self._retiring.pop)
+            self._retire(worker)
+
+    def _retire(self, worker: SupervisedWorker) -> asyncio.Task[None]:
+        """Have a worker end after its requests; the task is done when it has."""
+        task = self._loop.create_task(worker.retire())
+        self._retiring[task] = worker
+        task.add_done_callback(self._retiring.pop)
+        return task
+
+    async def finish_retiring(self) -> None:
+        """Wait until the models of the workers that retire have finalized; giving up changes nothing for them."""
+        if self._retiring:
+            await asyncio.wait(list(self._retiring))
 
     @property
     def ready(self) -> bool:
@@ -84,6 +102,15 @@ class Dispatcher:
     def runs_with(self) -> RunsWith:
         """What the workers run with, together."""
         return merged(worker.runs_with for worker in self._workers)
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences are under way: none."""
+        return 0
+
+    def continues(self, request: InferRequest) -> bool:
+        """Whether a request belongs to what is under way, which the server finishes when it stops."""
+        return False
 
     @property
     def processes(self) -> list[WorkerProcess]:
@@ -119,6 +146,9 @@ class Dispatcher:
     def on_progress(self, pid: int, progress: Mapping[str, Any]) -> None:
         """Count what the worker process ``pid`` generates (``{}`` when it has ended)."""
         self._statistics.record_generation(pid, progress)
+
+    def on_died(self, worker: SupervisedWorker) -> None:
+        """The process of ``worker`` has died; what waits runs when there is another, or elsewhere."""
 
     def on_lost(self, worker: SupervisedWorker) -> None:
         """``worker`` could not be restarted; if no other can run either, fail what waits and refuse new requests."""
@@ -176,15 +206,30 @@ class Dispatcher:
             if not worker.ready:
                 self._free.popleft()
                 continue
-            taken = self._scheduler.take(monotonic_ns())
-            if not taken.batch:
-                if taken.wake_at:
-                    self._timer = self._loop.call_later(max(taken.wake_at - monotonic_ns(), 0) / 1e9, self._dispatch)
+            if not self._run_on(worker):
                 break
-            self._free.popleft()
+
+    def _run_on(self, worker: SupervisedWorker) -> list[InferRequest]:
+        """Give ``worker``, which is free, the batch that is to run now; empty if there is none yet."""
+        taken = self._scheduler.take(monotonic_ns())
+        if taken.batch:
+            self._free.remove(worker)
             worker.execute(taken.batch, partial(self._done, worker))
+        elif taken.wake_at:
+            self._timer = self._loop.call_later(max(taken.wake_at - monotonic_ns(), 0) / 1e9, self._dispatch)
+        return taken.batch
 
     def _done(self, worker: SupervisedWorker, execution: Execution) -> None:
+        self._record(worker, execution)
+        for request in execution.rescheduled:
+            self._refuse_to_reschedule(request)
+        if worker.ready and worker in self._workers:
+            self._free.append(worker)
+            if len(self._queue):
+                self._dispatch()
+
+    def _record(self, worker: SupervisedWorker, execution: Execution) -> None:
+        """Count an execution."""
         size = sum(request.batch_size for request in execution.requests)
         self._statistics.record_execution(size, *execution.times)
         if logs.current().log_verbose_level > 1:
@@ -193,10 +238,11 @@ class Dispatcher:
             logs.verbose(2, text, worker.name, len(execution.requests), size, *ran)
         if execution.work:
             self._statistics.record_work(execution.work)
-        if worker.ready and worker in self._workers:
-            self._free.append(worker)
-            if len(self._queue):
-                self._dispatch()
+
+    def _refuse_to_reschedule(self, request: InferRequest) -> None:
+        """Fail a request that its model wants once more, which only the requests of iterative sequences may be."""
+        LOG.error("failed to release a request of model '%s': %s", self._statistics.name, _NOT_ITERATIVE)
+        request.fail(internal(_NOT_ITERATIVE))
 
     def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
         """Count a response that a response sender gave, by its index in its request."""

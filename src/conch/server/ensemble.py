@@ -28,6 +28,15 @@ class EnsembleExecutor:
         """An ensemble has none of its own."""
         return ()
 
+    @property
+    def sequences(self) -> int:
+        """Its members have the sequences."""
+        return 0
+
+    def continues(self, request: InferRequest) -> bool:
+        """None of its requests is taken when the server stops."""
+        return False
+
     def submit(self, request: InferRequest) -> None:
         request.times.queued = monotonic_ns()
         self._ensemble.run(request)

@@ -17,7 +17,7 @@ from conch.repository.scan import ModelRepository
 from conch.server.loading import Loader
 from conch.server.operation import LoadOperation, NameLocks, RunningLoads
 from conch.server.rollout import Rollout
-from conch.server.states import ModelTable, State
+from conch.server.states import ModelTable, State, ambiguous
 
 LOG = logging.getLogger("conch")
 
@@ -36,6 +36,7 @@ class Lifecycle:
         self._locks = NameLocks()
         self._loading = RunningLoads()
         self._unloading: set[asyncio.Task[None]] = set()
+        self._finishing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def load_all(self, names: Iterable[str]) -> dict[str, ConchError]:
@@ -51,16 +52,43 @@ class Lifecycle:
             elif isinstance(result, BaseException):
                 raise result
         self._revalidate(names)
+        await self._restore(names)
         return failed
 
     async def load(self, name: str, override: Override | None = None) -> None:
         """Load or reload one model and, for an ensemble, the members that are not there yet.
 
-        Raises the reason; what served before serves on.
+        Raises the reason; what served before serves on.  All of it goes on when the caller is cancelled.
         """
         self._refuse_if_closed()
+        task = asyncio.get_running_loop().create_task(self._load(name, override))
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+        await asyncio.shield(task)
+
+    async def _load(self, name: str, override: Override | None) -> None:
         await self._operation(frozenset([name]), override).load(name)
         self._revalidate([name])
+        await self._restore([name])
+
+    async def load_named(self, name: str, override: Override | None = None) -> None:
+        """Load the model of a name, or in several repositories all models of that name; raises as :meth:`load` does.
+
+        Raises INVALID_ARG for an override that several models would get.
+        """
+        if not self._table.naming:
+            await self.load(name, override)
+            return
+        keys = await asyncio.to_thread(self._repository.keys, name) or self._table.keys(name) or [name]
+        if override and len(keys) > 1:
+            raise ambiguous(name, len(keys))
+        for key in keys:
+            await self.load(key, override)
+
+    async def unload_named(self, name: str, dependents: bool = False) -> None:
+        """Stop serving all models of a name."""
+        for key in self._table.keys(name) or [name]:
+            await self.unload(key, dependents)
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         """Stop serving a model; returns while its last requests still run.  A load of it is given up.
@@ -89,7 +117,7 @@ class Lifecycle:
     async def close(self) -> None:
         """Give up what is being loaded, and accept no further loads; the models that serve are left as they are."""
         self._closed = True
-        tasks = [*self._loading.give_up("the server is stopping"), *self._unloading]
+        tasks = [*self._loading.give_up("the server is stopping"), *self._unloading, *self._finishing]
         for task in self._unloading:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -118,7 +146,7 @@ class Lifecycle:
         )
 
     def _revalidate(self, changed: Iterable[str]) -> None:
-        """Load ensembles again whose members have changed; those that do not fit any more stop serving."""
+        """Look at the ensembles whose members have changed; those that do not fit any more stop serving."""
         names = set(changed)
         for ensemble in list(self._table.models.values()):
             if ensemble.name in names or not ensemble.members & names or not ensemble.models():
@@ -128,9 +156,20 @@ class Lifecycle:
                 if version_state.state is not State.READY or model is None:
                     continue
                 try:
-                    self._loader.check_ensemble(model.config, self._rollout.members_of(model.config))
+                    self._loader.check_ensemble(model.config, self._rollout.members_of(model.config, model.steps))
                 except ConchError as error:
                     LOG.error("failed to load '%s' version %d: %s", ensemble.name, version, error.status)
                     self._rollout.end(model, None)
                     version_state.make_unavailable(error.status)
                     self._revalidate([ensemble.name])
+
+    async def _restore(self, loaded: Iterable[str]) -> None:
+        """Have ensembles serve again that had lost members, now that all are back; not those that were unloaded."""
+        names = set(loaded)
+        for ensemble in list(self._table.models.values()):
+            if not ensemble.members & names or not ensemble.is_disabled:
+                continue
+            async with self._locks.of(ensemble.name):
+                restored = ensemble.is_disabled and await self._rollout.restore(ensemble)
+            if restored:
+                await self._restore([ensemble.name])

@@ -12,23 +12,44 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from conch.backends.table import backend_of
-from conch.config.complete import complete, complete_ensemble, merge_completion
+from conch.backends.table import BACKENDS, backend_of
+from conch.caching.cache import ResponseCache
+from conch.config.complete import complete_ensemble, merge_completion
 from conch.config.effects import ineffective_problems
-from conch.config.schema import ModelConfig, copied
+from conch.config.problem import refuse
+from conch.config.schema import ModelConfig, copied, implementation
 from conch.config.signature import first_response_buckets, parameters, signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load
+from conch.config.validate_scheduling import response_cache_problems
+from conch.repository.backends import BackendPlaces
+from conch.repository.identity import identity_of
+from conch.repository.naming import qualified
 from conch.repository.scan import ModelFiles
-from conch.schedulers.ensemble import Ensemble, Member, Step
+from conch.schedulers.ensemble import Ensemble, Step
+from conch.schedulers.ordering import InOrder
+from conch.schedulers.rate_limiter import InstanceRateLimiter
+from conch.schedulers.sequences.scheduler import SequenceScheduler
+from conch.schedulers.sequences.states import StateTensor
+from conch.server.caching import CachedExecutor, repeats_of, uncached
 from conch.server.dispatch import Dispatcher
 from conch.server.ensemble import EnsembleExecutor
 from conch.server.gathering import gather_all
-from conch.server.model import Model
+from conch.server.initial_states import read_states
+from conch.server.limited import (
+    LimitedDispatcher,
+    LimitedGenerationDispatcher,
+    LimitedSequenceDispatcher,
+    LimitsResources,
+)
+from conch.server.model import Executor, Model, origins_of
+from conch.server.origins import MembersArea, joint_identity
 from conch.server.places import LeavePlace
+from conch.server.resources import is_limited
 from conch.server.scheduling import make_scheduler, preserves_ordering
+from conch.server.sequences import SequenceDispatcher
 from conch.server.starting import WorkerPlacement, WorkerStarter, placements_of
 from conch.server.worker import SupervisedWorker
-from conch.settings import Settings
+from conch.settings import Settings, by_scope
 from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments
@@ -53,21 +74,23 @@ class Loader:
     ``find_member`` reaches a loaded model for a step of an ensemble; ``new_statistics`` makes the
     counters of a version as the metrics settings want them; ``models`` takes the calls of models; ``new_process`` makes
     a worker process by its name, and by what spawns it unless that is the usual way, which is not started yet;
-    ``templates`` fork workers, if there are any.
+    ``templates`` fork workers, if there are any; ``cache`` keeps responses of the models that enable it.
     """
 
     def __init__(
         self,
         settings: Settings,
         gpus: tuple[int, ...],
-        find_member: Callable[[str, int], Member],
+        find_member: Callable[[str, int], Model],
         new_statistics: NewStatistics,
         models: BlsServer | None = None,
         environments: Environments | None = None,
         new_process: Callable[..., WorkerProcess] = WorkerProcess,
         templates: Templates | None = None,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._settings = settings
+        self._backends = BackendPlaces.beginning_with(settings.backend_directory)
         self._gpus = gpus
         self._find_member = find_member
         self._new_statistics = new_statistics
@@ -75,6 +98,8 @@ class Loader:
         self._environments = environments or Environments()
         self._new_process = new_process
         self._templates = templates
+        self._cache = cache
+        self._limiter = InstanceRateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None
 
     def configure(self, files: ModelFiles) -> ModelConfig:
         """The configuration before any backend has looked at the model.
@@ -82,10 +107,12 @@ class Loader:
         Raises INVALID_ARG for a name that is not the directory's and for a model without a backend.
         """
         check_directory_name(files.config, files.name)
-        config = complete(files.config, files.name, files.artefacts, gpus=self._gpus)
+        config = files.completed(self._gpus)
         validate(config)
         for problem in ineffective_problems(config):
             LOG.warning("model '%s': %s", config.name, problem.message)
+        if config.response_cache.enable and self._cache is None:
+            LOG.warning("model '%s' enables the response cache; the server has none (--cache-config)", config.name)
         return config
 
     async def load(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> Model:
@@ -93,8 +120,10 @@ class Loader:
 
         ``on_stalled`` is called while a worker stands still.
         """
-        LOG.info("loading: %s:%d", files.name, version)
+        LOG.info("loading: %s:%d", files.key, version)
         begun = monotonic_ns()
+        if config.runtime or config.backend not in BACKENDS:
+            await asyncio.to_thread(self._backends.check, config, files.directory, version)
         starter = self._starter(files, version, config, on_stalled)
         first: WorkerProcess | None = None
         if self._settings.disable_auto_complete_config:
@@ -112,9 +141,15 @@ class Loader:
                 decoupled=starter.config.model_transaction_policy.decoupled,
                 buckets=first_response_buckets(starter.config),
             )
-            dispatcher = self._dispatcher(starter.config, version, statistics)
+            states = await asyncio.to_thread(read_states, starter.config, files.directory)
+            dispatcher = self._dispatcher(starter.config, version, statistics, states)
+            identity = await self._identity(files, version, starter.config)
+            executor = self._behind_cache(dispatcher, identity, version, starter.config, statistics, files.namespace)
             labels = await asyncio.to_thread(files.labels)
-            model = Model(starter.config, version, dispatcher, statistics, labels)
+            model = Model(
+                starter.config, version, executor, statistics, labels, namespace=files.namespace, identity=identity
+            )
+            model.repeats = repeats_of(executor)
             await self._add_workers(dispatcher, starter, self._placements(starter.config), first)
         except BaseException:
             if first is not None:
@@ -130,51 +165,130 @@ class Loader:
         changed.instance_group.extend(config.instance_group)
         changed.version_policy.CopyFrom(config.version_policy)
         validate_load(changed, self._gpus)
-        dispatcher = model.executor
+        dispatcher = uncached(model.executor)
         assert isinstance(dispatcher, Dispatcher)
         wanted = self._placements(changed)
         new = [placement for placement in wanted if placement not in dispatcher.placements()]
         await self._add_workers(dispatcher, self._starter(files, model.version, changed, on_stalled), new)
         dispatcher.keep(wanted)
         model.reconfigure(changed)
+        await dispatcher.finish_retiring()
         model.tell(dispatcher.runs_with)
 
     async def load_ensemble(
-        self, files: ModelFiles, version: int, config: ModelConfig, find_members: Callable[[], Mapping[str, Model]]
+        self,
+        files: ModelFiles,
+        version: int,
+        config: ModelConfig,
+        keys: Mapping[str, str],
+        find_members: Callable[[], Mapping[str, Model]],
     ) -> Model:
-        """An ensemble over the loaded models that ``find_members`` returns; it has no process of its own."""
-        LOG.info("loading: %s:%d", files.name, version)
+        """An ensemble over the loaded models that ``find_members`` returns; it has no process of its own.
+
+        ``keys`` are those of its members, by name.
+        """
+        LOG.info("loading: %s:%d", files.key, version)
         begun = monotonic_ns()
         validate_load(config, self._gpus)
         labels = await asyncio.to_thread(files.labels)
+        identity = await self._identity(files, version, config)
         members = find_members()  # nothing is awaited from here on, so that none of them is unloaded
         self.check_ensemble(config, members)
         config = copied(config)
         complete_ensemble(config, [member.config for member in members.values()])
+        refuse(response_cache_problems(config))  # it may be decoupled, by its members
         steps = [
             Step(step.model_name, step.model_version, dict(step.input_map), dict(step.output_map))
             for step in config.ensemble_scheduling.step
         ]
         statistics = self._new_statistics(files.name, version)
-        executor = EnsembleExecutor(Ensemble(signature(config, version), steps, self._find_member))
+        limit = config.ensemble_scheduling.max_inflight_requests
+        find = self._find_by(keys)
+        executor = EnsembleExecutor(Ensemble(signature(config, version), steps, find, limit))
         statistics.load_ns = monotonic_ns() - begun
-        return Model(config, version, executor, statistics, {**_inherited_labels(steps, members), **labels})
+
+        def members_now() -> list[Model]:
+            return [find(step.model, step.version) for step in steps]
+
+        cached = self._behind_cache(
+            executor, identity, version, config, statistics, files.namespace, lambda: origins_of(members_now())
+        )
+        labels = {**_inherited_labels(steps, members), **labels}
+        model = Model(
+            config, version, cached, statistics, labels,
+            namespace=files.namespace, steps=keys, members=members_now, identity=identity,
+        )  # fmt: skip
+        model.repeats = repeats_of(cached)
+        return model
+
+    def _find_by(self, keys: Mapping[str, str]) -> Callable[[str, int], Model]:
+        """What finds the members of an ensemble by their names."""
+        if all(name == key for name, key in keys.items()):
+            return self._find_member
+        return lambda name, version: self._find_member(keys[name], version)
 
     def check_ensemble(self, config: ModelConfig, members: Mapping[str, Model]) -> None:
         """Raise INVALID_ARG unless the steps of an ensemble fit the models that they name."""
         validate_ensemble(config, {name: member.config for name, member in members.items()})
 
-    def _dispatcher(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> Dispatcher:
-        scheduler = make_scheduler(config, signature(config, version), self._settings.max_pending_requests)
-        return Dispatcher(
+    def _dispatcher(
+        self, config: ModelConfig, version: int, statistics: ModelStatistics, states: tuple[StateTensor, ...]
+    ) -> Dispatcher:
+        limit = self._settings.max_pending_requests
+        scheduler = make_scheduler(config, signature(config, version), limit, states)
+        backend = backend_of(implementation(config), parameters(config))
+        limiter = self._limiter if is_limited(config) else None
+        if isinstance(scheduler, SequenceScheduler):
+            if limiter is not None:
+                return LimitedSequenceDispatcher(scheduler, statistics, limiter=limiter)
+            return SequenceDispatcher(scheduler, statistics)
+        make: Callable[..., Dispatcher] = Dispatcher
+        if limiter is not None:
+            limited = LimitedGenerationDispatcher if backend.generates else LimitedDispatcher
+            make = partial(limited, limiter=limiter)
+        return make(
             scheduler,
             statistics,
-            preserve_ordering=preserves_ordering(config),
-            prepares=backend_of(config.backend, parameters(config)).prepares,
+            preserve_ordering=preserves_ordering(config) and self._cache_of(config) is None,
+            prepares=backend.prepares,
         )
 
+    def _cache_of(self, config: ModelConfig) -> ResponseCache | None:
+        """The cache, for a model that enables it."""
+        return self._cache if config.response_cache.enable else None
+
+    async def _identity(self, files: ModelFiles, version: int, config: ModelConfig) -> bytes:
+        """What the version answers from, for a cache that outlives it; empty where there is none.
+
+        A model that does not use the cache has one too, as it may be a member of an ensemble that does.
+        """
+        if self._cache is None or not self._cache.lasting:
+            return b""
+        places = [files.directory, *([files.backend_directory] if files.backend_directory else [])]
+        return await asyncio.to_thread(identity_of, places, version, without_placement(config))
+
+    def _behind_cache(
+        self,
+        executor: Executor,
+        identity: bytes,
+        version: int,
+        config: ModelConfig,
+        statistics: ModelStatistics,
+        namespace: str,
+        origins: Callable[[], Sequence[Model]] = tuple,
+    ) -> Executor:
+        """The executor of a version as it is, or behind the cache where the configuration enables it."""
+        cache, key = self._cache_of(config), qualified(namespace, config.name)
+        if cache is None:
+            return executor
+        area = MembersArea(origins, lambda found: cache.area(key, version, joint_identity(identity, found)))
+        return CachedExecutor(executor, area, statistics, InOrder() if preserves_ordering(config) else None)
+
     def _starter(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> WorkerStarter:
-        settings = {one.key: one.value for one in self._settings.backend_config if one.scope in ("", config.backend)}
+        scopes = by_scope(self._settings.backend_config)
+        settings: dict[str, str] = {}
+        for scope in ("", implementation(config), config.backend):
+            settings |= scopes.get(scope, {})
         new_process, templates = self._new_process, self._templates
         if self._debugs(config):
             new_process, templates = partial(WorkerProcess, spawn=spawn_at_terminal), None
@@ -207,9 +321,17 @@ class Loader:
         first: WorkerProcess | None = None,
     ) -> None:
         """Start a worker at each placement, all or none; ``first`` has been started and takes the first of them."""
-        processes = await _all_or_none(
-            starter.launch(placement, None if index else first) for index, placement in enumerate(placements)
-        )
+        limited = dispatcher if isinstance(dispatcher, LimitsResources) else None
+        if limited is not None:
+            limited.reserve(starter.config, placements)
+        try:
+            processes = await _all_or_none(
+                starter.launch(placement, None if index else first) for index, placement in enumerate(placements)
+            )
+        except BaseException:
+            if limited is not None:
+                limited.give_up(placements)
+            raise
         for placement, process in zip(placements, processes, strict=True):
             worker = SupervisedWorker(placement, starter.launch, dispatcher)
             dispatcher.add(worker)

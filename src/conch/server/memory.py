@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Final
 
 from conch.backends.table import BACKENDS
-from conch.config.schema import ModelConfig, is_ensemble
+from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
 from conch.errors import ConchError, unavailable
 from conch.repository.scan import ModelFiles
@@ -103,7 +103,7 @@ class MemoryLedger:
         libraries for each placement, and the weights' files once on each device.  KV caches and what the model
         allocates while it runs are not in it.
         """
-        model_state = self._table.models.get(files.name)
+        model_state = self._table.models.get(files.key)
         known = model_state.memory if model_state is not None else {}
         estimates = []
         for version in versions:
@@ -119,7 +119,8 @@ class MemoryLedger:
         system could free, files mapped by other models included.  Models of the backend ``python`` read their files as
         they like, and are never refused.
         """
-        if not self._checks or is_ensemble(config) or config.backend == "python" or config.backend not in BACKENDS:
+        runs_on = implementation(config)
+        if not self._checks or is_ensemble(config) or runs_on == "python" or runs_on not in BACKENDS:
             return
         weights = await asyncio.to_thread(_weights, files, version, config)
         if not weights.least:
@@ -170,10 +171,10 @@ class MemoryLedger:
             self._refreshing = None
 
     async def _estimate(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelMemory:
-        if is_ensemble(config) or config.backend not in BACKENDS:
+        if is_ensemble(config) or implementation(config) not in BACKENDS:
             return ModelMemory()
         weights = await asyncio.to_thread(_weights, files, version, config)
-        worker = self._worker_bytes(config.backend)
+        worker = self._worker_bytes(implementation(config))
         placements = list(placements_of(config))
         gpus = {placement.device: weights.size for placement in placements if placement.kind == "GPU"}
         # A configuration that nothing has completed yet may have no instance groups: one worker then.
@@ -192,13 +193,13 @@ class MemoryLedger:
         seen = []
         for model in self._table.loaded():
             memory, workers = model.statistics.memory, len(model.executor.processes)
-            if model.config.backend == backend and workers and memory.workers:
+            if implementation(model.config) == backend and workers and memory.workers:
                 weights = 0 if memory.gpus else memory.weights * workers
                 seen.append(max(0, memory.workers - weights) // workers)
         return median_low(seen) if seen else _WORKER_BYTES.get(backend, _OTHER_WORKER_BYTES)
 
     def _remember(self, model: Model) -> None:
-        model_state = self._table.models.get(model.name)
+        model_state = self._table.models.get(model.key)
         if model_state is not None:
             model_state.memory[model.version] = model.statistics.memory
 

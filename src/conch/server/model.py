@@ -7,20 +7,23 @@ business: a dispatcher with instances, or an ensemble.  Lives on the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from conch import logs
 from conch.backends.table import BACKENDS, Backend, backend_of
 from conch.config import render
-from conch.config.schema import ModelConfig, datatype
+from conch.config.schema import ModelConfig, datatype, implementation
 from conch.config.signature import full_shape, parameters, platform
 from conch.config.signature import signature as make_signature
 from conch.errors import Code, ConchError, unavailable
 from conch.inference import InferRequest, InferResponse, ModelSignature
+from conch.repository.naming import qualified
+from conch.server.repeats import RepeatedMessages
 from conch.server.request_parameters import CheckParameters
 from conch.server.runs_with import RunsWith, shown
 from conch.telemetry.statistics import FailureReason, ModelStatistics
@@ -28,6 +31,10 @@ from conch.tensors import WireTensor
 from conch.validation import validate_request
 from conch.workers.host.process import WorkerProcess
 
+_serial = count(1)
+
+#: How often it is looked whether the sequences of a model that stops have ended (s).
+SEQUENCE_LOOK_SECONDS: Final = 0.1
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 
 
@@ -39,6 +46,13 @@ class Executor(Protocol):
 
     @property
     def processes(self) -> Sequence[WorkerProcess]: ...
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences are under way."""
+
+    def continues(self, request: InferRequest) -> bool:
+        """Whether a request belongs to a sequence that is under way."""
 
     def submit(self, request: InferRequest) -> None: ...
 
@@ -52,7 +66,10 @@ class Executor(Protocol):
 
 
 class Model:
-    """A model version that has been loaded.
+    """A model version that has been loaded; ``namespace`` is its repository, where names may be ambiguous.
+
+    ``steps`` has the keys of an ensemble's members, by name; ``members`` finds those that its steps would use now.
+    ``identity`` is a digest of what this version itself answers from, for a cache that may outlive it.
 
     ``config`` is the effective configuration, ``shown_config`` the one that clients are shown.  ``stopping`` refuses
     requests from outside while steps of ensembles that are under way may still come.
@@ -65,16 +82,31 @@ class Model:
         executor: Executor,
         statistics: ModelStatistics,
         labels: Mapping[str, Sequence[str]],
+        *,
+        namespace: str = "",
+        steps: Mapping[str, str] | None = None,
+        members: Callable[[], Sequence[Model]] = tuple,
+        identity: bytes = b"",
     ) -> None:
+        #: Tells every load of every version from all others.
+        self.serial = next(_serial)
+        self.identity = identity
+        self._members = members
         self.name: str = config.name
+        self.namespace = namespace
+        self.key = qualified(namespace, config.name)
+        self.steps = steps or {step.model_name: step.model_name for step in config.ensemble_scheduling.step}
         self.version = version
         self.config = config
         self.statistics = statistics
         self.tell({})
-        backend = backend_of(config.backend, parameters(config)) if config.backend in BACKENDS else None
+        runs_on = implementation(config)
+        backend = backend_of(runs_on, parameters(config)) if runs_on in BACKENDS else None
         self.signature = _with_ways_of(make_signature(config, version), backend)
         self.executor = executor
         self.stopping = False
+        #: What the loader gives a model whose responses are cached in the server.
+        self.repeats: RepeatedMessages | None = None
         self.in_flight = 0
         #: When its last request ended (ns, monotonic).
         self.last_ended = 0
@@ -90,6 +122,19 @@ class Model:
     def ready(self) -> bool:
         """Whether requests can run right now."""
         return self.executor.ready
+
+    @property
+    def in_use(self) -> bool:
+        """Whether requests are in flight or sequences under way."""
+        return bool(self.in_flight or self.executor.sequences)
+
+    @property
+    def origins(self) -> list[Model]:
+        """The models that its answers come from: itself and all that its steps lead to.
+
+        Raises what finding a model raises.
+        """
+        return [self, *origins_of(self._members())]
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -123,17 +168,26 @@ class Model:
         Raises :class:`ConchError` when it is refused; otherwise it ends exactly once, through
         ``request.respond``.
         """
-        if self.stopping:
-            request.release()
+        if self.stopping and not self.executor.continues(request):
+            _refuse(request)
             raise request.error(STOPPING, Code.UNAVAILABLE)
         self.run_step(request)
+
+    def answer_again(self, message: Hashable) -> object | None:
+        """What was sent in answer to the same message before, if the response cache still has it."""
+        if self.repeats is None or self.stopping or logs.current().log_verbose_level:
+            return None
+        answer = self.repeats.answer_to(message)
+        if answer is not None:
+            self.last_ended = monotonic_ns()
+        return answer
 
     def run_step(self, request: InferRequest) -> None:
         """Accept a request from inside the server, also while the server stops; raises as :meth:`infer` does."""
         try:
             validate_request(self.signature, request)
         except ConchError:
-            request.release()
+            _refuse(request)
             raise
         request.model_version = self.version
         if not request.outputs:
@@ -141,13 +195,16 @@ class Model:
         if self._reshaped:
             self._restore_shapes(request)
         request.on_final = self._ended
+        if request.trace is not None:
+            request.trace.accepted(request, computes=not self._is_ensemble)
         self.in_flight += 1
         try:
             self.executor.submit(request)
-        except ConchError:
-            request.release()
+        except ConchError as error:
+            _refuse(request)
             self._left()
-            self.statistics.record_failure(FailureReason.REJECTED, monotonic_ns() - request.times.arrived)
+            if error.code is not Code.INVALID_ARG:  # the client's fault, as what validation refuses
+                self.statistics.record_failure(FailureReason.REJECTED, monotonic_ns() - request.times.arrived)
             raise
 
     @contextmanager
@@ -170,6 +227,14 @@ class Model:
             return False
         return True
 
+    async def drain(self, seconds: float | None = None) -> None:
+        """Wait until nothing is in flight and no sequence is under way, for ``seconds`` at most."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        await self.finish(seconds)
+        while self.executor.sequences and (seconds is None or loop.time() < begun + seconds):
+            await asyncio.sleep(SEQUENCE_LOOK_SECONDS)
+
     def abandon(self) -> None:
         """Fail the requests that run or wait."""
         self.stopping = True
@@ -187,7 +252,9 @@ class Model:
         self.last_ended = now = monotonic_ns()
         self._left()
         given_up = request.cancelled and response.error is not None and response.error.code is Code.CANCELLED
-        if response.error is None or (request.answered and not given_up):
+        if times.lookup:
+            self.statistics.record_cache_hit(times.lookup, times.lookup, now - times.arrived)
+        elif response.error is None or (request.answered and not given_up):
             started = times.started or now
             self.statistics.record_success(
                 request.batch_size,
@@ -254,6 +321,18 @@ class Model:
         variable = iter([given for given, dim in zip(shape, spec.reshape, strict=False) if dim == -1])
         dims = tuple(next(variable, -1) if dim == -1 else dim for dim in spec.dims)
         return WireTensor(tensor.name, tensor.datatype, (*tensor.shape[:1], *dims) if batched else dims, tensor.data)
+
+
+def origins_of(members: Iterable[Model]) -> list[Model]:
+    """The models that the answers of an ensemble with these members come from."""
+    return [origin for member in members for origin in member.origins]
+
+
+def _refuse(request: InferRequest) -> None:
+    """Let go of a request that is refused with an error."""
+    request.release()
+    if request.trace is not None:
+        request.trace.refused()
 
 
 def _with_ways_of(signature: ModelSignature, backend: Backend | None) -> ModelSignature:

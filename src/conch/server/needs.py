@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from conch.config.complete import complete
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError
 from conch.repository.errors import NotFoundError
@@ -56,7 +55,7 @@ class LoadNeeds:
         members = _members(files.config)
         if members:
             return Need(Room(), members)
-        config = complete(files.config, files.name, files.artefacts, gpus=self._gpus)
+        config = files.completed(self._gpus)
         versions = select_versions(config, files.versions).versions
         memory = await self._ledger.expected(files, versions, config)
         return Need(Room(models=1, memory=memory.host))

@@ -197,7 +197,7 @@ class OnDemand:
     # Called by the state machine
 
     def busy(self, name: str) -> bool:
-        return any(model.in_flight for model in self._models(name))
+        return any(model.in_use for model in self._models(name))
 
     def last_used(self, name: str) -> float:
         return max((model.last_ended / 1e9 for model in self._models(name)), default=0.0)
@@ -259,12 +259,12 @@ class OnDemand:
         if self._watch is not None or not self.residency.blocked or self._closed:
             return
         loaded = (name for name in self.residency.residents(Phase.LOADED) if name not in self.residency.pinned)
-        busy = [model for name in loaded for model in self._models(name) if model.in_flight]
+        busy = [model for name in loaded for model in self._models(name) if model.in_use]
         if busy:
             self._watch = self._loop.create_task(self._wait_for_idle(busy))
 
     async def _wait_for_idle(self, busy: list[Model]) -> None:
-        waiting = [self._loop.create_task(model.finish()) for model in busy]
+        waiting = [self._loop.create_task(model.drain()) for model in busy]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from conch.config.schema import ModelConfig, is_ensemble
@@ -132,16 +133,16 @@ class LoadOperation:
                 versions = model_state.models() if model_state is not None else []
                 known = [written, *([serving] if serving else []), *(model.config for model in versions)]
                 check_same_code(config, known)
-            await self._load_members(name, config)
+            steps = await self._load_members(name, config)
             if is_ensemble(config):
-                self._check_members(config)
+                self._check_members(config, steps)
             if model_state is None:
-                model_state = ModelState(name, config=config, wanted=name in self._wanted)
+                model_state = ModelState(name, config=config, wanted=name in self._wanted, steps=steps)
                 self._table.models[name] = model_state
                 self._table.forget_unloaded(lambda other: self._locks.of(other).locked())
             elif not override and await self._is_unchanged(model_state):
                 return
-            await self._rollout.bring_up(model_state, files, config, uploaded, overridden=bool(override))
+            await self._rollout.bring_up(model_state, files, config, uploaded, bool(override), steps)
         except BaseException as error:
             if uploaded is not None:
                 await asyncio.to_thread(uploaded.close)
@@ -154,29 +155,38 @@ class LoadOperation:
     async def _files(self, name: str, override: Override | None) -> tuple[ModelFiles, UploadedModel | None]:
         if not override:
             return await asyncio.to_thread(self._repository.describe, name), None
+        backends, naming = self._repository.backends, self._repository.naming
+        plain, namespace = naming.name(name), naming.namespace(name)
         if override.files:
-            uploaded = await asyncio.to_thread(UploadedModel, name, override.files)
+            uploaded = await asyncio.to_thread(UploadedModel, plain, override.files)
             try:
-                return await asyncio.to_thread(describe_override, name, uploaded.directory, override.config), uploaded
+                return await asyncio.to_thread(
+                    describe_override, plain, uploaded.directory, override.config, backends, namespace
+                ), uploaded
             except BaseException:
                 await asyncio.to_thread(uploaded.close)
                 raise
         directory = await asyncio.to_thread(self._repository.directory, name)
-        return await asyncio.to_thread(describe_override, name, directory, override.config), None
+        return await asyncio.to_thread(describe_override, plain, directory, override.config, backends, namespace), None
 
-    async def _load_members(self, name: str, config: ModelConfig) -> None:
-        members = {step.model_name for step in config.ensemble_scheduling.step}
+    async def _load_members(self, name: str, config: ModelConfig) -> dict[str, str]:
+        """Load the models that the steps of an ensemble name; returns their keys by name."""
+        if not is_ensemble(config):
+            return {}
+        steps = await asyncio.to_thread(self._repository.members, config, name)
+        members = set(steps.values())
         self._locks.members[name] = members
         cycle = cycle_problem(name, self._locks.members)
         if cycle is not None:
             raise invalid(f"load failed for model '{name}': {cycle.message}\n")
         # What does not load is reported by the ensemble's own validation.
         await asyncio.gather(*(self.load(member) for member in sorted(members)), return_exceptions=True)
+        return steps
 
-    def _check_members(self, config: ModelConfig) -> None:
+    def _check_members(self, config: ModelConfig, steps: Mapping[str, str]) -> None:
         """Refuse an ensemble that does not fit its members; it is then as if it were not there."""
         try:
-            self._loader.check_ensemble(config, self._rollout.members_of(config))
+            self._loader.check_ensemble(config, self._rollout.members_of(config, steps))
         except ConchError as error:
             LOG.error("%s", error.status)
             raise invalid(f"load failed for model '{config.name}': {error.message}\n") from error

@@ -19,6 +19,7 @@ from conch.repository.fingerprint import Fingerprint
 from conch.repository.override import UploadedModel
 from conch.repository.scan import ModelFiles, ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
+from conch.server.caching import uncached
 from conch.server.gathering import gather_all
 from conch.server.loading import Loader, without_placement
 from conch.server.memory import MemoryLedger
@@ -68,8 +69,12 @@ class Rollout:
         config: ModelConfig,
         uploaded: UploadedModel | None,
         overridden: bool,
+        steps: Mapping[str, str],
     ) -> None:
-        """Load the versions that the policy selects, all or none, and swap them in."""
+        """Load the versions that the policy selects, all or none, and swap them in.
+
+        ``steps`` are the keys of an ensemble's members, by name.
+        """
         versions = _selected_versions(files, config)
         for version in versions:
             version_state = model_state.versions.setdefault(version, VersionState(State.LOADING))
@@ -78,10 +83,10 @@ class Rollout:
         fingerprint = None
         if uploaded is None:
             with contextlib.suppress(ConchError, OSError):
-                fingerprint = await asyncio.to_thread(self._repository.fingerprint, files.name)
+                fingerprint = await asyncio.to_thread(self._repository.fingerprint, files.key)
         kept = {} if overridden else self._untouched(model_state, config, fingerprint)
         loaded = await gather_all(
-            (self._load_version(files, version, config, kept.get(version)) for version in versions),
+            (self._load_version(files, version, config, steps, kept.get(version)) for version in versions),
             lambda model: asyncio.sleep(0) if model in kept.values() else model.stop(0),
         )
         models = [result for result in loaded if isinstance(result, Model)]
@@ -96,8 +101,29 @@ class Rollout:
             raise _load_failed(files.name, failed)
         self._swap(model_state, models)
         self._dispose(model_state)
-        model_state.config, model_state.fingerprint = config, fingerprint
+        model_state.config, model_state.steps, model_state.fingerprint = config, steps, fingerprint
         model_state.uploaded, model_state.overridden, model_state.poll_reason = uploaded, overridden, ""
+
+    async def restore(self, ensemble: ModelState) -> bool:
+        """Bring up an ensemble that lost members, unless some are still away; returns whether it serves.
+
+        One whose files a client brought stays as it is: its client loads it again.
+        """
+        if ensemble.config is None or ensemble.uploaded is not None:
+            return False
+        try:
+            self.members_of(ensemble.config, ensemble.steps)
+        except ConchError:
+            return False
+        try:
+            files = await asyncio.to_thread(self._repository.describe, ensemble.name)
+            config = ensemble.config if ensemble.overridden else self._loader.configure(files)
+            steps = await asyncio.to_thread(self._repository.members, config, ensemble.name)
+            await self.bring_up(ensemble, files, config, None, ensemble.overridden, steps)
+        except ConchError as error:
+            LOG.error("failed to load '%s', whose members are back: %s", ensemble.name, error.status)
+            return False
+        return True
 
     def _untouched(
         self, model_state: ModelState, config: ModelConfig, fingerprint: Fingerprint | None
@@ -115,7 +141,9 @@ class Rollout:
             if model_state.fingerprint.same_version(fingerprint, model.version)
         }
 
-    async def _load_version(self, files: ModelFiles, version: int, config: ModelConfig, running: Model | None) -> Model:
+    async def _load_version(
+        self, files: ModelFiles, version: int, config: ModelConfig, steps: Mapping[str, str], running: Model | None
+    ) -> Model:
         async with no_place() if asked_by_model.get() else self._places.take() as leave_place:
             if running is not None:
                 await self._loader.rescale(running, files, config, leave_place)
@@ -125,7 +153,7 @@ class Rollout:
                 try:
                     if is_ensemble(config):
                         return await self._loader.load_ensemble(
-                            files, version, config, partial(self.members_of, config)
+                            files, version, config, steps, partial(self.members_of, config, steps)
                         )
                     model = await self._loader.load(files, version, config, leave_place)
                     try:
@@ -135,20 +163,20 @@ class Rollout:
                         raise
                     return model
                 except ConchError as error:
-                    LOG.error("failed to load '%s' version %d: %s", files.name, version, error.status)
+                    LOG.error("failed to load '%s' version %d: %s", files.key, version, error.status)
                     if attempt == self._retries:
                         raise
         raise AssertionError("unreachable")
 
-    def members_of(self, config: ModelConfig) -> Mapping[str, Model]:
-        """The models of an ensemble's steps, as far as they are known.
+    def members_of(self, config: ModelConfig, steps: Mapping[str, str]) -> Mapping[str, Model]:
+        """The models of an ensemble's steps by name, as far as they are known; ``steps`` are their keys.
 
         Raises INVALID_ARG for one that does not serve, or not in the version that a step asks for.
         """
         known = {
-            step.model_name: self._table.models[step.model_name]
+            step.model_name: self._table.models[steps[step.model_name]]
             for step in config.ensemble_scheduling.step
-            if step.model_name in self._table.models
+            if steps[step.model_name] in self._table.models
         }
         for name, member in known.items():
             if not member.ready_versions():
@@ -158,7 +186,7 @@ class Rollout:
         if problem is not None:
             raise problem
         return {
-            step.model_name: self._table.find(step.model_name, step.model_version)
+            step.model_name: self._table.find(steps[step.model_name], step.model_version)
             for step in config.ensemble_scheduling.step
             if step.model_name in known
         }
@@ -191,7 +219,10 @@ class Rollout:
                 continue
             if previous is not None:
                 self.end(previous, None)
-            self._registry.register(model.statistics, tags=dict(model.config.metric_tags))
+            cached = uncached(model.executor) is not model.executor
+            self._registry.register(
+                model.statistics, tags=dict(model.config.metric_tags), namespace=model.namespace, cached=cached
+            )
         LOG.info("successfully loaded '%s'", model_state.name)
 
     def retire_all(self, model_state: ModelState) -> None:
@@ -225,12 +256,12 @@ class Rollout:
                 "(--unload-timeout-secs)", model.name, model.version, self._unload_seconds,
             )  # fmt: skip
             await model.stop(0)
-        self._registry.unregister(model.statistics)
+        self._registry.unregister(model.statistics, namespace=model.namespace)
         await model.stop()
         self._ledger.note_ended(model)
         if version_state is not None and version_state.model is model:
             version_state.make_unavailable(UNLOADED)
-            LOG.info("successfully unloaded '%s' version %d", model.name, model.version)
+            LOG.info("successfully unloaded '%s' version %d", model.key, model.version)
 
     async def finish(self, seconds: float) -> bool:
         """Wait until everything that was replaced or unloaded has ended; False, and by force, after ``seconds``."""
@@ -249,7 +280,7 @@ class Rollout:
 
     async def retired(self, name: str) -> None:
         """Wait until what has been replaced or unloaded of a model so far has ended."""
-        retiring = [task for task, model in self._retiring.items() if model.name == name]
+        retiring = [task for task, model in self._retiring.items() if model.key == name]
         if retiring:
             await asyncio.wait(retiring)
 

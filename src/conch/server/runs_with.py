@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from conch.config.complete import RUNS_WITH
-from conch.config.schema import ModelConfig, copied
+from conch.config.schema import ModelConfig, copied, implementation
 
 #: Of a model or of one of its workers, by name: ``engine``, ``precision`` …; numbers as texts.
 RunsWith = Mapping[str, str]
@@ -31,7 +31,7 @@ def merged(workers: Iterable[RunsWith]) -> dict[str, str]:
 
 def shown(config: ModelConfig, facts: RunsWith) -> ModelConfig:
     """``config`` as clients see it.  That of a Python model is shown as Triton shows it."""
-    if not facts or config.backend == "python":
+    if not facts or implementation(config) == "python":
         return config
     described = copied(config)
     for name, value in facts.items():

@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, Final
 
-from conch.backends.table import backend_of
-from conch.config.schema import InstanceGroup, ModelConfig, scheduler
+from conch.backends.table import Backend, backend_of
+from conch.config.schema import InstanceGroup, ModelConfig, implementation, scheduler
 from conch.config.signature import parameters
 from conch.errors import invalid, unsupported
 from conch.inference import ModelSignature
 from conch.lengths import CPU_TOKENS, GPU_TOKENS
-from conch.schedulers.batching import DirectScheduler, DynamicBatcher, Scheduler
+from conch.schedulers.batching import DirectScheduler, DynamicBatcher, HeldScheduler, Scheduler
 from conch.schedulers.queue import QueuePolicy, RequestQueue
+from conch.schedulers.sequences.controls import ControlInputs
+from conch.schedulers.sequences.policy import sequence_policy
+from conch.schedulers.sequences.scheduler import SequenceScheduler
+from conch.schedulers.sequences.states import StateKeeper, StateTensor
 from conch.schedulers.tokens import TokenBatcher
 
+#: How many requests have to wait for a model before its batcher begins; for tests, as in Triton.
+DELAY_SCHEDULER: Final = "TRITONSERVER_DELAY_SCHEDULER"
 
-def make_scheduler(config: ModelConfig, signature: ModelSignature, limit: int) -> Scheduler:
+
+def make_scheduler(
+    config: ModelConfig, signature: ModelSignature, limit: int, states: tuple[StateTensor, ...] = ()
+) -> Scheduler:
     """The scheduler for one version; ``limit`` bounds its queue where the configuration does not.
 
-    Raises UNSUPPORTED for a kind of scheduling that this server does not have.
+    ``states`` are those of a model that takes sequences.  Raises UNSUPPORTED for a backend that takes none.
     """
     kind = scheduler(config)
-    backend = backend_of(config.backend, parameters(config))
+    backend = backend_of(implementation(config), parameters(config))
     if kind == "sequence_batching":
-        raise unsupported(f"model '{config.name}' asks for sequence batching, which this server does not have yet")
+        if not takes_sequences(backend):
+            raise unsupported(no_sequences(config))
+        return SequenceScheduler(
+            sequence_policy(
+                config,
+                limit=limit,
+                hold=_held(DELAY_SCHEDULER),
+                hold_backlog=_held("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"),
+            ),
+            signature,
+            ControlInputs(config.sequence_batching, batched=config.max_batch_size > 0),
+            StateKeeper(states),
+        )
     if kind != "dynamic_batching" or (config.max_batch_size < 1 and not backend.generates):
         return DirectScheduler(RequestQueue(limit=limit))
+    batcher = _make_batcher(config, signature, limit, backend)
+    held = _held(DELAY_SCHEDULER)
+    return HeldScheduler(batcher, held) if held else batcher
+
+
+def _make_batcher(config: ModelConfig, signature: ModelSignature, limit: int, backend: Backend) -> Scheduler:
     batching = config.dynamic_batching
     queue = RequestQueue(
         _policy(batching.default_queue_policy),
@@ -50,6 +78,25 @@ def make_scheduler(config: ModelConfig, signature: ModelSignature, limit: int) -
         preferred=tuple(batching.preferred_batch_size),
         max_delay_us=batching.max_queue_delay_microseconds,
     )
+
+
+def takes_sequences(backend: Backend) -> bool:
+    """Whether the requests of a backend's models may belong to sequences; those for checkpoints stand alone."""
+    return not (backend.prepares or backend.generates)
+
+
+def no_sequences(config: ModelConfig) -> str:
+    """Why a model that asks for sequences does not load."""
+    return (
+        f"model '{config.name}' asks for sequence batching, which backend '{config.backend}' does not have: "
+        "its requests stand alone"
+    )
+
+
+def _held(variable: str) -> int:
+    """How many requests an environment variable of Triton's has schedulers wait for before anything runs."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def preserves_ordering(config: ModelConfig) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,9 +19,8 @@ from typing import Any
 from conch import logs
 from conch.backends.table import BACKENDS
 from conch.config import render
-from conch.config.schema import InstanceGroup, ModelConfig
+from conch.config.schema import InstanceGroup, ModelConfig, implementation
 from conch.config.signature import parameters
-from conch.errors import invalid
 from conch.repository.scan import ModelFiles
 from conch.server.devices import environment_for
 from conch.server.patience import with_stub_timeout
@@ -29,7 +29,7 @@ from conch.server.runs_with import sentence
 from conch.server.warmup import read_samples, warm_up
 from conch.telemetry.processes import resident_bytes
 from conch.workers.host.bls import BlsServer
-from conch.workers.host.environment import Environments
+from conch.workers.host.environment import Environments, activated
 from conch.workers.host.process import WorkerProcess
 from conch.workers.host.templates import TemplateKind, Templates
 
@@ -47,13 +47,15 @@ STALLED_SECONDS = 2.0
 class WorkerPlacement:
     """Where a worker runs: its name, its kind (``CPU``, ``GPU``, ``MODEL``) and, on a GPU, its device.
 
-    ``count`` is how many instances it has, which are its threads; those of a Python model have one each.
+    ``count`` is how many instances it has, which are its threads; those of a Python model have one each.  ``limits`` is
+    what the rate limiter is told of them: with others, they are other instances.
     """
 
     name: str
     kind: str
     device: int = 0
     count: int = 1
+    limits: bytes = b""
 
 
 class WorkerStarter:
@@ -76,11 +78,6 @@ class WorkerStarter:
         templates: Templates | None = None,
         warmup_limit: int = 128 << 20,
     ) -> None:
-        if config.backend not in BACKENDS:
-            raise invalid(
-                f"unable to find backend library for backend '{config.backend}', "
-                "try specifying runtime on the model configuration."
-            )
         self.config = config
         self._files = files
         self._version = version
@@ -201,11 +198,13 @@ class WorkerStarter:
         """The kind of template that forks workers for this model; None if they share nothing."""
         if self._templates is None:
             return None
-        module = BACKENDS[self.config.backend].implementation.partition(":")[0]
+        module = BACKENDS[implementation(self.config)].implementation.partition(":")[0]
         return self._templates.kind_of(await self._python(), environment, module)
 
     async def _python(self) -> str:
         execution_env_path = parameters(self.config).get("EXECUTION_ENV_PATH", "")
+        if not execution_env_path and self._files.backend_directory is not None:
+            execution_env_path = await asyncio.to_thread(self._files.backend_environment)
         return await self._environments.python(execution_env_path, self._files.directory)
 
     async def _start(self, name: str, environment: dict[str, str], kind: TemplateKind | None = None) -> WorkerProcess:
@@ -214,6 +213,8 @@ class WorkerStarter:
         It is forked from a template of ``kind``, if there can be one.
         """
         python = await self._python()
+        if python != sys.executable:
+            environment = await asyncio.to_thread(activated, environment, python)
         spawn = None
         if kind is not None and self._templates is not None:
             spawn = await self._templates.fork(kind, environment)
@@ -221,10 +222,11 @@ class WorkerStarter:
         worker.said = self._said
         worker.model = self._files.name
         worker.loading = True
-        if self.config.backend == "python":
+        worker.reschedules = self.config.sequence_batching.iterative_sequence
+        if implementation(self.config) == "python":
             worker.patience = with_stub_timeout(worker.patience, self._backend_config.get("stub-timeout-seconds"))
         if self._models is not None:
-            worker.serve_bls(self._models, self._files.name)
+            worker.calls.serve_bls(self._models, self._files.name)
         frame = init_frame(self._files, self._version, self.config, self._backend_config)
         worker.start(frame, python=python, environment=environment)
         return worker
@@ -235,7 +237,7 @@ def init_frame(
 ) -> dict[str, Any]:
     """The first frame of a worker: what its backend needs to know of a model version."""
     return {
-        "backend": BACKENDS[config.backend].implementation,
+        "backend": BACKENDS[implementation(config)].implementation,
         "backend_config": dict(backend_config or {}),
         "model": {
             "name": files.name,
@@ -243,6 +245,7 @@ def init_frame(
             "directory": str(files.directory),
             "version_directory": str(files.version_directory(version)),
             "filename": config.default_model_filename,
+            "backend_directory": str(files.backend_directory or ""),
         },
         "config": render.to_json(config),
         "log": log_levels(),
@@ -256,22 +259,24 @@ def instance_fields(placement: WorkerPlacement) -> dict[str, Any]:
 
 def placements_of(config: ModelConfig) -> Iterator[WorkerPlacement]:
     """Yield the placement of each worker, in the order of the configuration."""
-    instances = list(_instances_of(config))
-    if not BACKENDS[config.backend].shared:
+    instances = [placement for _, placement in instances_of(config)]
+    if not BACKENDS[implementation(config)].shared:
         yield from instances
         return
     for kind, device in dict.fromkeys((placement.kind, placement.device) for placement in instances):
         there = [placement for placement in instances if (placement.kind, placement.device) == (kind, device)]
-        yield replace(there[0], count=len(there))
+        yield replace(there[0], count=len(there), limits=b"".join(placement.limits for placement in there))
 
 
-def _instances_of(config: ModelConfig) -> Iterator[WorkerPlacement]:
+def instances_of(config: ModelConfig) -> Iterator[tuple[InstanceGroup, WorkerPlacement]]:
+    """Yield each instance: the group that it belongs to, and where it would run alone."""
     for group in config.instance_group:
         kind = InstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
+        limits = group.rate_limiter.SerializeToString(deterministic=True)
         number = 0
         for device in group.gpus if kind == "GPU" else [0]:
             for _ in range(group.count):
-                yield WorkerPlacement(f"{group.name}_{number}", kind, device)
+                yield group, WorkerPlacement(f"{group.name}_{number}", kind, device, limits=limits)
                 number += 1
 
 

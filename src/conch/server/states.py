@@ -5,14 +5,16 @@ Only the lifecycle writes it; front ends, ensembles and calling models look mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from conch.config.reading import shown_name
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError, not_found, unavailable
+from conch.errors import ConchError, invalid, not_found, unavailable
 from conch.repository.fingerprint import Fingerprint
+from conch.repository.naming import Naming
 from conch.repository.override import UploadedModel
 from conch.server.model import Model
 from conch.telemetry.memory import ModelMemory
@@ -51,7 +53,7 @@ class VersionState:
 
 @dataclass(slots=True)
 class ModelState:
-    """One model: its versions, and what they were loaded from."""
+    """One model, known by its key: its versions, and what they were loaded from."""
 
     name: str
     versions: dict[int, VersionState] = field(default_factory=dict)
@@ -66,9 +68,21 @@ class ModelState:
     memory: dict[int, ModelMemory] = field(default_factory=dict)
     #: Why it could not be read from the repository.
     poll_reason: str = ""
+    #: The keys of the models that the steps of an ensemble name, by name.
+    steps: Mapping[str, str] = field(default_factory=dict)
 
     def ready_versions(self) -> list[int]:
-        return sorted(version for version, version_state in self.versions.items() if version_state.state is State.READY)
+        return sorted(
+            [version for version, version_state in self.versions.items() if version_state.state is State.READY]
+        )
+
+    def latest(self) -> VersionState | None:
+        """The highest version that is ready."""
+        found, highest = None, -1
+        for version, version_state in self.versions.items():  # asked for every request: a loop is faster than max
+            if version > highest and version_state.state is State.READY:
+                found, highest = version_state, version
+        return found
 
     def models(self) -> list[Model]:
         """The models that serve, in order of their versions."""
@@ -87,6 +101,14 @@ class ModelState:
         )
 
     @property
+    def is_disabled(self) -> bool:
+        """Whether no version serves or is on its way, though none was asked to go: a load or a member failed them."""
+        states = self.versions.values()
+        return bool(states) and all(
+            version_state.state is State.UNAVAILABLE and version_state.reason != UNLOADED for version_state in states
+        )
+
+    @property
     def reason(self) -> str:
         """Why no version serves."""
         reasons = (
@@ -98,46 +120,80 @@ class ModelState:
 
     @property
     def members(self) -> set[str]:
-        """The models that the steps of an ensemble name."""
-        return {step.model_name for step in self.config.ensemble_scheduling.step} if self.config else set()
+        """The keys of the models that the steps of an ensemble name."""
+        return set(self.steps.values())
 
 
 def _still_loading(name: str) -> ConchError:
     return unavailable(f"model '{name}' is not ready: it is being loaded")
 
 
-class ModelTable:
-    """Every model that was ever loaded or tried, by name."""
+def ambiguous(name: str, count: int) -> ConchError:
+    """The refusal of a name that several models have.  Source: Triton 2.51."""
+    return invalid(
+        f"There are {count} identifiers of model '{name}' in global map, model namespace must be provided to resolve"
+        " ambiguity."
+    )
 
-    def __init__(self) -> None:
+
+class ModelTable:
+    """Every model that was ever loaded or tried, by its key; see :mod:`conch.repository.naming`."""
+
+    def __init__(self, naming: Naming | None = None) -> None:
+        self.naming = naming or Naming()
         self.models: dict[str, ModelState] = {}
         #: The models that the server loads when it starts, as long as it does; None until it knows them.
-        self.starting: Collection[str] | None = ()
+        self.starting: frozenset[str] | None = frozenset()
 
-    def find(self, name: str, version: int = -1) -> Model:
+    def find(self, key: str, version: int = -1) -> Model:
         """The model to use; version -1 is the latest that is ready.
 
         Raises NOT_FOUND or UNAVAILABLE with Triton's words, and UNAVAILABLE for a model that is being loaded for the
         first time: Triton says NOT_FOUND then, and opens no port while it starts.
         """
-        model_state = self.models.get(name)
+        model_state = self.models.get(key)
+        if model_state is not None:
+            version_state = model_state.latest() if version == -1 else model_state.versions.get(version)
+            if version_state is not None and version_state.state is State.READY and version_state.model is not None:
+                return version_state.model
+        raise self._missing(key, version)
+
+    def _missing(self, key: str, version: int) -> ConchError:
+        """Why there is no such model, in words without the path of its repository."""
+        model_state, name = self.models.get(key), self.naming.name(key)
         if model_state is None:
-            if self.starting is None or name in self.starting:
-                raise _still_loading(name)
-            raise not_found(f"Request for unknown model: '{name}' is not found")
-        if version == -1:
-            ready = model_state.ready_versions()
-            if not ready:
-                if any(one.state is State.LOADING for one in model_state.versions.values()):
-                    raise _still_loading(name)
-                raise not_found(f"Request for unknown model: '{name}' has no available versions")
-            version = ready[-1]
-        version_state = model_state.versions.get(version)
-        if version_state is None:
-            raise not_found(f"Request for unknown model: '{name}' version {version} is not found")
-        if version_state.state is not State.READY or version_state.model is None:
-            raise unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
-        return version_state.model
+            if self.starting is None or not self.starting.isdisjoint(self.naming.keys(key)):
+                return _still_loading(name)
+            return not_found(f"Request for unknown model: '{name}' is not found")
+        ready = model_state.ready_versions()
+        if version == -1 and not ready:
+            if any(one.state is State.LOADING for one in model_state.versions.values()):
+                return _still_loading(name)
+            return not_found(f"Request for unknown model: '{name}' has no available versions")
+        version = ready[-1] if version == -1 else version
+        if version not in model_state.versions:
+            return not_found(f"Request for unknown model: '{name}' version {version} is not found")
+        return unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
+
+    def named(self, name: str, version: int = -1) -> Model:
+        """The model to use, by its name; raises as :meth:`find` and :meth:`key` do."""
+        return self.find(self.key(name) if self.naming else name, version)
+
+    def key(self, name: str) -> str:
+        """The key of the one model of a name, unloaded ones aside; the name where there is none.
+
+        Raises INVALID_ARG where several models have the name.
+        """
+        keys = self.keys(name)
+        if len(keys) > 1:
+            keys = [key for key in keys if not self.models[key].is_unloaded] or keys[:1]
+        if len(keys) > 1:
+            raise ambiguous(name, len(keys))
+        return keys[0] if keys else name
+
+    def keys(self, name: str) -> list[str]:
+        """The keys of all models of a name that were ever loaded."""
+        return [key for key in self.naming.keys(name) if key in self.models]
 
     def forget_unloaded(self, in_use: Callable[[str], bool]) -> None:
         """Forget the oldest models that clients brought and that are unloaded, beyond ``MAX_UNLOADED``.
@@ -151,6 +207,10 @@ class ModelTable:
             if not in_use(name):
                 del self.models[name]
 
+    def serving_names(self) -> set[str]:
+        """The names of all models of which a version serves."""
+        return {self.naming.name(key) for key, model_state in self.models.items() if model_state.ready_versions()}
+
     def loaded(self) -> list[Model]:
         """Every model that serves."""
         return [model for model_state in self.models.values() for model in model_state.models()]
@@ -158,8 +218,9 @@ class ModelTable:
     def index(self, directories: Iterable[str], ready_only: bool) -> list[dict[str, str]]:
         """The repository index of the models here and of ``directories``, which may never have been loaded."""
         entries: list[dict[str, str]] = []
-        for name in sorted({*directories, *self.models}):
-            model_state = self.models.get(name)
+        found = list(dict.fromkeys([*directories, *sorted(self.models)]))
+        for key in found if self.naming else sorted(found):
+            model_state, name = self.models.get(key), self.naming.name(key)
             if model_state is None or model_state.poll_reason:
                 if not ready_only:
                     reason = model_state.poll_reason if model_state is not None else ""
@@ -174,13 +235,24 @@ class ModelTable:
                 entries.append(entry)
         return entries
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Name, version and status of every model, for the table that is logged at start."""
+        rows = []
+        for name, model_state in sorted(self.models.items()):
+            if not model_state.versions:
+                rows.append((shown_name(name), "-", "Not loaded: No model version was found"))
+            for version, version_state in sorted(model_state.versions.items()):
+                status = ": ".join(filter(None, (version_state.state, version_state.reason)))
+                rows.append((shown_name(name), str(version), status))
+        return rows
+
     def is_ready(self, model: Model) -> bool:
         """Whether requests to ``model`` can run now; an ensemble is as ready as its members."""
         if not model.ready:
             return False
         for step in model.config.ensemble_scheduling.step:
             try:
-                if not self.is_ready(self.find(step.model_name, step.model_version)):
+                if not self.is_ready(self.find(model.steps[step.model_name], step.model_version)):
                     return False
             except ConchError:
                 return False

@@ -56,6 +56,9 @@ class WorkerOwner(Protocol):
     def on_available(self, worker: SupervisedWorker) -> None:
         """``worker`` has started or restarted."""
 
+    def on_died(self, worker: SupervisedWorker) -> None:
+        """The process of ``worker`` has died; another will be started."""
+
     def on_lost(self, worker: SupervisedWorker) -> None:
         """An attempt to restart ``worker`` has failed."""
 
@@ -95,8 +98,9 @@ class SupervisedWorker:
 
     @property
     def responsive(self) -> bool:
-        """Whether it is ready and shows signs of life."""
-        return self._process is not None and self._process.alive and self._process.verdict.responsive
+        """Whether it is ready and shows signs of life, and its model does not say that it is not ready."""
+        process = self._process
+        return process is not None and process.alive and process.verdict.responsive and process.calls.model_ready
 
     @property
     def slots(self) -> int:
@@ -171,6 +175,7 @@ class SupervisedWorker:
         status = process.exit_status
         LOG.error("worker of '%s' (pid %d) died with status %s; starting another", self.name, process.pid, status)
         self._back_off.died(self._loop.time())
+        self._owner.on_died(self)
         self._restart = self._loop.create_task(self._restart_until_ready())
 
     async def _restart_until_ready(self) -> None:

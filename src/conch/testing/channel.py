@@ -23,14 +23,25 @@ class LocalChannel:
         self._arrived = threading.Condition()
         #: Set by the backend: takes cancellations and answers of other models.
         self.early: Callable[[Header, bytearray], bool] = lambda header, payload: False
+        #: Set by the backend: makes what has to go before the next frame.
+        self.ahead: Callable[[], Header | None] = lambda: None
         self.regions = RegionMap()
         #: Serial numbers of requests that their client has given up.
         self.cancelled: set[int] = set()
 
     def send(self, header: Header, packer: Packer | None = None) -> None:
-        self._on_frame(header, packer or Packer())
+        self.send_ahead()
+        self.post(header, packer)
 
-    post = send
+    def send_ahead(self) -> None:
+        """Hand over what would go before the next frame."""
+        header = self.ahead()
+        if header is not None:
+            self.post(header)
+
+    def post(self, header: Header, packer: Packer | None = None) -> None:
+        """Hand over a frame, and nothing before it."""
+        self._on_frame(header, packer or Packer())
 
     def deliver(self, header: Header, packer: Packer) -> None:
         """Hand the backend an answer; its tensors are ``header["outputs"]``."""

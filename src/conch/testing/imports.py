@@ -25,7 +25,7 @@ _INTERFACE: Final = ("triton_python_backend_utils", "c_python_backend_utils")
 
 
 class ModelImports:
-    """The modules of the model in ``directory``.
+    """The modules of the model in ``directory``, which is that of its backend where it is a Python-based one.
 
     Its directories go before all others: a namespace package such as ``1`` is looked for along the whole path, to which
     pytest adds the directory of every test.  At any time the modules of one model at most are there: those of the one

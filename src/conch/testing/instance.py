@@ -19,6 +19,7 @@ from conch.repository.scan import ModelFiles
 from conch.server.devices import visible_gpus
 from conch.server.model import Model
 from conch.server.starting import init_frame, instance_fields, placements_of
+from conch.telemetry.custom import CustomMetrics
 from conch.telemetry.statistics import ModelStatistics
 from conch.testing.channel import LocalChannel, LocalUnpacker, inline
 from conch.testing.fakes import FakeModel, FakeModels
@@ -27,6 +28,7 @@ from conch.workers.child.channel import Header
 from conch.workers.child.packing import Packer
 from conch.workers.child.tracebacks import of_model
 from conch.workers.host.bls import BlsHandler
+from conch.workers.host.custom_metrics import MetricsHandler
 from conch.workers.host.execution import description, response_of
 
 _LEVELS: Final = {"VERBOSE": logging.DEBUG, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
@@ -48,7 +50,9 @@ class LocalInstance:
         self._channel = LocalChannel(self._received)
         fakes = FakeModels(models, self._failures.append)
         self._bls = BlsHandler(fakes, files.name, self._answer, start=_run)
-        self._imports = ModelImports(files.directory, files.version_directory(version))
+        self._metrics = MetricsHandler(CustomMetrics({}).holder(), lambda header: self._answer(header, None))
+        backend = files.backend_directory
+        self._imports = ModelImports(backend or files.directory, backend or files.version_directory(version))
         self._executor = _Waiting()
         #: Requests for which the model's modules are kept after ``execute``, by serial number.
         self._under_way: set[int] = set()
@@ -156,7 +160,8 @@ class LocalInstance:
                 if self._log.isEnabledFor(level):
                     self._log.handle(record)
             case _:
-                self._bls.handle(header, unpacker)
+                if not self._metrics.handle(header):
+                    self._bls.handle(header, unpacker)
 
     def _done(self, header: Header, unpacker: LocalUnpacker) -> None:
         if "error" in header:
@@ -191,6 +196,14 @@ class _Waiting:
     def fail_waiting(self, error: ConchError) -> None:
         for request in self.take():
             request.fail(error)
+
+    @property
+    def sequences(self) -> int:
+        """A model under test is given what the test gives it, sequences or not."""
+        return 0
+
+    def continues(self, request: InferRequest) -> bool:
+        return False
 
     def set_log(self, levels: Mapping[str, Any]) -> None:
         """Ignore levels: the test's own logging chooses."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conch.backends.table import backend_of
-from conch.config.complete import complete
-from conch.config.schema import ModelConfig, copied
+from conch.config.schema import ModelConfig, copied, implementation
 from conch.config.signature import parameters as parameters_of
 from conch.config.validate import check_directory_name, validate
 from conch.errors import invalid, not_found, unsupported
@@ -57,10 +56,10 @@ def _configured(files: ModelFiles, parameters: Mapping[str, str]) -> ModelConfig
             raise invalid(f"parameter '{name}' of a model is a text, as in its config.pbtxt; got {value!r:.80}")
         written.parameters[name].string_value = value
     check_directory_name(written, files.name)
-    config = complete(written, files.name, files.artefacts, gpus=visible_gpus())
+    config = files.completed(visible_gpus(), written)
     validate(config)
     if config.HasField("ensemble_scheduling"):
         raise unsupported(f"model '{files.name}' is an ensemble, which has no code: test its members")
-    if backend_of(config.backend, parameters_of(config)).generates:
+    if backend_of(implementation(config), parameters_of(config)).generates:
         raise unsupported(f"model '{files.name}' generates text between requests: test it with a server")
     return config

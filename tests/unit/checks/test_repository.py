@@ -14,6 +14,7 @@ from conch.checks import engines
 from conch.checks.finding import Finding
 from conch.checks.repository import check
 from conch.cli.check import check_command
+from conch.repository.backends import BackendPlaces
 
 GOOD = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 COMPLETE = GOOD + "    @staticmethod\n    def auto_complete_config(config): ...\n"
@@ -173,8 +174,42 @@ def test_unknown_and_unavailable_backends_are_told_apart(repository: Path) -> No
 
     found = lines(repository)
 
-    assert found[0].startswith("trt: error: backend 'tensorrt' is not available yet (fix: available: ")
-    assert found[1] == "typo/config.pbtxt:2: error: unknown backend 'pyton' (fix: did you mean 'python'?)"
+    assert found[0].startswith("trt: error: unable to find backend library for backend 'tensorrt' (fix: serve ")
+    assert found[1] == (
+        "typo/config.pbtxt:2: error: unable to find backend library for backend 'pyton', try specifying runtime on the "
+        "model configuration. (fix: did you mean 'python'?)"
+    )
+
+
+BACKEND = """
+import nowhere_to_be_found
+
+class TritonPythonModel:
+    def excute(self, requests):
+        pass
+"""
+
+
+def test_model_of_a_python_based_backend_is_checked_with_the_backends_source(repository: Path, tmp_path: Path) -> None:
+    put(tmp_path.parent, "backends/mine/model.py", BACKEND)
+    put(repository, "based/config.pbtxt", f'backend: "mine"\n{IO}')
+    put(repository, "based/1/weights.bin")
+    places = BackendPlaces.beginning_with(str(repository.parent / "backends"))
+
+    found = [str(finding) for finding in check([repository], None, places)]
+
+    source = repository.parent / "backends" / "mine" / "model.py"
+    assert [line for line in found if not line.startswith(str(source))] == []
+    assert f"{source}:5: error: TritonPythonModel has no method execute (fix: rename excute)" in found
+    assert any(line.startswith(f"{source}:2: error: there is no module 'nowhere_to_be_found'") for line in found)
+
+
+def test_model_of_a_python_based_backend_whose_source_is_not_there_is_found(repository: Path) -> None:
+    put(repository, "based/config.pbtxt", f'backend: "mine"\nruntime: "model.py"\n{IO}')
+    put(repository, "based/1/weights.bin")
+    [found] = [str(finding) for finding in check([repository], None, BackendPlaces.beginning_with("/nowhere"))]
+    assert "config.pbtxt:2: error: unable to find Python backend based backend library 'model.py'" in found
+    assert "(fix: put it at /nowhere/mine/model.py, or start the server with --backend-directory)" in found
 
 
 def ensemble(*steps: tuple[str, str, str]) -> str:

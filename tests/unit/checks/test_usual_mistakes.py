@@ -131,12 +131,13 @@ MISTAKES = {
     ),
     "a misspelt backend": Mistake(
         configured(f'{IO}backend: "pyton"\n'),
-        "R/m/config.pbtxt:3: error: unknown backend 'pyton' (fix: did you mean 'python'?)",
+        "R/m/config.pbtxt:3: error: unable to find backend library for backend 'pyton', try specifying runtime on the "
+        "model configuration. (fix: did you mean 'python'?)",
     ),
     "a backend that there is not": Mistake(
         {"m/config.pbtxt": f'{IO}platform: "tensorrt_plan"\n', "m/1/model.plan": ""},
-        "R/m/config.pbtxt:1: error: backend 'tensorrt' is not available yet "
-        "(fix: available: huggingface, onnxruntime, openvino, python, tensorrtllm, vllm)",
+        "R/m/config.pbtxt:1: error: unable to find backend library for backend 'tensorrt' (fix: serve the ONNX file "
+        'that the plan was built from with backend "onnxruntime", whose accelerator "tensorrt" builds plans itself)',
     ),
     "a tensor without dimensions": Mistake(
         configured(f'{OUTPUT}input {{ name: "A" data_type: TYPE_FP32 }}\n'),
@@ -172,19 +173,15 @@ MISTAKES = {
         "R/m/config.pbtxt:4: warning: the model asks for a GPU, and this machine has no GPU: here it does not load "
         "(fix: KIND_AUTO takes a GPU where there is one)",
     ),
-    "a response cache": Mistake(
-        configured(f"{IO}response_cache {{ enable: true }}\n"),
-        "R/m/config.pbtxt:3: warning: the response cache has no effect: this server does not have that yet "
-        "(fix: leave it out)",
+    "sequences in rows that cannot be told from empty ones": Mistake(
+        configured(f"{IO}max_batch_size: 4\nsequence_batching {{ }}\n"),
+        "R/m/config.pbtxt:4: warning: the batches of the direct strategy have rows without a request, which the model "
+        "cannot tell from others (fix: a control_input of kind CONTROL_SEQUENCE_READY, or oldest { })",
     ),
-    "a rate limiter": Mistake(
-        configured(f"{IO}instance_group {{\n  rate_limiter {{ priority: 1 }}\n}}\n"),
-        "R/m/config.pbtxt:4: warning: 'rate_limiter' of an instance group has no effect: this server does not have "
-        "that yet (fix: leave it out)",
-    ),
-    "sequence batching": Mistake(
-        configured(f"{IO}sequence_batching {{ }}\n"),
-        "R/m/config.pbtxt:3: error: sequence batching is not available yet (fix: dynamic_batching { })",
+    "sequences of a backend that has none": Mistake(
+        {f"m/1/{name}": text for name, text in CHECKPOINT.items()} | {"m/config.pbtxt": "sequence_batching { }\n"},
+        "R/m/config.pbtxt:1: error: model 'm' asks for sequence batching, which backend 'huggingface' does not have: "
+        "its requests stand alone (fix: dynamic_batching { })",
     ),
     "labels that are missing": Mistake(
         configured(f'{INPUT}output {{ name: "B" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }}\n'),

@@ -271,3 +271,16 @@ def test_help_imports_no_engine_and_no_numpy(arguments: list[str]) -> None:
 def test_module_is_the_command() -> None:
     result = subprocess.run([sys.executable, "-m", "conch", "--version"], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("conch ")
+
+
+def test_deprecated_flags_work_and_are_told_of(started: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
+    settings = serve(started, "--strict-model-config=true", "--trace-rate=7", "--trace-level=TIMESTAMPS")
+    assert settings.disable_auto_complete_config
+    assert settings.trace_config == (Setting("", "rate", "7"), Setting("", "level", "TIMESTAMPS"))
+    assert capsys.readouterr().err.splitlines() == [
+        "Warning: '--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead.",
+        "Warning: '--trace-level' has been deprecated and will be removed in future releases. Please use "
+        "'--trace-config level=<OFF|TIMESTAMPS|TENSORS> instead.",
+        "Warning: '--trace-rate' has been deprecated and will be removed in future releases. Please use "
+        "'--trace-config rate=<rate value> instead.",
+    ]

@@ -19,6 +19,13 @@ def test_headers_that_match_somewhere_are_forwarded() -> None:
     assert made.parameters == {"own": True, "x-first": "1", "X-Second": "2"}
 
 
+@pytest.mark.parametrize(("pattern", "names"), [("(?-i)^x-", {"x-first"}), ("(?i)SECOND", {"X-Second"})])
+def test_pattern_says_whether_case_counts(pattern: str, names: set[str]) -> None:
+    made = request()
+    HeaderForwarding(pattern, "--option").add(HEADERS, made)
+    assert set(made.parameters) == {"own", *names}
+
+
 def test_empty_pattern_forwards_nothing() -> None:
     made = request()
     forwarding = HeaderForwarding("", "--option")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from conch.cli import main
+from tests.terminal import hear_ctrl_c
 from tests.unit.perf.known_server import KnownServer, running
 
 QUICK = ["-m", "known", "-p", "300", "--warm-up", "0.1", "-s", "900"]
@@ -54,12 +55,9 @@ def test_ctrl_c_shows_and_writes_what_was_measured(tmp_path: Path) -> None:
     document = tmp_path / "out.json"
     options = ["-p", "100", "-r", "100000", "-s", "0.1", "--json", str(document)]
 
-    def behave() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
-
     with running(KnownServer(service=0.003, tells_after=400)) as server:
         command = [sys.executable, "-m", "conch", "perf", *QUICK, "-u", f"127.0.0.1:{server.port}", *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=behave, process_group=0)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c, process_group=0)
         server.reached.wait(60)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the processes that send, too
         shown, _ = process.communicate(timeout=60)

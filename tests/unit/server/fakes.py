@@ -9,6 +9,7 @@ from conch.inference import InferRequest, InferResponse
 from conch.tensors import WireTensor
 from conch.workers.host.execution import Execution
 from conch.workers.host.liveness import DEFAULT_PATIENCE, Verdict
+from conch.workers.host.model_calls import ModelCalls
 
 
 class FakeWorker:
@@ -24,6 +25,7 @@ class FakeWorker:
         self.alive = True
         self.stopped = False
         self.verdict = Verdict()
+        self.calls = ModelCalls(lambda header, packer: None)
         self.patience = DEFAULT_PATIENCE
         self.on_exit: Callable[[FakeWorker], None] | None = None
         self.on_response_sent: Callable[[InferRequest, InferResponse], None] | None = None

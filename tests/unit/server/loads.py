@@ -29,6 +29,7 @@ class FakeExecutor:
 
     ready = True
     processes = ()
+    sequences = 0
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []
@@ -86,13 +87,18 @@ class FakeLoader:
         if self.failures.get(key):
             raise self.failures[key].pop(0)
         self.log.append(f"loaded {key}")
-        return self._model(config, version)
+        return self._model(config, version, files.namespace)
 
     async def load_ensemble(
-        self, files: ModelFiles, version: int, config: ModelConfig, find_members: Callable[[], Mapping[str, Model]]
+        self,
+        files: ModelFiles,
+        version: int,
+        config: ModelConfig,
+        keys: Mapping[str, str],
+        find_members: Callable[[], Mapping[str, Model]],
     ) -> Model:
         self.log.append(f"ensemble {files.name} of {','.join(sorted(find_members()))}")
-        return self._model(config, version)
+        return self._model(config, version, files.namespace, keys)
 
     async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: LeavePlace) -> None:
         self.rescaled.append((model, config))
@@ -102,8 +108,9 @@ class FakeLoader:
             if step.model_name not in members:
                 raise invalid(f"ensemble '{config.name}' has no member '{step.model_name}'")
 
-    def _model(self, config: ModelConfig, version: int) -> Model:
-        model = Model(config, version, FakeExecutor(), ModelStatistics(config.name, version), {})
+    def _model(self, config: ModelConfig, version: int, namespace: str, keys: Mapping[str, str] | None = None) -> Model:
+        statistics = ModelStatistics(config.name, version)
+        model = Model(config, version, FakeExecutor(), statistics, {}, namespace=namespace, steps=keys)
         self.made.append(model)
         return model
 
@@ -111,11 +118,11 @@ class FakeLoader:
 class House:
     """A repository in ``root`` and everything that loads its models, over a fake loader."""
 
-    def __init__(self, root: Path, **options: object) -> None:
+    def __init__(self, root: Path, *others: Path, **options: object) -> None:
         self.root = root
         self.loader = FakeLoader()
-        self.table = ModelTable()
-        repository = ModelRepository([root])
+        repository = ModelRepository([root, *others], namespacing=bool(others))
+        self.table = ModelTable(repository.naming)
         self.rollout = Rollout(repository, self.loader, self.table, Registry(), **options)  # type: ignore[arg-type]
         self.lifecycle = Lifecycle(repository, self.loader, self.table, self.rollout)  # type: ignore[arg-type]
 

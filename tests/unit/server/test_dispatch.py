@@ -13,6 +13,8 @@ from conch.server.dispatch import Dispatcher
 from conch.server.starting import WorkerPlacement
 from conch.server.worker import SupervisedWorker
 from conch.telemetry.statistics import ModelStatistics
+from conch.workers.child.memory import RegionMap
+from conch.workers.child.packing import Unpacker
 from tests.unit.server.fakes import Answers, FakeWorker, make_request
 
 
@@ -175,6 +177,28 @@ async def test_instances_that_are_not_kept_end_and_the_others_stay() -> None:
     assert len(bench.workers[1].batches) == 1
 
 
+async def test_a_change_of_instances_lasts_until_those_that_go_have_finished_and_finalized() -> None:
+    bench = Bench(count=2)
+    idle, finalized = asyncio.Event(), asyncio.Event()
+    going = bench.workers[0]
+    going.finish = idle.wait  # type: ignore[method-assign,assignment]
+    stop = going.stop
+
+    async def stop_later(seconds: float) -> None:
+        await finalized.wait()
+        await stop(seconds)
+
+    going.stop = stop_later  # type: ignore[method-assign]
+    bench.dispatcher.keep([WorkerPlacement("m_1", "CPU")])
+    change = asyncio.create_task(bench.dispatcher.finish_retiring())
+    for event in (idle, finalized):
+        await settle()
+        assert not change.done()
+        event.set()
+    await change
+    assert going.stopped
+
+
 async def test_execution_is_counted_with_its_batch_size() -> None:
     bench = Bench()
     bench.submit(3)
@@ -182,6 +206,33 @@ async def test_execution_is_counted_with_its_batch_size() -> None:
     bench.workers[0].finish_batch()
     assert bench.statistics.execution_count == 1
     assert list(bench.statistics.batches) == [3]
+
+
+async def test_request_of_no_iterative_sequence_that_is_rescheduled_fails_and_the_rest_is_answered() -> None:
+    bench = Bench()
+    again, other = bench.submit(2)
+    await settle()
+    (worker,) = bench.workers
+    worker.batches[0].rescheduled = worker.batches[0].requests[:1]
+    worker.finish_batch()
+    assert again.error is not None
+    assert again.error.message.startswith("Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while")
+    assert (other.error, other.finals) == (None, 1)
+    bench.submit()
+    await settle()
+    assert len(worker.batches) == 1
+
+
+async def test_model_that_says_so_is_not_ready_and_answers_all_the_same() -> None:
+    bench = Bench(2)
+    worker = bench.workers[1]
+    assert bench.dispatcher.ready
+    for ready in (False, True):
+        assert worker.calls.handle({"op": "model_ready", "ready": ready}, Unpacker(b"", RegionMap()))
+        assert bench.dispatcher.ready is ready
+        bench.submit()
+        await settle()
+        assert worker.batches or bench.workers[0].batches
 
 
 async def test_a_worker_that_generates_takes_as_many_requests_as_it_has_slots() -> None:

@@ -289,6 +289,47 @@ async def test_member_whose_files_a_client_brought_is_kept_for_its_ensemble(hous
     assert house.table.find("m") is not model
 
 
+async def test_ensembles_serve_again_when_all_of_their_members_are_back(house: House) -> None:
+    for name in ("a", "b"):
+        house.write(name)
+    house.write_ensemble("inner", "a", "b")
+    house.write_ensemble("outer", "inner")
+    await house.lifecycle.load("outer")
+    for name in ("a", "b"):
+        await house.lifecycle.unload(name)
+    await house.lifecycle.load("a")
+    assert not any(house.table.models[name].ready_versions() for name in ("inner", "outer"))
+    house.write("b", content="changed")
+    await house.lifecycle.load("b")
+    assert all(house.states(name) == {1: (State.READY, "")} for name in ("inner", "outer"))
+
+
+async def test_ensembles_serve_again_though_whoever_loaded_their_member_has_hung_up(house: House) -> None:
+    house.write("a")
+    house.write_ensemble("both", "a")
+    await house.lifecycle.load("both")
+    await house.lifecycle.unload("a")
+    assert not house.table.models["both"].ready_versions()
+    house.loader.held["a"] = asyncio.Event()
+    loading = asyncio.create_task(house.lifecycle.load("a"))
+    await until(lambda: house.loader.under_way)
+    loading.cancel()
+    house.loader.held["a"].set()
+    await until(lambda: house.table.models["both"].ready_versions() == [1])
+
+
+async def test_ensemble_that_was_unloaded_stays_so_when_its_member_is_loaded(house: House) -> None:
+    house.write("m")
+    house.write_ensemble("first", "m")
+    house.write_ensemble("second", "m")
+    await house.lifecycle.load_all(["first", "second"])
+    await house.lifecycle.unload("first")
+    await house.lifecycle.unload("m")
+    await house.lifecycle.unload("second")
+    await house.lifecycle.load("m")
+    assert not any(house.table.models[name].ready_versions() for name in ("first", "second"))
+
+
 async def test_ensembles_in_a_circle_are_refused_rather_than_waited_for(house: House) -> None:
     house.write_ensemble("x", "y")
     house.write_ensemble("y", "x")

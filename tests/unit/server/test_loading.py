@@ -247,7 +247,7 @@ async def test_member_that_is_unloaded_while_labels_of_its_ensemble_are_read_is_
         return {}
 
     config = bench.loader.configure(bench.files)
-    loading = asyncio.create_task(bench.loader.load_ensemble(bench.files, 1, config, find_members))
+    loading = asyncio.create_task(bench.loader.load_ensemble(bench.files, 1, config, {"a": "a"}, find_members))
     await asyncio.sleep(0)
     loaded = False
     await disk.release()

@@ -10,6 +10,7 @@ from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.telemetry.statistics import FailureReason, ModelStatistics
 from conch.tensors import WireTensor
+from tests.unit.fake_clock import fake_clock
 from tests.unit.server.fakes import Answers
 
 CONFIG = """
@@ -21,11 +22,15 @@ output [{name: "y" data_type: TYPE_FP32 dims: [1, 1] reshape: {shape: [1]}}]
 
 class FakeExecutor:
     ready = True
+    sequences = 0
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []
         self.refusal: ConchError | None = None
         self.stopped = False
+
+    def continues(self, request: InferRequest) -> bool:
+        return request.correlation_id == "under way"
 
     def submit(self, request: InferRequest) -> None:
         if self.refusal:
@@ -132,6 +137,27 @@ async def test_stopping_model_refuses_clients_but_not_the_steps_of_ensembles(mod
         model.infer(make(Answers()))
     assert refused.value.code is Code.UNAVAILABLE
     model.run_step(make(Answers()))
+
+
+async def test_stopping_model_goes_on_with_sequences_that_are_under_way(model: Model) -> None:
+    model.stopping = True
+    request = make(Answers())
+    request.correlation_id = "under way"
+    model.infer(request)
+    assert model.in_flight == 1
+
+
+@fake_clock
+async def test_drain_waits_for_the_last_sequence(model: Model, executor: FakeExecutor) -> None:
+    executor.sequences = 1
+    waiting = asyncio.ensure_future(model.drain(10.0))
+    await asyncio.sleep(1.0)
+    assert not waiting.done()
+    executor.sequences = 0
+    await asyncio.sleep(0.2)
+    assert waiting.done()
+    executor.sequences = 1
+    await model.drain(0.5)
 
 
 async def test_finish_waits_for_the_last_request(model: Model, executor: FakeExecutor) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from conch.config import pbtxt
 from conch.config.signature import signature
-from conch.schedulers.batching import DirectScheduler, DynamicBatcher
-from conch.server.scheduling import make_scheduler
+from conch.schedulers.batching import DirectScheduler, DynamicBatcher, HeldScheduler
+from conch.server.scheduling import DELAY_SCHEDULER, make_scheduler
 from tests.unit.server.fakes import Answers, make_request
 
 TEXT_MODEL = 'backend: "huggingface" parameters { key: "task" value { string_value: "text-generation" } }'
@@ -34,3 +34,20 @@ def test_models_that_generate_take_requests_one_by_one_under_the_policies_of_the
 def test_other_models_are_batched() -> None:
     config = pbtxt.parse('name: "m" backend: "onnxruntime" max_batch_size: 8 dynamic_batching { }', "a test")
     assert type(make_scheduler(config, signature(config, 1), limit=10)) is DynamicBatcher
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [("3", HeldScheduler), ("0", DynamicBatcher), ("", DynamicBatcher), ("many", DynamicBatcher)]
+)
+def test_environment_holds_the_first_requests_of_models_that_batch(
+    monkeypatch: pytest.MonkeyPatch, value: str, kind: type
+) -> None:
+    monkeypatch.setenv(DELAY_SCHEDULER, value)
+    config = pbtxt.parse('name: "m" backend: "python" max_batch_size: 8 dynamic_batching { }', "a test")
+    assert type(make_scheduler(config, signature(config, 1), limit=10)) is kind
+
+
+def test_models_without_a_batcher_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DELAY_SCHEDULER, "3")
+    config = pbtxt.parse('name: "m" backend: "python" max_batch_size: 8', "a test")
+    assert type(make_scheduler(config, signature(config, 1), limit=10)) is DirectScheduler

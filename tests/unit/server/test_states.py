@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conch.config.pbtxt import parse
 from conch.errors import Code, ConchError
+from conch.repository.naming import Naming
 from conch.server.states import MAX_UNLOADED, UNLOADED, ModelState, ModelTable, State, VersionState
 
 
@@ -17,6 +19,7 @@ class FakeModel:
     def __init__(self, name: str = "m", ready: bool = True, *steps: str) -> None:
         text = ", ".join(f'{{model_name: "{step}" model_version: -1}}' for step in steps)
         self.name, self.ready = name, ready
+        self.steps = dict(zip(steps, steps, strict=True))
         self.config = parse(f"ensemble_scheduling {{step [{text}]}}" if steps else "", "x")
 
 
@@ -71,10 +74,28 @@ def test_model_that_the_starting_server_has_not_come_to_is_unavailable() -> None
     models = table()
     models.starting = None
     assert code_of(models, "m") is Code.UNAVAILABLE
-    models.starting = {"m"}
+    models.starting = frozenset({"m"})
     assert (code_of(models, "m", 1), code_of(models, "n")) == (Code.UNAVAILABLE, Code.NOT_FOUND)
-    models.starting = ()
+    models.starting = frozenset()
     assert code_of(models, "m") is Code.NOT_FOUND
+
+
+def test_model_of_two_repositories_is_ambiguous_by_its_name() -> None:
+    models = ModelTable(Naming([Path("/a"), Path("/b")]))
+    models.starting = frozenset({"/b::m"})
+    assert code_of(models, "m") is Code.UNAVAILABLE
+    models.models["/a::m"] = ModelState("/a::m", {1: serving()})
+    assert models.named("m") is models.find("/a::m")
+    assert models.serving_names() == {"m"}
+    models.models["/b::m"] = ModelState("/b::m", {1: VersionState(State.UNAVAILABLE, UNLOADED)})
+    assert models.named("m") is models.find("/a::m")
+    models.models["/b::m"].versions[1] = serving()
+    with pytest.raises(ConchError, match="There are 2 identifiers of model 'm' in global map") as refused:
+        models.named("m")
+    assert refused.value.code is Code.INVALID_ARG
+    with pytest.raises(ConchError, match="Request for unknown model: 'm' version 2 is not found"):
+        models.find("/b::m", 2)
+    assert [entry["name"] for entry in models.index(["/b::m", "/b::n", "/a::m"], ready_only=False)] == ["m", "n", "m"]
 
 
 @pytest.mark.parametrize(

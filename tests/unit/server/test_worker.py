@@ -55,6 +55,8 @@ class Supervision:
     def on_available(self, worker: SupervisedWorker) -> None:
         self.heard.append("available")
 
+    def on_died(self, worker: SupervisedWorker) -> None: ...
+
     def on_lost(self, worker: SupervisedWorker) -> None:
         self.heard.append("lost")
 

@@ -125,6 +125,23 @@ def test_wrong_bodies_are_refused_with_tritons_words(document: Any, code: Code, 
     assert refusal(document) == (code, message)
 
 
+@pytest.mark.parametrize(
+    ("body", "id"),
+    [(b'{"text": "a", "text": null}', "<id_unknown>"), (b'{"text": ["a"], "id": "q", "text": "b"}', "q")],
+)
+def test_an_input_that_is_there_twice_is_refused(body: bytes, id: str) -> None:
+    assert refusal(body) == (Code.INVALID_ARG, f"[request id: {id}] input 'text' already exists in request")
+
+
+@pytest.mark.parametrize("body", [b'{"text": "text\\"text", "x": "text"}', b'{"text": "a", "x": 1, "x": 2}'])
+def test_what_is_no_input_may_be_there_twice(body: bytes) -> None:
+    assert list(decode(body).inputs) == ["text"]
+
+
+def test_a_text_may_be_called_as_its_input() -> None:
+    assert split_bytes(decode(b'{"text": "text"}').inputs["text"].data) == [b"text"]
+
+
 def test_an_input_called_parameters_leaves_no_room_for_parameters() -> None:
     message = "Keyword 'parameters' for nested schema also given as input tensor name"
     assert refusal({"parameters": 1}, TensorSpec("parameters", "INT32", (1,))) == (Code.INVALID_ARG, message)

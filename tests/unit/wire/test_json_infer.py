@@ -383,8 +383,8 @@ def test_the_same_output_twice_is_refused() -> None:
     assert refusal({"inputs": [], "outputs": [{"name": "O"}, {"name": "O"}]}) == (Code.INVALID_ARG, message)
 
 
-def test_shared_memory_is_refused_once_its_parameters_make_sense() -> None:
-    for offset, code in ((4, Code.UNSUPPORTED), ("x", Code.INTERNAL)):
+def test_a_region_is_looked_for_once_its_parameters_make_sense() -> None:
+    for offset, code in ((4, Code.NOT_FOUND), ("x", Code.INTERNAL)):
         region = {"shared_memory_region": "r", "shared_memory_byte_size": 4, "shared_memory_offset": offset}
         item = {"name": "IN", "datatype": "INT32", "shape": [1], "parameters": region}
         assert refusal({"inputs": [item]})[0] is code

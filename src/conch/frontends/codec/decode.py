@@ -16,6 +16,8 @@ from conch.errors import invalid
 from conch.frontends.codec.documents import (
     MOST_PARAMETERS,
     BodySpan,
+    RegionSpan,
+    SpanRegions,
     read_signature,
     request_document,
     tensor_documents,
@@ -42,24 +44,24 @@ Work = Callable[[Header, memoryview, Ask], Result]
 def infer(header: Header, body: memoryview, ask: Ask) -> Result:
     """``infer``; of a body that is not compressed the JSON alone, with the size of the tensors ``behind`` it."""
     signature = read_signature(header["signature"])
-    limit = header["limit"]
+    limit, regions = header["limit"], SpanRegions()
     if "behind" in header:
         behind: Any = BodySpan(0, header["behind"])
-        request, plan = decode_split(body, behind, signature, _ignore, max_input_size=limit)
+        request, plan = decode_split(body, behind, signature, _ignore, max_input_size=limit, regions=regions)
     else:
         data = compression.decompress(body, header["encoding"], limit)
         length = parse_header_length(_bytes(header["header_length"]), len(data))
-        request, plan = decode_infer(data, length, signature, _ignore, max_input_size=limit)
+        request, plan = decode_infer(data, length, signature, _ignore, max_input_size=limit, regions=regions)
     parts: list[Buffer] = []
     document = _checked(request, signature, parts)
-    return {"request": document, "plan": asdict(plan)}, parts
+    return {"request": document | {"places": regions.parts}, "plan": asdict(plan)}, parts
 
 
 def generate(header: Header, body: memoryview, ask: Ask) -> Result:
     """``generate`` and ``generate_stream``; ``texts`` says whether there may be several."""
     signature = read_signature(header["signature"])
     limit = header["limit"]
-    document = read_document(body, limit)
+    document = read_document(body, signature, limit)
     requests = decode_texts(document, signature, lambda index: _ignore, limit) if header["texts"] else None
     layout = Layout.FLAT
     several = requests is not None
@@ -113,7 +115,7 @@ def _checked(request: InferRequest, signature: ModelSignature, parts: list[Buffe
     the model does not have.
     """
     document = request_document(request, parts)
-    spans = [tensor for tensor in request.inputs.values() if isinstance(tensor.data, BodySpan)]
+    spans = [tensor for tensor in request.inputs.values() if isinstance(tensor.data, BodySpan | RegionSpan)]
     for tensor in spans:
         batched = signature.max_batch_size > 0
         rows = (tensor.shape[0] or 1) if batched and tensor.shape else 1

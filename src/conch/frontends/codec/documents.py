@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from sys import maxsize
 from typing import Any, Final
 
 from conch.errors import Code, ConchError, clipped, invalid
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
 from conch.tensors import Buffer, WireTensor
 from conch.wire.openai.errors import ApiError
+from conch.wire.regions import NO_REGIONS, Regions
 
 #: The parameters that a large request may have; every one costs the server time, whatever its size.
 MOST_PARAMETERS: Final = 10_000
@@ -33,6 +35,37 @@ class BodySpan:
     def __getitem__(self, part: slice) -> BodySpan:
         start, stop, _ = part.indices(self.size)
         return BodySpan(self.start + start, max(stop - start, 0))
+
+
+class RegionSpan:
+    """A part of a region that a client has registered: the server has it, and the codec process has not."""
+
+    __slots__ = ("part",)
+
+    def __init__(self, region: str, offset: int, size: int) -> None:
+        self.part = region, offset, size
+
+    def __len__(self) -> int:
+        return min(self.part[2], maxsize)
+
+
+class SpanRegions(Regions):
+    """The regions of a codec process: what is read of them, or placed in them, is noted for the server.
+
+    ``parts`` are the parts of regions to which outputs go.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: dict[str, tuple[str, int, int]] = {}
+
+    def read(self, datatype: str, name: str, offset: int, size: int) -> Any:
+        return RegionSpan(name, offset, size)
+
+    def place(self, output: str, name: str, offset: int, size: int) -> None:
+        self.parts[output] = name, offset, size
 
 
 def signature_document(signature: ModelSignature) -> dict[str, Any]:
@@ -61,12 +94,14 @@ def _specs(documents: Iterable[dict[str, Any]]) -> dict[str, TensorSpec]:
 
 
 def tensor_documents(tensors: Iterable[WireTensor], parts: list[Buffer]) -> list[dict[str, Any]]:
-    """Tensors whose data is appended to ``parts``, or left where it is if that is a ``BodySpan``."""
+    """Tensors whose data is appended to ``parts``, or left where it is if that is a ``BodySpan`` or ``RegionSpan``."""
     documents = []
     for tensor in tensors:
         document: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if isinstance(tensor.data, BodySpan):
             document["span"] = [tensor.data.start, tensor.data.size]
+        elif isinstance(tensor.data, RegionSpan):
+            document["region"] = tensor.data.part
         else:
             document["part"] = len(parts)
             document["elements"] = tensor.elements
@@ -76,9 +111,15 @@ def tensor_documents(tensors: Iterable[WireTensor], parts: list[Buffer]) -> list
 
 
 def read_tensors(
-    documents: Iterable[dict[str, Any]], parts: Sequence[memoryview], body: memoryview | None = None
+    documents: Iterable[dict[str, Any]],
+    parts: Sequence[memoryview],
+    body: memoryview | None = None,
+    regions: Regions = NO_REGIONS,
 ) -> list[WireTensor]:
-    """Tensors that look into ``parts``, or into ``body``, what follows the JSON of a request's."""
+    """Tensors that look into ``parts``, or into ``body``, what follows the JSON of a request's, or are in ``regions``.
+
+    Raises as ``regions`` do.
+    """
     tensors = []
     for one in documents:
         data: Buffer
@@ -86,6 +127,8 @@ def read_tensors(
             assert body is not None
             start, size = one["span"]
             data = body[start : start + size]
+        elif "region" in one:
+            data = regions.read(one["datatype"], *one["region"])
         else:
             data = parts[one["part"]]
         tensor = WireTensor(one["name"], one["datatype"], tuple(one["shape"]), data)
@@ -116,9 +159,14 @@ def read_request(
     signature: ModelSignature,
     on_response: Callable[[InferResponse], None],
     body: memoryview | None = None,
+    regions: Regions = NO_REGIONS,
 ) -> InferRequest:
-    """The request of a document.  Raises INVALID_ARG for parameters that the model does not take."""
-    tensors = read_tensors(document.pop("inputs"), parts, body)
+    """The request of a document.
+
+    Raises INVALID_ARG for parameters that the model does not take, and as ``regions`` do.
+    """
+    inputs, places = document.pop("inputs"), document.pop("places", {})
+    tensors = read_tensors(inputs, parts, body, regions)
     outputs = tuple(document.pop("outputs"))
     request = InferRequest(
         signature.name,
@@ -128,6 +176,10 @@ def read_request(
         outputs=outputs,
         **document,
     )
+    for output, part in places.items():
+        regions.place(output, *part)
+    if places or any("region" in one for one in inputs):
+        request.shared = regions
     if request.parameters and signature.check_parameters is not None:
         signature.check_parameters(request.parameters)
     return request

@@ -11,13 +11,23 @@ from typing import Any, Final
 from conch.frontends.codec.decode import Ask, Result, Work
 from conch.frontends.codec.documents import read_tensors, tensor_documents
 from conch.frontends.codec.memory import Header, split
-from conch.inference import InferRequest, InferResponse
+from conch.inference import InferRequest, InferResponse, SharedTensors
 from conch.tensors import Buffer
 from conch.wire import compression
 from conch.wire.json.generate import Layout, encode_generate
 from conch.wire.json.generate_texts import encode_texts
 from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, encode_infer
 from conch.wire.openai.embeddings import EmbeddingPlan, embedding_body
+
+
+class _WrittenPlace:
+    """The place of an output that the server has put there already."""
+
+    def check(self, output: str, size: int) -> None: ...
+
+    def lend(self) -> None: ...
+
+    def write(self, data: Buffer) -> None: ...
 
 
 def responses_document(
@@ -29,6 +39,7 @@ def responses_document(
         "model": request.model_name,
         "version": request.model_version,
         "batch_size": request.batch_size,
+        "shared": list(request.shared.places) if request.shared is not None else [],
         "responses": [
             {"outputs": tensor_documents(response.outputs, parts), "parameters": dict(response.parameters)}
             for response in responses
@@ -42,6 +53,9 @@ def _read_responses(document: dict[str, Any], body: memoryview) -> tuple[InferRe
         document["model"], {}, lambda response: None, model_version=document["version"], id=document["id"]
     )
     request.batch_size = document["batch_size"]
+    if document["shared"]:
+        request.shared = SharedTensors()
+        request.shared.places = dict.fromkeys(document["shared"], _WrittenPlace())
     parts = split(body, document["parts"])
     return request, [
         InferResponse(read_tensors(one["outputs"], parts), parameters=one["parameters"])

@@ -18,6 +18,7 @@ from conch.frontends.codec.memory import Header
 from conch.tensors import CONFIG_NAME, Buffer
 from conch.validation import count_strings
 from conch.wire.grpc.contents import read_contents
+from conch.wire.grpc.infer import sent_inputs
 
 #: The most bytes that a message may have besides its tensors: the server parses them on its event loop.
 MOST_BESIDES: Final = 512 << 10
@@ -45,7 +46,7 @@ def infer(header: Header, body: memoryview, ask: Ask) -> Result:
             tensor.contents.SetInParent()
     elements = [
         count_strings(data) if tensor.datatype == "BYTES" else None
-        for tensor, data in zip(message.inputs, raw, strict=False)
+        for tensor, data in zip(sent_inputs(message), raw, strict=False)
     ]
     rest = message.SerializeToString()
     if len(rest) > MOST_BESIDES:
@@ -56,7 +57,7 @@ def infer(header: Header, body: memoryview, ask: Ask) -> Result:
 def _read_typed(message: service_pb2.ModelInferRequest) -> list[Buffer]:
     """The data of the inputs up to the first that has none, without whose data the request is refused."""
     raw: list[Buffer] = []
-    for tensor in message.inputs:
+    for tensor in sent_inputs(message):
         if not tensor.HasField("contents"):
             break
         datatype = tensor.datatype if tensor.datatype in CONFIG_NAME else "<invalid>"

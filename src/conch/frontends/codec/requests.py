@@ -24,6 +24,7 @@ from conch.wire.openai.chat import ChatPlan
 from conch.wire.openai.completions import CompletionPlan
 from conch.wire.openai.embeddings import EmbeddingPlan
 from conch.wire.openai.tools import Tools
+from conch.wire.regions import NO_REGIONS, Regions
 
 OnResponse = Callable[[InferResponse], None]
 
@@ -47,6 +48,7 @@ async def decode_infer(
     encoding: str = "",
     header_length: bytes | None = None,
     limit: int,
+    regions: Regions = NO_REGIONS,
 ) -> tuple[InferRequest, JsonOutputPlan]:
     """``infer``: a body as it came; ``encoding`` and ``header_length`` are the headers ``Content-Encoding`` and
     ``Inference-Header-Content-Length``."""
@@ -58,11 +60,19 @@ async def decode_infer(
         "limit": limit,
     }
     result, parts = await codec.run(header, [body], size=_size(body, encoding, limit))
-    return read_request(result["request"], parts, signature, on_response), _plan(result["plan"])
+    request = read_request(result["request"], parts, signature, on_response, None, regions)
+    return request, _plan(result["plan"])
 
 
 async def decode_json(
-    codec: Codec, body: Buffer, length: int, signature: ModelSignature, on_response: OnResponse, *, limit: int
+    codec: Codec,
+    body: Buffer,
+    length: int,
+    signature: ModelSignature,
+    on_response: OnResponse,
+    *,
+    limit: int,
+    regions: Regions = NO_REGIONS,
 ) -> tuple[InferRequest, JsonOutputPlan]:
     """``infer``: a body of ``length`` bytes of JSON, which alone are sent to the process, and tensors behind it."""
     view = memoryview(body)
@@ -73,7 +83,8 @@ async def decode_json(
         "limit": limit,
     }
     result, parts = await codec.run(header, [view[:length]])
-    return read_request(result["request"], parts, signature, on_response, view[length:]), _plan(result["plan"])
+    request = read_request(result["request"], parts, signature, on_response, view[length:], regions)
+    return request, _plan(result["plan"])
 
 
 async def decode_generate(

@@ -14,7 +14,6 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from conch.errors import unsupported
 from conch.frontends.grpc.calls import UnaryCall
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.streams import Http2Stream
@@ -25,7 +24,7 @@ from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
 from conch.server.on_demand import LoadNeeded
 from conch.tensors import Buffer
-from conch.wire.grpc import control
+from conch.wire.grpc import control, trace_setting
 
 #: From a request's message to the response's, or to an awaitable of it; what it raises ends the call.
 Respond = Callable[[Any], Message | Awaitable[Message]]
@@ -84,18 +83,16 @@ class ControlMethods:
             self._server.update_logs(changes)
         return control.log_settings(self._server.logs)
 
+    def trace_setting(self, request: pb.TraceSettingRequest) -> Any:
+        self._server.check_traced(request.model_name)
+        changes = trace_setting.read_trace_setting(request)
+        if changes:
+            self._server.tracing.update(request.model_name, changes)
+        return trace_setting.trace_setting(self._server.tracing.shown(request.model_name))
+
     def health_check(self, request: health_pb2.HealthCheckRequest) -> Any:
         serving = health_pb2.HealthCheckResponse.ServingStatus
         return health_pb2.HealthCheckResponse(status=serving.SERVING if self._server.ready else serving.NOT_SERVING)
-
-
-def not_available(feature: str) -> Respond:
-    """A method that refuses all requests, because the server does not have ``feature``."""
-
-    def refuse(request: Any) -> Message:
-        raise unsupported(f"this server does not have {feature} yet")
-
-    return refuse
 
 
 class ControlCall(UnaryCall):

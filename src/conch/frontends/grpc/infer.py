@@ -12,23 +12,27 @@ from tritonclient.grpc import service_pb2
 
 from conch.errors import internal, unsupported
 from conch.frontends.grpc.calls import UnaryCall
+from conch.frontends.grpc.cancellation import cancel_requests
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.streams import Http2Stream
 from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
+from conch.frontends.grpc.traced import begin_trace
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.on_demand import LoadNeeded
+from conch.server.repeats import MOST_MESSAGE_BYTES
 from conch.tensors import Buffer
 from conch.wire.grpc.control import read_version
 from conch.wire.grpc.infer import GrpcOutputPlan, decode_infer, encode_infer
+from conch.wire.regions import NO_REGIONS
 
 
 class InferCall(UnaryCall):
     """Ends when its request does: with the only response, or with an error."""
 
-    __slots__ = ("_context", "_kept", "_model", "_plan", "_request", "_responses")
+    __slots__ = ("_context", "_kept", "_message", "_model", "_plan", "_request", "_responses")
 
     _model: Model
     _plan: GrpcOutputPlan
@@ -38,13 +42,15 @@ class InferCall(UnaryCall):
         self._context = context
         self._request: InferRequest | None = None
         self._kept: InferResponse | None = None
+        #: All that the client sent, for a model that may be sent it again.
+        self._message: bytes | None = None
         self._responses = 0
 
     def run(self, message: Buffer) -> None:
         decoded = decode_here(message)
         if decoded is not None:
             parsed, raw = decoded
-            self._infer(parsed, raw)
+            self._infer(parsed, raw, message=message)
         else:
             self.decode_later(decode_large(self._context.codec, message, "identity", 0))
 
@@ -62,6 +68,7 @@ class InferCall(UnaryCall):
         parsed: service_pb2.ModelInferRequest,
         raw: Sequence[Buffer] | None,
         elements: Sequence[int | None] = (),
+        message: Buffer = b"",
     ) -> None:
         context = self._context
         try:
@@ -72,15 +79,40 @@ class InferCall(UnaryCall):
         if model.signature.decoupled:
             raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
         self._model = model
-        self._request, self._plan = decode_infer(parsed, model.signature, self._on_response, raw, elements)
+        if model.repeats is not None and message and self._answered_again(model, message):
+            return
+        regions = context.server.regions.held_by(self.hold) if context.server.regions else NO_REGIONS
+        self._request, self._plan = decode_infer(parsed, model.signature, self._on_response, raw, elements, regions)
         context.forwarding.add(self.head.metadata, self._request)
+        if context.server.tracing.on:
+            begin_trace(context.server.tracing, self, self._request)
         model.infer(self._request)
+
+    def _answered_again(self, model: Model, message: Buffer) -> bool:
+        """Whether the response cache still has what was sent in answer to the same message before, which is sent."""
+        context = self._context
+        if len(message) > MOST_MESSAGE_BYTES or context.forwarding.enabled or context.server.tracing.on:
+            return False
+        self._message = bytes(message)
+        if b"shared_memory" in self._message:  # it does not say all that its request has
+            self._message = None
+            return False
+        answer = model.answer_again(self._message)
+        if not isinstance(answer, list):
+            return False
+        self._send(answer)
+        return True
+
+    def _send(self, body: list[Buffer]) -> None:
+        if self._context.compression != "none":
+            self.encoding = choose_encoding(self._context.compression, self.head.accepted_encodings)
+        self.respond(body)
 
     def on_cancel(self) -> None:
         super().on_cancel()
         request, self._request = self._request, None
         if request is not None:
-            request.cancel()
+            cancel_requests("ModelInferHandler", [request])
 
     def fail(self, error: Exception) -> None:
         self._request = None
@@ -105,10 +137,12 @@ class InferCall(UnaryCall):
                 raise internal(f"expected a single response, got {self._responses}")
             if answer.error is not None:
                 raise answer.error
-            model, context = self._model, self._context
+            model = self._model
+            if request.shared is not None:
+                request.shared.deliver(answer)
             body = encode_infer(request, answer, self._plan, model.labels)
-            if context.compression != "none":
-                self.encoding = choose_encoding(context.compression, self.head.accepted_encodings)
-            self.respond(body)
+            self._send(body)
+            if self._message is not None and model.repeats is not None:
+                model.repeats.keep(request, self._message, body, len(self._message) + sum(map(len, body)))
         except Exception as error:
             self.fail(error)

@@ -28,13 +28,16 @@ class MessageIntake:
     """Reads the messages of a call; handles none while ``paused``.
 
     ``held`` counts the bytes of the call in the server's budget: those that have arrived, and were not released;
-    ``message_size`` are those of the message that is handled.
+    ``message_size`` are those of the message that is handled.  ``began`` is when the call was opened, or its last
+    request was handled (ns, monotonic); it is set only while requests are traced.
     """
 
     __slots__ = (
-        "_budget", "_encoding", "_ended", "_put_off", "_reader", "_since", "_task", "_waiting", "finished", "held",
-        "message_size", "paused", "record", "stream",
+        "_budget", "_encoding", "_ended", "_put_off", "_reader", "_since", "_task", "_waiting", "began", "finished",
+        "held", "message_size", "paused", "record", "stream",
     )  # fmt: skip
+
+    began: int
 
     def __init__(self, stream: Http2Stream, encoding: str) -> None:
         self.stream = stream
@@ -131,6 +134,12 @@ class MessageIntake:
             self.held += grown
             if not self._budget.take(grown) and self._budget.overdrawn:
                 raise CallFault(Status.RESOURCE_EXHAUSTED, self._budget.refusal().message)
+
+    def hold(self, size: int) -> None:
+        """Count further bytes that are held for this call.  Raises UNAVAILABLE if the server holds too many."""
+        self.held += size
+        if not self._budget.take(size):
+            raise self._budget.refusal()
 
     def release(self, size: int) -> None:
         """Bytes of messages are gone; without effect once the call has ended, which releases all."""

@@ -20,6 +20,7 @@ from conch.frontends.grpc.messages import WBITS, decompress, encode
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
 from conch.tensors import Buffer
 from conch.wire.grpc.fields import split_message
+from conch.wire.grpc.infer import sent_inputs
 
 #: Up to this size (bytes) a message is parsed whole: its bytes are copied faster than its fields are looked at.
 _WHOLE: Final = 64 << 10
@@ -54,7 +55,7 @@ def decode_here(data: Buffer) -> tuple[service_pb2.ModelInferRequest, Sequence[B
         if parts is None or len(parts[0]) > MAX_HERE:
             return None
         message = _PARSE(parts[0])
-        tensors = zip(message.inputs, parts[1], strict=False)
+        tensors = zip(sent_inputs(message), parts[1], strict=False)
         if any(tensor.datatype == "BYTES" and has_many_strings(data) for tensor, data in tensors):
             return None
         return message, parts[1]

@@ -16,9 +16,9 @@ from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.http2.pings import PingLimits
 from conch.frontends.grpc.lifetime import Lifetime
 from conch.frontends.grpc.service import GrpcService
-from conch.frontends.grpc.tls import make_context
 from conch.frontends.limits import SWEEP_SECONDS, ClientLimits
 from conch.frontends.listening import listen
+from conch.frontends.tls import make_context
 from conch.server.core import InferenceServer
 from conch.settings import Settings
 
@@ -56,7 +56,8 @@ class GrpcFrontend:
             host,
             port,
             reuse_port=self._settings.reuse_grpc_port,
-            ssl=make_context(self._settings),
+            ssl=make_context(self._settings, "grpc"),
+            handshake_seconds=self._limits.times.head,
         )
         self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep_again)
         return address

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 from typing import Final, NamedTuple
 
 from google.protobuf.message import Message
@@ -22,12 +23,13 @@ from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.grpc.access import Access
 from conch.frontends.grpc.calls import Call
 from conch.frontends.grpc.context import ServingContext
-from conch.frontends.grpc.control import ControlCall, ControlMethods, Respond, not_available
+from conch.frontends.grpc.control import ControlCall, ControlMethods, Respond
 from conch.frontends.grpc.health import HealthWatchers, WatchCall
 from conch.frontends.grpc.http2.headers import MAX_HEADER_LIST, Field
 from conch.frontends.grpc.http2.streams import IGNORE, Http2Stream, StreamHandler
 from conch.frontends.grpc.infer import InferCall
 from conch.frontends.grpc.reflection import VERSIONS, ReflectionCall
+from conch.frontends.grpc.regions import region_methods
 from conch.frontends.grpc.requests import RequestHead, check_trailers, parse_head
 from conch.frontends.grpc.status import CallFault, Status, http_error
 from conch.frontends.grpc.stream_infer import StreamInferCall
@@ -90,7 +92,10 @@ class GrpcService:
             refused = unavailable("Server exiting" if head.path in _STATE else _STOPPING)
         if refused is not None:
             return self._refuse(stream, head, refused)
-        return _recorded(method.open(stream, head))
+        call = _recorded(method.open(stream, head))
+        if self._server.tracing.on:
+            call.began = monotonic_ns()
+        return call
 
     def _refuse(self, stream: Http2Stream, head: RequestHead, error: ConchError | CallFault) -> StreamHandler:
         call = _recorded(Call(stream, head, self._context.loop))
@@ -114,12 +119,10 @@ class GrpcService:
             "RepositoryModelLoad": ("model-repository", unary(pb.RepositoryModelLoadRequest, control.load)),
             "RepositoryModelUnload": ("model-repository", unary(pb.RepositoryModelUnloadRequest, control.unload)),
             "LogSettings": ("logging", unary(pb.LogSettingsRequest, control.log_settings)),
-            "TraceSetting": ("trace", unary(pb.TraceSettingRequest, not_available("tracing"))),
+            "TraceSetting": ("trace", unary(pb.TraceSettingRequest, control.trace_setting)),
         }
-        for kind in ("System", "Cuda"):
-            for action in ("Status", "Register", "Unregister"):
-                name = f"{kind}SharedMemory{action}"
-                table[name] = ("shared-memory", unary(getattr(pb, f"{name}Request"), not_available("shared memory")))
+        for name, (request_class, respond) in region_methods(self._server.regions).items():
+            table[name] = ("shared-memory", unary(request_class, respond))
         paths = {_SERVICE + name: entry for name, entry in table.items()}
         paths[_HEALTH + "Check"] = ("health", unary(health_pb2.HealthCheckRequest, control.health_check))
         watchers = HealthWatchers(self._server, context.loop)

@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from conch.errors import ConchError, internal
 from conch.frontends.grpc.calls import Call
+from conch.frontends.grpc.cancellation import cancel_requests
 from conch.frontends.grpc.context import ServingContext
 from conch.frontends.grpc.http2.frames import Http2ErrorCode
 from conch.frontends.grpc.http2.streams import Http2Stream
@@ -24,6 +25,7 @@ from conch.frontends.grpc.large import DecodedInfer, decode_here, decode_large
 from conch.frontends.grpc.messages import choose_encoding
 from conch.frontends.grpc.requests import RequestHead
 from conch.frontends.grpc.status import Status
+from conch.frontends.grpc.traced import begin_trace
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
 from conch.server.on_demand import LoadNeeded
@@ -38,6 +40,7 @@ from conch.wire.grpc.infer import (
     encode_stream_error,
     encode_stream_response,
 )
+from conch.wire.regions import NO_REGIONS
 
 #: Bytes of responses that may wait, for a slow client or for earlier responses, before further requests wait too.
 PAUSE_AT: Final = 16 << 20
@@ -95,11 +98,14 @@ class StreamInferCall(Call):
         slot: _ResponseSlot | None = None,
     ) -> None:
         """Run a request; ``size`` (of its message) and ``slot`` (its place) are given when it waited for its model."""
+        server = self._context.server
         size = size or self.message_size
+        streamed: _StreamedRequest | None = None
         try:
-            model = self._context.server.model(parsed.model_name, read_version(parsed.model_version))
+            model = server.model(parsed.model_name, read_version(parsed.model_version))
             streamed = _StreamedRequest(self, model, size)
-            request, streamed.plan = decode_infer(parsed, model.signature, streamed.on_response, raw, elements)
+            regions = server.regions.held_by(streamed.hold) if server.regions else NO_REGIONS
+            request, streamed.plan = decode_infer(parsed, model.signature, streamed.on_response, raw, elements, regions)
             streamed.request = request
             self._context.forwarding.add(self.head.metadata, request)
         except LoadNeeded as needed:
@@ -108,7 +114,7 @@ class StreamInferCall(Call):
             self._pause_if_full()
             return
         except ConchError as error:
-            self.release(size)
+            self.release(streamed.size if streamed is not None else size)
             self.deliver(slot or self._new_slot(), encode_stream_error(error.message, parsed.id))
             return
         if not model.signature.decoupled:
@@ -118,6 +124,9 @@ class StreamInferCall(Call):
             self._send_in_order()
         self._running[request.serial] = request
         self._pause_if_full()
+        tracing = self._context.server.tracing
+        if tracing.on:
+            begin_trace(tracing, self, request)
         try:
             model.infer(request)
         except ConchError as error:
@@ -132,8 +141,7 @@ class StreamInferCall(Call):
         for stop_waiting in loads.values():
             stop_waiting()
         running, self._running = self._running, {}
-        for request in running.values():
-            request.cancel()
+        cancel_requests("ModelStreamInferHandler", running.values())
 
     def fail(self, error: Exception) -> None:
         super().fail(error)
@@ -226,9 +234,9 @@ class _ResponseSlot:
 
 
 class _StreamedRequest:
-    """One request of a stream, and what becomes of its responses."""
+    """One request of a stream, and what becomes of its responses; ``size`` is what it holds (bytes)."""
 
-    __slots__ = ("_call", "_model", "_only", "_responses", "_size", "plan", "request", "slot")
+    __slots__ = ("_call", "_model", "_only", "_responses", "plan", "request", "size", "slot")
 
     request: InferRequest
     plan: GrpcOutputPlan
@@ -236,7 +244,7 @@ class _StreamedRequest:
     def __init__(self, call: StreamInferCall, model: Model, size: int) -> None:
         self._call = call
         self._model = model
-        self._size = size
+        self.size = size
         self._only: InferResponse | None = None
         self._responses = 0
         self.slot: _ResponseSlot | None = None
@@ -251,13 +259,18 @@ class _StreamedRequest:
         if response.final:
             self._end()
 
+    def hold(self, size: int) -> None:
+        """Count further bytes that are held for this request."""
+        self.size += size
+        self._call.hold(size)
+
     def refuse(self, error: ConchError) -> None:
         """Answer a request that was not accepted."""
         self._call.deliver(self.slot, encode_stream_error(error.message, self.request.id))
         self._end()
 
     def _end(self) -> None:
-        self._call.on_ended(self.request, self._size)
+        self._call.on_ended(self.request, self.size)
         # The request holds this object: without a cycle both are freed at once.
         del self.request
 
@@ -285,6 +298,8 @@ class _StreamedRequest:
         try:
             if response.error is not None:
                 raise response.error
+            if self.request.shared is not None:
+                self.request.shared.deliver(response)
             if response.empty and self.slot is None:
                 message = encode_empty_final(self.request, self.plan)
             else:

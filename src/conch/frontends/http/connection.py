@@ -103,8 +103,11 @@ class HttpConnection(asyncio.Protocol):
         self._reader.feed(data)
 
     def eof_received(self) -> bool:
-        """Take the end of what is sent for the client's, but for requests that wait for nothing but their turns."""
-        self._half_closed = self._current is None and bool(self._waiting)
+        """Take the end of what is sent for the client's, but for requests that wait for nothing but their turns.
+
+        TLS has no halves of a connection.
+        """
+        self._half_closed = self._current is None and bool(self._waiting) and self.transport.can_write_eof()
         return self._half_closed
 
     # Called by the reader
@@ -261,7 +264,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         """Close when everything is sent; what the client still sends of a request that was refused is read."""
-        if self._closing or not self._reader.broken or self.transport.is_closing():
+        ends_apart = self.transport.can_write_eof()  # which those of TLS do not
+        if self._closing or not self._reader.broken or self.transport.is_closing() or not ends_apart:
             self.transport.close()
         else:
             self._lingering = True

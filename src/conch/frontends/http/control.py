@@ -19,6 +19,7 @@ from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
 from conch.telemetry.statistics import ModelStatistics
 from conch.wire.json import control as wire
+from conch.wire.json.trace_setting import read_trace_setting
 
 _PLAIN: Final = (b"Content-Type", b"text/plain")
 _REPOSITORY: Final = "'repository_name' specification is not supported"
@@ -87,8 +88,14 @@ class ControlRoutes:
         self._server.update_logs(wire.read_log_settings(exchange.body))
         self.log_settings(exchange)
 
-    def not_available(self, exchange: HttpExchange) -> None:
-        raise unsupported("this server does not have shared memory and tracing yet")
+    def trace_setting(self, exchange: HttpExchange, model: str = "") -> None:
+        self._server.check_traced(model)
+        exchange.respond(200, [JSON], wire.document_body(self._server.tracing.shown(model)))
+
+    def change_trace_setting(self, exchange: HttpExchange, model: str = "") -> None:
+        self._server.check_traced(model)
+        self._server.tracing.update(model, read_trace_setting(exchange.body))
+        self.trace_setting(exchange, model)
 
     def _refuse_if_exiting(self) -> None:
         if self._server.exiting:

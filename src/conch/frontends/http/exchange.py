@@ -44,9 +44,12 @@ class HttpExchange:
     """A request, and the means to answer it once it has arrived in full.
 
     ``path`` is the raw target without its query, ``headers`` have lower-case names (the last of
-    equal ones wins), ``body`` is the whole body, after chunked framing and before decompression.
+    equal ones wins; ``names`` has them as they were sent, where the application asks for that),
+    ``body`` is the whole body, after chunked framing and before decompression.
     Answer with :meth:`respond`, or with :meth:`start`, :meth:`write` … and :meth:`finish`.  If the client hangs up
     first, ``on_disconnect`` is called, and what is sent after that is dropped.
+
+    ``began`` is when its head had arrived (ns, monotonic), set only while requests are traced.
 
     The body is gone once the exchange has been answered, or its client has hung up and nobody works for it.
     """
@@ -54,11 +57,14 @@ class HttpExchange:
     __slots__ = (
         "_budget",
         "_owner",
+        "began",
+        "binary_type",
         "body",
         "headers",
         "held",
         "keep_alive",
         "method",
+        "names",
         "on_disconnect",
         "path",
         "record",
@@ -69,6 +75,8 @@ class HttpExchange:
         "worked_for",
     )
 
+    began: int
+
     def __init__(
         self, owner: ExchangeOwner, method: bytes, path: bytes, headers: dict[bytes, bytes], keep_alive: bool
     ) -> None:
@@ -77,6 +85,9 @@ class HttpExchange:
         self.method = method
         self.path = path
         self.headers = headers
+        self.names: dict[bytes, bytes] = {}
+        #: The content type for binary tensors whose client wants the size of the JSON before them at its end.
+        self.binary_type = b""
         self.keep_alive = keep_alive
         self.body: Buffer = b""
         #: The bytes of the body that are counted in the budget.
@@ -160,6 +171,12 @@ class HttpExchange:
             callback()
         if not self.worked_for:
             self.let_go()
+
+    def hold(self, size: int) -> None:
+        """Count further bytes that are held for this request.  Raises UNAVAILABLE if the server holds too many."""
+        self.held += size
+        if not self._budget.take(size):
+            raise self._budget.refusal()
 
     def let_go(self) -> None:
         """Forget the body, and give its bytes back to the budget."""

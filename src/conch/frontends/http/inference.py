@@ -13,17 +13,26 @@ from conch.frontends.codec import requests as large
 from conch.frontends.codec.pool import LARGE, Codec
 from conch.frontends.forwarding import HeaderForwarding
 from conch.frontends.http.exchange import HttpExchange
-from conch.frontends.http.responders import GenerateResponder, GenerateStreamResponder, InferResponder, TextsResponder
+from conch.frontends.http.responders import (
+    GenerateResponder,
+    GenerateStreamResponder,
+    InferResponder,
+    SentAnswer,
+    TextsResponder,
+)
 from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks, content_encoding, given_up_by_client, small_body
+from conch.frontends.http.traced import begin_trace
 from conch.inference import InferRequest
 from conch.server.core import InferenceServer
 from conch.server.model import Model
+from conch.server.repeats import MOST_MESSAGE_BYTES
 from conch.tensors import Buffer
 from conch.wire import compression
 from conch.wire.json.generate import decode_document, decode_generate, read_document
 from conch.wire.json.generate_texts import decode_texts
 from conch.wire.json.infer import decode_infer, parse_header_length
+from conch.wire.regions import NO_REGIONS
 
 _Generate = GenerateResponder | GenerateStreamResponder
 
@@ -38,7 +47,9 @@ class Inference:
         self._forwarding = HeaderForwarding(
             server.settings.http_header_forward_pattern, "--http-header-forward-pattern"
         )
+        self._regions = server.regions
         self._tasks = ExchangeTasks(refuse)
+        self._tracing = server.tracing
 
     def admit(self, name: str, version: int) -> Model:
         """The model of a request; raises NOT_FOUND or UNAVAILABLE where there is none that serves."""
@@ -56,10 +67,12 @@ class Inference:
         model = self.admit_infer(name, version)
         length = exchange.headers.get(b"inference-header-content-length")
         body = small_body(exchange, self._limit)
-        if body is not None:
-            _send(exchange, model, self._decode_infer(exchange, model, body, length))
-        else:
+        if body is None:
             self._infer_large(exchange, model, length)
+        elif model.repeats is None or not self._may_repeat(body):
+            self._send(exchange, model, self._decode_infer(exchange, model, body, length))
+        else:
+            self._infer_again(exchange, model, bytes(body), length)
 
     def generate(self, exchange: HttpExchange, name: str, version: int) -> None:
         """``POST …/generate``."""
@@ -72,6 +85,21 @@ class Inference:
     def generate_stream(self, exchange: HttpExchange, name: str, version: int) -> None:
         """``POST …/generate_stream``."""
         self._generate(exchange, self._server.model(name, version), GenerateStreamResponder(exchange, self._codec))
+
+    def _infer_again(self, exchange: HttpExchange, model: Model, body: bytes, length: bytes | None) -> None:
+        """Send what was sent in answer to the same body before, if the response cache still has it."""
+        message = body, length, exchange.headers.get(b"accept-encoding")
+        answer = model.answer_again(message)
+        if isinstance(answer, SentAnswer):
+            exchange.respond(200, answer.headers, *answer.parts)
+        else:
+            self._send(exchange, model, self._decode_infer(exchange, model, body, length, message))
+
+    def _may_repeat(self, body: Buffer) -> bool:
+        """Whether a body says all that its request has: shared memory, perhaps named with escapes, is not in it."""
+        if len(body) > MOST_MESSAGE_BYTES or self._forwarding.enabled or self._tracing.on:
+            return False
+        return b"shared_memory" not in bytes(body) and b"\\u" not in bytes(body)
 
     def _infer_large(self, exchange: HttpExchange, model: Model, length: bytes | None) -> None:
         """A body of which little is JSON is decoded here; what takes long, by the codec."""
@@ -88,7 +116,7 @@ class Inference:
         if any(one.datatype == "BYTES" and large.has_many_strings(one.data) for one in request.inputs.values()):
             self._tasks.start(exchange, self._have_decoded(exchange, model, "", length))
         else:
-            _send(exchange, model, request)
+            self._send(exchange, model, request)
 
     async def _have_decoded(self, exchange: HttpExchange, model: Model, encoding: str, length: bytes | None) -> None:
         body, exchange.body = exchange.body, b""
@@ -97,7 +125,7 @@ class Inference:
             with given_up_by_client(exchange):
                 decoding = large.decode_infer(
                     self._codec, body, model.signature, responder.on_response, encoding=encoding, header_length=length,
-                    limit=self._limit,
+                    limit=self._limit, regions=self._regions.held_by(exchange.hold),
                 )  # fmt: skip
                 del body
                 request, responder.plan = await decoding
@@ -108,8 +136,9 @@ class Inference:
         with model.held():
             with given_up_by_client(exchange):
                 request, responder.plan = await large.decode_json(
-                    self._codec, exchange.body, size, model.signature, responder.on_response, limit=self._limit
-                )
+                    self._codec, exchange.body, size, model.signature, responder.on_response, limit=self._limit,
+                    regions=self._regions.held_by(exchange.hold),
+                )  # fmt: skip
             self._finish_infer(exchange, model, responder, request)
 
     def _finish_infer(
@@ -117,16 +146,25 @@ class Inference:
     ) -> None:
         responder.request = request
         self._forward_headers(exchange, request)
-        _send(exchange, model, request)
+        self._send(exchange, model, request)
 
-    def _decode_infer(self, exchange: HttpExchange, model: Model, body: Buffer, length: bytes | None) -> InferRequest:
+    def _decode_infer(
+        self,
+        exchange: HttpExchange,
+        model: Model,
+        body: Buffer,
+        length: bytes | None,
+        message: tuple[bytes, bytes | None, bytes | None] | None = None,
+    ) -> InferRequest:
         responder = InferResponder(exchange, model, self._codec)
+        responder.message = message
         request, responder.plan = decode_infer(
             body,
             parse_header_length(length, len(body)),
             model.signature,
             responder.on_response,
             max_input_size=self._limit,
+            regions=self._regions.held_by(exchange.hold) if self._regions else NO_REGIONS,
         )
         responder.request = request
         self._forward_headers(exchange, request)
@@ -134,7 +172,7 @@ class Inference:
 
     def _forward_headers(self, exchange: HttpExchange, request: InferRequest) -> None:
         if self._forwarding.enabled:
-            self._forwarding.add(_text(exchange.headers), request)
+            self._forwarding.add(_as_sent(exchange), request)
 
     def _generate(self, exchange: HttpExchange, model: Model, responder: _Generate) -> None:
         compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
@@ -145,7 +183,7 @@ class Inference:
             exchange.body, model.signature, responder.on_response, max_input_size=self._limit
         )
         responder.request = request
-        _send(exchange, model, request)
+        self._send(exchange, model, request)
 
     async def _have_generate_decoded(self, exchange: HttpExchange, model: Model, responder: _Generate) -> None:
         body, exchange.body = exchange.body, b""
@@ -158,7 +196,7 @@ class Inference:
                 [request], layout = await decoding
             assert layout is not None
             responder.request, responder.layout = request, layout
-            _send(exchange, model, request)
+            self._send(exchange, model, request)
 
     def _generate_texts(self, exchange: HttpExchange, model: Model) -> None:
         compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
@@ -166,7 +204,7 @@ class Inference:
         if len(exchange.body) > LARGE:
             self._tasks.start(exchange, self._have_texts_decoded(exchange, model, single, several))
             return
-        document = read_document(exchange.body, self._limit)
+        document = read_document(exchange.body, model.signature, self._limit)
         requests = decode_texts(document, model.signature, several.of, self._limit)
         if requests is not None:
             several.requests = requests
@@ -174,7 +212,7 @@ class Inference:
             single.request, single.layout = decode_document(
                 document, model.signature, single.on_response, max_input_size=self._limit
             )
-        _send_texts(exchange, model, requests or [single.request])
+        self._send_texts(exchange, model, requests or [single.request])
 
     async def _have_texts_decoded(
         self, exchange: HttpExchange, model: Model, single: GenerateResponder, several: TextsResponder
@@ -196,33 +234,36 @@ class Inference:
                 several.requests = requests
             else:
                 [single.request], single.layout = requests, layout
-            _send_texts(exchange, model, requests)
+            self._send_texts(exchange, model, requests)
+
+    def _send(self, exchange: HttpExchange, model: Model, request: InferRequest) -> None:
+        """Send a request to its model; the client's hanging up cancels it."""
+        if self._tracing.on:
+            begin_trace(self._tracing, exchange, request)
+        model.infer(request)
+        if not request.finished:
+            exchange.on_disconnect = request.cancel
+
+    def _send_texts(self, exchange: HttpExchange, model: Model, requests: Sequence[InferRequest]) -> None:
+        """Send requests that are answered together; the client's hanging up, and one that is refused, cancels all."""
+
+        def cancel() -> None:
+            for request in requests:
+                request.cancel()
+
+        try:
+            for request in requests:
+                if self._tracing.on:
+                    begin_trace(self._tracing, exchange, request)
+                model.infer(request)
+        except ConchError as error:
+            refuse(exchange, error)  # before those that are cancelled respond
+            cancel()
+        if not exchange.gone:
+            exchange.on_disconnect = cancel
 
 
-def _send(exchange: HttpExchange, model: Model, request: InferRequest) -> None:
-    """Send a request to its model; the client's hanging up cancels it."""
-    model.infer(request)
-    if not request.finished:
-        exchange.on_disconnect = request.cancel
-
-
-def _send_texts(exchange: HttpExchange, model: Model, requests: Sequence[InferRequest]) -> None:
-    """Send requests that are answered together; the client's hanging up, and one that is refused, cancels them all."""
-
-    def cancel() -> None:
-        for request in requests:
-            request.cancel()
-
-    try:
-        for request in requests:
-            model.infer(request)
-    except ConchError as error:
-        refuse(exchange, error)  # before those that are cancelled respond
-        cancel()
-    if not exchange.gone:
-        exchange.on_disconnect = cancel
-
-
-def _text(headers: dict[bytes, bytes]) -> Iterator[tuple[str, str]]:
-    for name, value in headers.items():
-        yield name.decode("latin-1"), value.decode("latin-1")
+def _as_sent(exchange: HttpExchange) -> Iterator[tuple[str, str]]:
+    """The headers, with names in the letters in which they were sent."""
+    for name, value in exchange.headers.items():
+        yield exchange.names.get(name, name).decode("latin-1"), value.decode("latin-1")

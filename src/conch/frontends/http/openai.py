@@ -79,7 +79,9 @@ class OpenAi:
         model = self._model(fields.required_text("model"))
         require(model.signature)
         request = read(fields)
-        self._responder(exchange, model, request.plan, request.inputs(model.signature)).start(model)
+        self._responder(exchange, model, request.plan, request.inputs(model.signature)).start(
+            model, self._server.tracing
+        )
 
     async def _start_large(self, exchange: HttpExchange, endpoint: str) -> None:
         """Have a request decoded, and again when its model has been loaded, if that turns out to be needed."""
@@ -112,7 +114,7 @@ class OpenAi:
                 )
                 del body
                 plan, inputs = await decoding
-            self._responder(exchange, model, plan, inputs).start(model)
+            self._responder(exchange, model, plan, inputs).start(model, self._server.tracing)
 
     def _responder(
         self,

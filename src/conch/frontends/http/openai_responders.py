@@ -18,8 +18,10 @@ from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.openai_status import STATUS, refuse
 from conch.frontends.http.responders import EVENTS, UNREAD_LIMIT
 from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
+from conch.frontends.http.traced import begin_trace
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
+from conch.telemetry.tracing.tracing import Tracing
 from conch.tensors import WireTensor
 from conch.wire.openai.answering import Answer, AnswerPlan, event
 from conch.wire.openai.embeddings import EmbeddingAnswer, EmbeddingPlan, wanted_outputs
@@ -55,12 +57,14 @@ class OpenAiResponder:
         self._running = len(self._requests)
         self._ended = False
 
-    def start(self, model: Model) -> None:
+    def start(self, model: Model, tracing: Tracing) -> None:
         """Send all requests; if one is refused, cancels the others and raises the error."""
         try:
             for request in self._requests:
                 if self._ended:
                     return
+                if tracing.on:
+                    begin_trace(tracing, self._exchange, request)
                 model.infer(request)
         except BaseException:
             self.cancel()

@@ -31,7 +31,12 @@ _NOTHING: Final = memoryview(b"")
 
 
 class HttpApplication(Protocol):
-    """Serves the requests of connections; called on the event loop."""
+    """Serves the requests of connections; called on the event loop.
+
+    ``keeps_names`` asks for the names of headers as they were sent.
+    """
+
+    keeps_names: bool
 
     def open(self, exchange: HttpExchange) -> int:
         """Decide who will answer a request of which only the head has arrived; returns how large its body may be.
@@ -89,6 +94,7 @@ class RequestReader:
         self._head_bytes = 0
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
+        self._names: dict[bytes, bytes] | None = {} if application.keeps_names else None
         self._body: list[bytes] = []
         self._length = 0
         self._limit = 0
@@ -205,7 +211,9 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:
-            name = name.lower()
+            sent, name = name, name.lower()
+            if self._names is not None:
+                self._names[name] = sent
             if name == b"host" and name in self._headers:
                 raise _Refused(400, "more than one Host")  # others on the way may have obeyed the other one
             self._headers[name] = value
@@ -231,6 +239,8 @@ class RequestReader:
         if not keep_alive and (version := self._parser.get_http_version()) not in _VERSIONS:
             raise _Refused(505, f"HTTP {version} is not served here: send HTTP/1.1")
         self._exchange = exchange = HttpExchange(receiver, self._parser.get_method(), path, headers, keep_alive)
+        if self._names is not None:
+            exchange.names, self._names = self._names, {}
         self._limit = limit = self._application.open(exchange)
         if receiver.place is not Place.SERVED:
             exchange.keep_alive = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from conch.errors import ConchError, internal, invalid
 from conch.frontends.codec import answers as large
@@ -34,6 +34,13 @@ UNREAD_LIMIT: Final = 64 << 20
 
 #: Answers that are so large that the codec encodes them.
 _ENCODING: Final = ExchangeTasks(refuse)
+
+
+class SentAnswer(NamedTuple):
+    """What was sent in answer to a request with status 200."""
+
+    headers: Sequence[tuple[bytes, bytes]]
+    parts: Sequence[Buffer]
 
 
 class Responder:
@@ -67,15 +74,18 @@ class Responder:
 class InferResponder(Responder):
     """``infer``: one response, which a response sender may mark as final separately."""
 
-    __slots__ = ("_codec", "_kept", "_model", "plan")
+    __slots__ = ("_codec", "_kept", "_model", "message", "plan")
 
     plan: JsonOutputPlan
+    #: All that the client sent, for a model that may be sent it again.
+    message: tuple[bytes, bytes | None, bytes | None] | None
 
     def __init__(self, exchange: HttpExchange, model: Model, codec: Codec) -> None:
         super().__init__(exchange)
         self._model = model
         self._codec = codec
         self._kept: list[InferResponse] | None = None
+        self.message = None
 
     def _write(self, response: InferResponse) -> None:
         if not response.final or self._kept is not None:
@@ -83,6 +93,8 @@ class InferResponder(Responder):
             return
         if response.error is not None:
             raise response.error
+        if self.request.shared is not None:
+            self.request.shared.deliver(response)
         accepted = self._exchange.headers.get(b"accept-encoding")
         encoding = compression.negotiate(accepted.decode("latin-1")) if accepted is not None else "identity"
         if large.is_large(response) and (encoding != "identity" or not self._binary(response)):
@@ -103,10 +115,18 @@ class InferResponder(Responder):
 
     def _respond(self, header_size: int, parts: Sequence[Buffer], encoding: str) -> None:
         """Send a body; ``header_size`` is that of its JSON where binary tensors follow, else 0."""
-        headers = [BINARY, (b"Inference-Header-Content-Length", b"%d" % header_size)] if header_size else [JSON]
+        if not header_size:
+            headers = [JSON]
+        elif self._exchange.binary_type:
+            headers = [(b"Content-Type", self._exchange.binary_type + b"%d" % header_size)]
+        else:
+            headers = [BINARY, (b"Inference-Header-Content-Length", b"%d" % header_size)]
         if encoding != "identity":
             headers.append((b"Content-Encoding", encoding.encode()))
         self._exchange.respond(200, headers, *parts)
+        if self.message is not None and self._model.repeats is not None:
+            size = len(self.message[0]) + sum(map(len, parts))
+            self._model.repeats.keep(self.request, self.message, SentAnswer(headers, parts), size)
 
     def _binary(self, response: InferResponse) -> bool:
         """Whether nothing of a response is to be written as JSON."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hmac
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -24,6 +25,7 @@ from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.inference import Inference
 from conch.frontends.http.openai import OpenAi
 from conch.frontends.http.openai_status import refuse as refuse_openai
+from conch.frontends.http.regions import RegionRoutes
 from conch.frontends.http.status import refuse as refuse_kserve
 from conch.frontends.slices import Slices
 from conch.server.core import InferenceServer
@@ -43,7 +45,7 @@ MAX_CONTROL_BODY: Final = 64 << 10
 _WORTH_ASKING: Final = 64 << 10
 
 
-class _Endpoint(NamedTuple):
+class HttpEndpoint(NamedTuple):
     """A regular expression for paths, and what they mean.
 
     ``api`` and ``handlers`` are those of the route; ``large`` says that bodies may be as large as
@@ -69,27 +71,42 @@ _OPENAI: Final = b"/v1/"
 class _Route:
     """The meaning of a path: its endpoint, and the arguments of the handlers."""
 
-    endpoint: _Endpoint
+    endpoint: HttpEndpoint
     arguments: tuple[Any, ...] = ()
 
 
 class Router:
-    """Passes exchanges to their handlers; ``openai_only`` is for a port that has nothing but the OpenAI API."""
+    """Passes exchanges to their handlers.
 
-    def __init__(self, server: InferenceServer, codec: Codec, slices: Slices, *, openai_only: bool = False) -> None:
+    ``openai_only`` is for a port that has nothing but the OpenAI API; ``further`` are endpoints of a port of its own,
+    which listens on ``address`` (empty: HTTP's).
+    """
+
+    def __init__(
+        self,
+        server: InferenceServer,
+        codec: Codec,
+        slices: Slices,
+        *,
+        openai_only: bool = False,
+        further: Iterable[HttpEndpoint] = (),
+        address: str = "",
+    ) -> None:
         self._openai_only = openai_only
+        self._tracing = server.tracing
         self._max_input_size = server.settings.http_max_input_size
+        self.keeps_names = bool(server.settings.http_header_forward_pattern)
         self._restrictions = {
             api: (rule.header.lower().encode(), rule.value.encode(), rule.header)
             for rule in server.settings.http_restricted_api
             for api in rule.apis
         }
-        self._browsers = BrowserRules(server.settings.http_address, server.settings.http_allowed_host)
+        self._browsers = BrowserRules(address or server.settings.http_address, server.settings.http_allowed_host)
         control = ControlRoutes(server, codec, slices)
         table = (_openai_table if openai_only else _kserve_table)(server, codec, control)
         if not openai_only:
             table += _openai_table(server, codec, control)
-        self._table = [(re.compile(one.pattern), one) for one in table]
+        self._table = [(re.compile(one.pattern), one) for one in (*table, *further)]
         self._known: dict[bytes, _Route] = {}
 
     def open(self, exchange: HttpExchange) -> int:
@@ -108,6 +125,8 @@ class Router:
                 exchange.refusal = (error, 403)
                 return 0
             exchange.route = handler, route.arguments
+            if self._tracing.on:
+                exchange.began = monotonic_ns()
             exchange.urgent = endpoint.api == "health"
             if endpoint.admit is not None and _may_be_large(exchange.headers):
                 endpoint.admit(*route.arguments)
@@ -122,6 +141,13 @@ class Router:
         if endpoint.binary and b"inference-header-content-length" in exchange.headers:
             return MAX_BODY_BYTES
         return self._max_input_size if endpoint.large else min(MAX_CONTROL_BODY, self._max_input_size)
+
+    def methods(self, path: bytes) -> Collection[bytes]:
+        """The methods that a path has; none where there is no such path."""
+        try:
+            return self._find(path).endpoint.handlers.keys()
+        except (_NotFound, ConchError):
+            return ()
 
     def handle(self, exchange: HttpExchange) -> None:
         """Answer an exchange; errors that handlers raise become its response."""
@@ -188,61 +214,66 @@ def _may_be_large(headers: dict[bytes, bytes]) -> bool:
     return int(length) > _WORTH_ASKING if length is not None else b"transfer-encoding" in headers
 
 
-def _kserve_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[_Endpoint]:
+def _kserve_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[HttpEndpoint]:
     """The routes of the KServe protocol with Triton's extensions."""
     get, post = b"GET", b"POST"
     inference = Inference(server, codec)
     logging_handlers = {get: control.log_settings, post: control.change_log_settings}
-    missing = {get: control.not_available, post: control.not_available}
+    trace_handlers = {get: control.trace_setting, post: control.change_trace_setting}
     model = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
     repository = r"/v2/repository(?:/(?P<repository>[^/]+))?"
     return [
-        _Endpoint(r"/v2", "metadata", {get: control.server_metadata}),
-        _Endpoint(r"/v2/health/live", "health", {get: control.live}),
-        _Endpoint(r"/v2/health/ready", "health", {get: control.ready}),
-        _Endpoint(r"/v2/models/stats", "statistics", {get: control.statistics}),
-        _Endpoint(r"/v2/logging", "logging", logging_handlers),
-        _Endpoint(
+        HttpEndpoint(r"/v2", "metadata", {get: control.server_metadata}),
+        HttpEndpoint(r"/v2/health/live", "health", {get: control.live}),
+        HttpEndpoint(r"/v2/health/ready", "health", {get: control.ready}),
+        HttpEndpoint(r"/v2/models/stats", "statistics", {get: control.statistics}),
+        HttpEndpoint(r"/v2/logging", "logging", logging_handlers),
+        HttpEndpoint(
             rf"{model}/infer", "inference", {post: inference.infer}, inference.admit_infer, large=True, binary=True
         ),
-        _Endpoint(rf"{model}/generate", "inference", {post: inference.generate}, inference.admit, large=True),
-        _Endpoint(
+        HttpEndpoint(rf"{model}/generate", "inference", {post: inference.generate}, inference.admit, large=True),
+        HttpEndpoint(
             rf"{model}/generate_stream", "inference", {post: inference.generate_stream}, inference.admit, large=True
         ),
-        _Endpoint(rf"{model}/ready", "health", {get: control.model_ready}),
-        _Endpoint(rf"{model}/config", "model-config", {get: control.config}),
-        _Endpoint(rf"{model}/stats", "statistics", {get: control.statistics}),
-        _Endpoint(model, "metadata", {get: control.model_metadata}),
-        _Endpoint(r"/v2/repository(?:/[^/]+)?/index", "model-repository", {post: control.index}),
-        _Endpoint(
+        HttpEndpoint(rf"{model}/ready", "health", {get: control.model_ready}),
+        HttpEndpoint(rf"{model}/config", "model-config", {get: control.config}),
+        HttpEndpoint(rf"{model}/stats", "statistics", {get: control.statistics}),
+        HttpEndpoint(model, "metadata", {get: control.model_metadata}),
+        HttpEndpoint(r"/v2/repository(?:/[^/]+)?/index", "model-repository", {post: control.index}),
+        HttpEndpoint(
             rf"{repository}/models/(?P<name>[^/]+)/load",
             "model-repository",
             {post: control.load},
             control.admit,
             large=True,
         ),
-        _Endpoint(rf"{repository}/models/(?P<name>[^/]+)/unload", "model-repository", {post: control.unload}),
-        _Endpoint(r"/v2(?:/models/[^/]+)?/trace/setting", "trace", missing),
-        _Endpoint(r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/status", "shared-memory", {get: missing[get]}),
-        _Endpoint(
-            r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/(?:un)?register",
-            "shared-memory",
-            {post: missing[post]},
-        ),
+        HttpEndpoint(rf"{repository}/models/(?P<name>[^/]+)/unload", "model-repository", {post: control.unload}),
+        HttpEndpoint(r"/v2/trace/setting", "trace", trace_handlers),
+        HttpEndpoint(r"/v2/models/(?P<traced>[^/]+)/trace/setting", "trace", trace_handlers),
+        *_region_endpoints(RegionRoutes(server.regions)),
     ]
 
 
-def _openai_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[_Endpoint]:
+def _region_endpoints(routes: RegionRoutes) -> Iterator[HttpEndpoint]:
+    """The routes of clients' shared memory."""
+    for kind, handlers in (("system", routes.system), ("cuda", routes.cuda)):
+        path = rf"/v2/{kind}sharedmemory(?:/region/(?P<region>[^/]+))?"
+        yield HttpEndpoint(rf"{path}/status", "shared-memory", {b"GET": handlers.status})
+        yield HttpEndpoint(rf"{path}/register", "shared-memory", {b"POST": handlers.register})
+        yield HttpEndpoint(rf"{path}/unregister", "shared-memory", {b"POST": handlers.unregister})
+
+
+def _openai_table(server: InferenceServer, codec: Codec, control: ControlRoutes) -> list[HttpEndpoint]:
     """The routes of the OpenAI API, and the health check that Triton's front end for it has."""
     get, post = b"GET", b"POST"
     openai = OpenAi(server, codec)
     return [
-        _Endpoint(r"/v1/models", "metadata", {get: openai.models}),
-        _Endpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}),
-        _Endpoint(r"/v1/chat/completions", "inference", {post: openai.chat}, large=True),
-        _Endpoint(r"/v1/completions", "inference", {post: openai.completion}, large=True),
-        _Endpoint(r"/v1/embeddings", "inference", {post: openai.embedding}, large=True),
-        _Endpoint(r"/health/ready", "health", {get: control.ready}),
+        HttpEndpoint(r"/v1/models", "metadata", {get: openai.models}),
+        HttpEndpoint(r"/v1/models/(?P<id>.+)", "metadata", {get: openai.model}),
+        HttpEndpoint(r"/v1/chat/completions", "inference", {post: openai.chat}, large=True),
+        HttpEndpoint(r"/v1/completions", "inference", {post: openai.completion}, large=True),
+        HttpEndpoint(r"/v1/embeddings", "inference", {post: openai.embedding}, large=True),
+        HttpEndpoint(r"/health/ready", "health", {get: control.ready}),
     ]
 
 
@@ -250,8 +281,14 @@ def _arguments(match: re.Match[str]) -> tuple[Any, ...]:
     groups = match.groupdict()
     if "model" in groups:
         return unquote(groups["model"]), _version(groups["version"])
+    if "traced" in groups:
+        return (unquote(groups["traced"]),)
     if "id" in groups:
         return (unquote(groups["id"]),)
+    if "target" in groups:
+        return (unquote(groups["target"]),)
+    if "region" in groups:
+        return (unquote(groups["region"] or ""),)
     if "name" in groups:
         return unquote(groups["repository"] or ""), unquote(groups["name"])
     return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from ssl import SSLContext
 from time import monotonic
 
 from conch.errors import ConchError
@@ -33,13 +34,17 @@ class HttpListener:
         """The connections that are open."""
         return self._connections
 
-    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> tuple[str, int]:
+    async def start(
+        self, host: str, port: int, *, reuse_port: bool = False, ssl: SSLContext | None = None
+    ) -> tuple[str, int]:
         """Listen; returns the address.  Raises PortTakenError."""
         self._server, address = await listen(
             lambda: HttpConnection(self._application, self._connections, self._limits),
             host,
             port,
             reuse_port=reuse_port,
+            ssl=ssl,
+            handshake_seconds=self._limits.times.head,
         )
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)
         return address
@@ -76,6 +81,7 @@ class HttpListener:
 class MetricsPage:
     """The application of the metrics port: ``GET /metrics`` and nothing else."""
 
+    keeps_names = False
     _TEXT = (b"Content-Type", b"text/plain; charset=utf-8")
 
     def __init__(self, registry: Registry, slices: Slices) -> None:

@@ -13,19 +13,19 @@ from typing import Final
 
 from tritonclient.grpc import service_pb2
 
-from conch.errors import ConchError, clipped, invalid, not_found
+from conch.errors import clipped, invalid
 from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
 from conch.tensors import CONFIG_NAME, Buffer, WireTensor
 from conch.wire.classification import classify
 from conch.wire.grpc.contents import read_contents
 from conch.wire.grpc.parameters import (
     FINAL_RESPONSE,
-    Parameters,
-    names_shared_memory,
     read_classification,
+    read_part,
     read_request_parameters,
     response_parameter,
 )
+from conch.wire.regions import NO_REGIONS, REGION, Regions
 
 #: Keys (field number and wire type) of a response's id, of its tensors' bytes and, on a stream, of the whole response.
 _ID: Final = b"\x1a"
@@ -54,11 +54,12 @@ def decode_infer(
     on_response: Callable[[InferResponse], None],
     raw: Sequence[Buffer] | None = None,
     elements: Sequence[int | None] = (),
+    regions: Regions = NO_REGIONS,
 ) -> tuple[InferRequest, GrpcOutputPlan]:
     """The request in ``message`` to the model of ``signature``, and how its response is to be written.
 
-    ``raw`` are the raw contents, if they were taken out of the message, ``elements`` the numbers of their elements
-    where they are BYTES and have been counted.  The request is not yet checked against the model
+    ``raw`` are the raw contents, if they were taken out of the message, ``elements`` the numbers of elements of the
+    inputs where they are BYTES and have been counted.  The request is not yet checked against the model
     (:mod:`conch.validation` does that).  Raises INVALID_ARG with Triton's texts for whatever is wrong with the message.
     """
     request = InferRequest(message.model_name, {}, on_response, model_version=signature.version, id=message.id)
@@ -68,42 +69,51 @@ def decode_infer(
         plan.empty_final = read_request_parameters(parameters, request)
         if request.parameters and signature.check_parameters is not None:
             signature.check_parameters(request.parameters)
-    _read_inputs(message, message.raw_input_contents[:] if raw is None else raw, request)
+    _read_inputs(message, message.raw_input_contents[:] if raw is None else raw, request, regions)
     if elements:
-        for tensor, count in zip(request.inputs.values(), elements, strict=False):
-            tensor.elements = count
+        for tensor, count in zip(sent_inputs(message), elements, strict=False):
+            request.inputs[tensor.name].elements = count
     outputs = message.outputs[:]
     if outputs:
         names: dict[str, None] = {}
         for output in outputs:
             names[output.name] = None
             if output.parameters:
-                _read_output(output, plan)
+                _read_output(output, request, plan, regions)
         request.outputs = tuple(names)
     return request, plan
 
 
-def _read_inputs(message: service_pb2.ModelInferRequest, contents: Sequence[Buffer], request: InferRequest) -> None:
+def sent_inputs(message: service_pb2.ModelInferRequest) -> list[service_pb2.ModelInferRequest.InferInputTensor]:
+    """The inputs of which the message has the data; the others are in shared memory."""
+    return [tensor for tensor in message.inputs[:] if not tensor.parameters or REGION not in tensor.parameters]
+
+
+def _read_inputs(
+    message: service_pb2.ModelInferRequest, contents: Sequence[Buffer], request: InferRequest, regions: Regions
+) -> None:
     # Slices of repeated fields are lists, which are walked several times as fast.
     inputs = request.inputs
     has_raw = bool(contents)
     raw = iter(contents)
     for tensor in message.inputs[:]:
         name = tensor.name
-        if tensor.parameters and names_shared_memory(tensor.parameters, name):
-            if tensor.HasField("contents"):
-                raise invalid(
-                    f"unexpected 'content' provided when using shared memory for input tensor '{name}'"
-                    f" for model '{request.model_name}'"
-                )
-            raise _no_region(tensor.parameters)
+        part = read_part(tensor.parameters, name) if tensor.parameters else None
+        if part is not None and tensor.HasField("contents"):
+            raise invalid(
+                f"unexpected 'content' provided when using shared memory for input tensor '{name}'"
+                f" for model '{request.model_name}'"
+            )
         if name in inputs:
             raise request.error(f"input '{name}' already exists in request")
         datatype = tensor.datatype
         if datatype not in CONFIG_NAME:
             datatype = "<invalid>"
         data: Buffer | None
-        if has_raw:
+        if part is not None:
+            data = regions.read(datatype, *part)
+            request.shared = regions
+        elif has_raw:
             if tensor.HasField("contents"):
                 raise invalid(
                     f"contents field must not be specified when using raw_input_contents for '{name}'"
@@ -119,20 +129,21 @@ def _read_inputs(message: service_pb2.ModelInferRequest, contents: Sequence[Buff
         inputs[name] = WireTensor(name, datatype, tuple(tensor.shape[:]), data)
 
 
-def _read_output(output: service_pb2.ModelInferRequest.InferRequestedOutputTensor, plan: GrpcOutputPlan) -> None:
-    in_memory = names_shared_memory(output.parameters, output.name)
+def _read_output(
+    output: service_pb2.ModelInferRequest.InferRequestedOutputTensor,
+    request: InferRequest,
+    plan: GrpcOutputPlan,
+    regions: Regions,
+) -> None:
+    part = read_part(output.parameters, output.name)
     classes = read_classification(output.parameters)
-    if in_memory:
+    if part is not None:
         if classes:
             raise invalid("output can't set both 'shared_memory_region' and 'classification'")
-        raise _no_region(output.parameters)
+        regions.place(output.name, *part)
+        request.shared = regions
     if classes:
         plan.classification[output.name] = classes
-
-
-def _no_region(parameters: Parameters) -> ConchError:
-    """The error for a region that was not registered; no region can be."""
-    return not_found(f"Unable to find shared memory region: '{parameters['shared_memory_region'].string_param}'")
 
 
 def encode_infer(
@@ -143,8 +154,8 @@ def encode_infer(
 ) -> list[Buffer]:
     """The bytes of a ``ModelInferResponse``, in parts.
 
-    ``labels`` gives the label file's lines of an output, if it has one.  Raises INVALID_ARG for outputs that cannot be
-    written the way the client asked.
+    ``labels`` gives the label file's lines of an output, if it has one; outputs in shared memory have been written
+    there.  Raises INVALID_ARG for outputs that cannot be written the way the client asked.
     """
     body: list[Buffer] = [_model(request.model_name, request.model_version)]
     if request.id:

@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2
 
 from conch.errors import invalid
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, ParameterValue
+from conch.wire.regions import OFFSET, REGION, SIZE
 
 Parameters = Mapping[str, service_pb2.InferParameter]
 
@@ -96,28 +97,30 @@ def read_classification(parameters: Parameters) -> int:
     return int(parameter.int64_param)
 
 
-def names_shared_memory(parameters: Parameters, tensor: str) -> bool:
-    """Whether a tensor's parameters place it in a shared memory region; raises INVALID_ARG for malformed ones."""
-    region = parameters.get("shared_memory_region")
-    size = parameters.get("shared_memory_byte_size")
-    offset = parameters.get("shared_memory_offset")
+def read_part(parameters: Parameters, tensor: str) -> tuple[str, int, int] | None:
+    """The name of the region in which a tensor is, and its offset and size there (bytes); None if it is in none.
+
+    Negative numbers are the large ones that they are without a sign.  Raises INVALID_ARG for what is malformed.
+    """
+    region, size, offset = parameters.get(REGION), parameters.get(SIZE), parameters.get(OFFSET)
     if region is None:
-        for name, parameter in (("shared_memory_byte_size", size), ("shared_memory_offset", offset)):
+        for name, parameter in ((SIZE, size), (OFFSET, offset)):
             if parameter is not None:
                 raise invalid(
                     f"'{name}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor}'"
                 )
-        return False
-    _expect_memory(region, "shared_memory_region", "string_param", tensor)
+        return None
+    _expect_memory(region, REGION, "string_param", tensor)
     if size is None:
         raise invalid(
             "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter"
             f" for tensor '{tensor}'"
         )
-    _expect_memory(size, "shared_memory_byte_size", "int64_param", tensor)
+    _expect_memory(size, SIZE, "int64_param", tensor)
     if offset is not None:
-        _expect_memory(offset, "shared_memory_offset", "int64_param", tensor)
-    return True
+        _expect_memory(offset, OFFSET, "int64_param", tensor)
+    start = offset.int64_param if offset is not None else 0
+    return region.string_param, start % 2**64, size.int64_param % 2**64
 
 
 def _expect_memory(parameter: service_pb2.InferParameter, name: str, kind: str, tensor: str) -> None:

@@ -10,7 +10,7 @@ import base64
 import binascii
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from conch.errors import clipped, internal, invalid, unavailable, unsupported
 from conch.logs import FORMATS
@@ -18,6 +18,8 @@ from conch.tensors import Buffer
 from conch.wire.json import text
 
 _FILE: Final = "file:"
+#: The size of ``cudaIpcMemHandle_t`` (bytes).
+_HANDLE_SIZE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,61 @@ def read_unload(body: Buffer) -> bool:
     """Whether the models that an ensemble is made of are to be unloaded with it."""
     parameters = text.optional_object(_object(body), "parameters")
     return text.as_bool(parameters.get("unload_dependents", False), "Unable to parse 'unload_dependents'")
+
+
+class SystemRegionParameters(NamedTuple):
+    """A part of shared memory that is registered (bytes)."""
+
+    key: str
+    offset: int
+    size: int
+
+
+class CudaRegionParameters(NamedTuple):
+    """Memory of a GPU that is registered (bytes)."""
+
+    handle: bytes
+    device: int
+    size: int
+
+
+def read_system_region(body: Buffer) -> SystemRegionParameters:
+    """What a request to register shared memory says of it."""
+    document = _region(body, "key")
+    key = text.as_string(document["key"])
+    offset = text.as_unsigned(document["offset"]) if "offset" in document else 0
+    if "byte_size" not in document:
+        raise invalid("Shared memory register request has no 'byte_size' field")
+    return SystemRegionParameters(key, offset, text.as_unsigned(document["byte_size"]))
+
+
+def read_cuda_region(body: Buffer) -> CudaRegionParameters:
+    """What a request to register memory of a GPU says of it."""
+    document = _region(body, "raw_handle")
+    encoded = text.as_string(text.member(document["raw_handle"], "b64"))
+    size = text.as_unsigned(text.member(document, "byte_size"))
+    device = text.as_unsigned(text.member(document, "device_id"))
+    try:
+        handle = base64.b64decode(encoded, validate=True)
+    except ValueError:
+        handle = b""
+    if len(handle) != _HANDLE_SIZE:
+        raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+    return CudaRegionParameters(handle, device, size)
+
+
+def read_sagemaker_model(body: Buffer) -> tuple[str, str]:
+    """The name and the place of a model that SageMaker has loaded."""
+    document = text.loads(body)
+    name, url = (text.as_string(text.member(document, key)) for key in ("model_name", "url"))
+    return name, url
+
+
+def _region(body: Buffer, required: str) -> dict[str, Any]:
+    document = text.loads(body)
+    if type(document) is not dict or required not in document:
+        raise invalid(f"Shared memory register request has no '{required}' field")
+    return document
 
 
 def read_log_settings(body: Buffer) -> dict[str, bool | int | str]:

@@ -50,13 +50,24 @@ def decode_generate(
 
     Raises :class:`ConchError` with Triton's texts and codes for whatever is wrong with the body.
     """
-    return decode_document(read_document(body, max_input_size), signature, on_response, max_input_size=max_input_size)
+    document = read_document(body, signature, max_input_size)
+    return decode_document(document, signature, on_response, max_input_size=max_input_size)
 
 
-def read_document(body: Buffer, max_input_size: int) -> dict[str, Any]:
-    """The members of a body.  Raises :class:`ConchError` for anything but an object of at most ``max_input_size``."""
+def read_document(body: Buffer, signature: ModelSignature, max_input_size: int) -> dict[str, Any]:
+    """The members of a body.
+
+    Raises :class:`ConchError` for anything but an object of at most ``max_input_size`` that has each input once.
+    """
     check_json_size(len(body), max_input_size)
-    return text.as_members(text.loads(body))
+    document = text.as_members(text.loads(body))
+    data = body if not isinstance(body, memoryview) else bytes(body)
+    for name in signature.inputs:
+        # The parser keeps the last of several; most bodies are known to have no other by looking for the name.
+        if data.count(b'"%b"' % text.utf8(name)) > 1 and text.members(data).count(name) > 1:
+            id = document.get("id") or "<id_unknown>"
+            raise invalid(f"[request id: {id}] input '{name}' already exists in request")
+    return document
 
 
 def decode_document(

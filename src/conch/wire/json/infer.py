@@ -18,7 +18,8 @@ from conch.tensors import Buffer
 from conch.wire.classification import classify
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
-from conch.wire.json.inputs import raw_input, read_inputs, refuse_region
+from conch.wire.json.inputs import raw_input, read_inputs, read_part
+from conch.wire.regions import NO_REGIONS, REGION, Regions
 
 #: What ``--http-max-input-size`` is unless given, in bytes.
 MAX_INPUT_SIZE: Final = 64 << 20
@@ -74,6 +75,7 @@ def decode_infer(
     on_response: Callable[[InferResponse], None],
     *,
     max_input_size: int = MAX_INPUT_SIZE,
+    regions: Regions = NO_REGIONS,
 ) -> tuple[InferRequest, JsonOutputPlan]:
     """The request in ``body``, and how its response is to be written.
 
@@ -86,7 +88,7 @@ def decode_infer(
         raw_input(body, signature, request, max_input_size)
         return request, JsonOutputPlan(binary=True, batched=signature.max_batch_size > 0)
     header, binary = _split(body, header_length)
-    return decode_split(header, binary, signature, on_response, max_input_size=max_input_size)
+    return decode_split(header, binary, signature, on_response, max_input_size=max_input_size, regions=regions)
 
 
 def decode_split(
@@ -96,6 +98,7 @@ def decode_split(
     on_response: Callable[[InferResponse], None],
     *,
     max_input_size: int = MAX_INPUT_SIZE,
+    regions: Regions = NO_REGIONS,
 ) -> tuple[InferRequest, JsonOutputPlan]:
     """The request in the JSON ``header`` of a body with ``binary`` behind it, as :func:`decode_infer` has it."""
     request = InferRequest(signature.name, {}, on_response, model_version=signature.version)
@@ -110,9 +113,9 @@ def decode_split(
         _read_parameters(document["parameters"], request, plan)
         if request.parameters and signature.check_parameters is not None:
             signature.check_parameters(request.parameters)
-    read_inputs(document, binary, request, max_input_size)
+    read_inputs(document, binary, request, max_input_size, regions)
     if "outputs" in document:
-        _read_outputs(document["outputs"], request, plan)
+        _read_outputs(document["outputs"], request, plan, regions)
     return request, plan
 
 
@@ -182,7 +185,7 @@ def _unable(key: str) -> str:
     return f"Unable to parse '{key}'"
 
 
-def _read_outputs(value: Any, request: InferRequest, plan: JsonOutputPlan) -> None:
+def _read_outputs(value: Any, request: InferRequest, plan: JsonOutputPlan, regions: Regions) -> None:
     wanted = plan.outputs
     for item in text.as_array(value, "Unable to parse 'outputs'"):
         name = text.as_string(text.member(item, "name", _NAME), _NAME)
@@ -191,6 +194,9 @@ def _read_outputs(value: Any, request: InferRequest, plan: JsonOutputPlan) -> No
         parameters = text.optional_object(item, "parameters")
         # ``binary_data_output`` is for requests that name no outputs (so does Triton).
         wanted[name] = _requested(parameters) if parameters else RequestedOutput(binary=False)
+        if REGION in parameters:
+            regions.place(name, *read_part(parameters))
+            request.shared = regions
     request.outputs = tuple(wanted)
 
 
@@ -198,12 +204,11 @@ def _requested(parameters: dict[str, Any]) -> RequestedOutput:
     classification, binary = 0, False
     if "classification" in parameters:
         classification = text.as_unsigned(parameters["classification"], "Unable to set 'classification'")
-    if "shared_memory_region" in parameters:
+    if REGION in parameters:
         if classification:
             raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
         if text.as_bool(parameters.get("binary_data", False), _unable("binary_data")):
             raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
-        refuse_region(parameters)
     if "binary_data" in parameters:
         binary = text.as_bool(parameters["binary_data"], _unable("binary_data"))
     return RequestedOutput(binary, classification)
@@ -217,13 +222,14 @@ def encode_infer(
 ) -> tuple[bytes, list[Buffer]]:
     """A response as its JSON and the binary tensors that follow it.
 
-    ``labels`` gives the label file's lines of an output, if it has one.  Without binary tensors
+    ``labels`` gives the label file's lines of an output, if it has one; outputs in shared memory have been
+    written there.  Without binary tensors
     the body is plain JSON and needs no ``Inference-Header-Content-Length``.  Raises INVALID_ARG
     for outputs that cannot be written the way the client asked.
     """
     outputs: list[dict[str, Any]] = []
     blobs: list[Buffer] = []
-    wanted = plan.outputs
+    wanted, shared = plan.outputs, request.shared
     for tensor in response.outputs:
         binary, classes = plan.binary, 0
         if wanted:
@@ -233,6 +239,9 @@ def encode_infer(
         if classes:
             tensor = classify(tensor, classes, labels(tensor.name), plan.batched)
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if shared is not None and tensor.name in shared.places:
+            outputs.append(entry)
+            continue
         if binary:
             size = len(tensor.data)
             entry["parameters"] = {"binary_data_size": size}

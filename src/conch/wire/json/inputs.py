@@ -6,15 +6,14 @@ Called by :mod:`conch.wire.json.infer`.  Binary data is sliced, never copied.
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import ConchError, invalid
 from conch.inference import InferRequest, ModelSignature
 from conch.tensors import ELEMENT_SIZE, MAX_ELEMENTS, Buffer, WireTensor, format_shape
 from conch.wire.json import tensor as tensor_data
 from conch.wire.json import text
-
-SHARED_MEMORY: Final = "shared memory is not available in this build of conch"
+from conch.wire.regions import OFFSET, REGION, SIZE, Regions
 
 _HINT: Final = "Use --http-max-input-size to increase the limit."
 _INPUTS: Final = "Unable to parse 'inputs'"
@@ -23,7 +22,9 @@ _DATATYPE: Final = "Unable to parse 'datatype'"
 _SHAPE: Final = "Unable to parse 'shape'"
 
 
-def read_inputs(document: dict[str, Any], binary: Buffer, request: InferRequest, max_input_size: int) -> None:
+def read_inputs(
+    document: dict[str, Any], binary: Buffer, request: InferRequest, max_input_size: int, regions: Regions
+) -> None:
     """Fill ``request.inputs``; ``binary`` is what follows the JSON of the body and must be used up."""
     inputs = request.inputs
     at = 0
@@ -46,7 +47,8 @@ def read_inputs(document: dict[str, Any], binary: Buffer, request: InferRequest,
                     f" for model '{request.model_name}'"
                 )
         else:
-            refuse_region(parameters)
+            data = regions.read(datatype, *read_part(parameters))
+            request.shared = regions
         if name in inputs:
             raise request.error(f"input '{name}' already exists in request")
         inputs[name] = WireTensor(name, datatype, shape, data)
@@ -54,13 +56,14 @@ def read_inputs(document: dict[str, Any], binary: Buffer, request: InferRequest,
         raise invalid(f"unexpected additional input data for model '{request.model_name}'")
 
 
-def refuse_region(parameters: dict[str, Any]) -> NoReturn:
-    """Refuse shared memory, or first of all parameters for it that make no sense."""
-    text.as_string(parameters["shared_memory_region"], "Unable to parse 'shared_memory_region'")
-    for key in ("shared_memory_offset", "shared_memory_byte_size"):
-        if key in parameters:
-            text.as_unsigned(parameters[key], f"Unable to parse '{key}'")
-    raise unsupported(SHARED_MEMORY)
+def read_part(parameters: dict[str, Any]) -> tuple[str, int, int]:
+    """The name of a tensor's region, and where in it the tensor is: offset and size (bytes), 0 where not given."""
+    name = text.as_string(parameters[REGION], f"Unable to parse '{REGION}'")
+    offset, size = (
+        text.as_unsigned(parameters[key], f"Unable to parse '{key}'") if key in parameters else 0
+        for key in (OFFSET, SIZE)
+    )
+    return name, offset, size
 
 
 def raw_input(body: Buffer, signature: ModelSignature, request: InferRequest, max_input_size: int) -> None:
@@ -99,7 +102,7 @@ def _source(item: Any, parameters: dict[str, Any]) -> str:
     if has_data and not parameters:
         return "data"
     given = ["data"] if has_data else []
-    given += [key for key in ("binary_data_size", "shared_memory_region") if key in parameters]
+    given += [key for key in ("binary_data_size", REGION) if key in parameters]
     if len(given) != 1:
         found = f"set {' '.join(map(repr, given))}" if given else "no field is set"
         raise invalid(

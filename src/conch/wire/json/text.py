@@ -37,6 +37,12 @@ def loads(data: Buffer) -> Any:
     return value
 
 
+def members(data: bytes | bytearray) -> list[str]:
+    """The names of the members of a document that :func:`loads` has read, also those that occur again."""
+    value = json.loads(data.removeprefix(BOM_UTF8).decode("utf-8", "surrogateescape"), object_pairs_hook=list)
+    return [name for name, _ in value]
+
+
 def _loads_leniently(data: bytes) -> Any:
     """Parse what orjson refuses: RapidJSON may accept it, and if not, the error is RapidJSON's."""
     data = data.removeprefix(BOM_UTF8)

@@ -26,6 +26,7 @@ from conch.wire.json.infer import JsonOutputPlan, RequestedOutput, decode_infer,
 from conch.wire.openai.endpoints import ENDPOINTS
 from conch.wire.openai.errors import ApiError
 from conch.wire.openai.reading import Fields
+from conch.wire.regions import Regions
 
 LIMIT = 64 << 20
 NUMBERS = TensorSpec("numbers", "FP32", (-1,))
@@ -390,3 +391,37 @@ async def test_what_is_wrong_with_a_grpc_message_is_left_to_be_told(codec: Codec
     assert "expected datatype 'FP32'" in (await refusal(decoded_grpc(codec, grpc_request(wrong)))).message
     many = grpc_request(*[nothing] * 60_000)
     assert "besides its tensors" in (await refusal(decoded_grpc(codec, many))).message
+
+
+class _Regions(Regions):
+    """Regions that have everything: ``placed`` are the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.placed: dict[str, tuple[str, int, int]] = {}
+
+    def read(self, datatype: str, name: str, offset: int, size: int) -> bytes:
+        return f"{datatype} {name} {offset} {size} ".encode()
+
+    def place(self, output: str, name: str, offset: int, size: int) -> None:
+        self.placed[output] = name, offset, size
+
+
+async def test_tensors_in_shared_memory_are_resolved_by_the_server(codec: Codec) -> None:
+    place = {"shared_memory_region": "r", "shared_memory_offset": 8, "shared_memory_byte_size": 12}
+    numbers = {"name": "numbers", "datatype": "FP32", "shape": [1, 3], "parameters": place}
+    outputs = [{"name": "numbers", "parameters": place}]
+    body = json.dumps({**INFER, "inputs": [numbers, INFER["inputs"][1]], "outputs": outputs}).encode()
+    for size in (None, len(body)):
+        regions = _Regions()
+        if size is None:
+            request, plan = await requests.decode_infer(codec, body, MODEL, ignore, limit=LIMIT, regions=regions)
+        else:
+            request, plan = await requests.decode_json(codec, body, size, MODEL, ignore, limit=LIMIT, regions=regions)
+        assert bytes(request.inputs["numbers"].data) == b"FP32 r 8 12 "
+        assert bytes(request.inputs["texts"].data) == pack_bytes([b"", "ä".encode()])
+        assert regions.placed == {"numbers": ("r", 8, 12)}
+        assert request.shared is regions
+        assert plan.outputs == {"numbers": RequestedOutput(False)}
+    error = await refusal(requests.decode_infer(codec, body, MODEL, ignore, limit=LIMIT))
+    assert (error.code, error.message) == (Code.NOT_FOUND, "Unable to find shared memory region: 'r'")

@@ -11,7 +11,10 @@ from tritonclient.grpc import model_config_pb2
 from conch import logs
 from conch.errors import ConchError, cancelled, invalid, not_found
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.server.regions.registry import ClientRegions
 from conch.settings import Settings
+from conch.telemetry.tracing.tracing import Tracing
+from conch.telemetry.tracing.values import TraceValues
 from conch.tensors import WireTensor
 from conch.validation import validate_request
 
@@ -28,6 +31,7 @@ class FakeModel:
         self.name = name
         self.version = 1
         self.behaviour = behaviour
+        self.repeats = None
         self.signature = ModelSignature(
             name,
             1,
@@ -110,6 +114,8 @@ class FakeServer:
         self.loaded: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.unloaded: list[tuple[str, bool]] = []
         self.logs = logs.LogSettings()
+        self.tracing = Tracing(TraceValues())
+        self.regions = ClientRegions(False, list, ())
 
     def metadata(self) -> dict[str, Any]:
         return {"name": "triton", "version": "2.51.0", "extensions": ["statistics"]}

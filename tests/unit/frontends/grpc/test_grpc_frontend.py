@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -151,22 +149,6 @@ def test_old_connection_of_a_real_client_is_replaced_unnoticed():
 # TLS
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("certificates")
-    for name in ("server", "client"):
-        subprocess.run(
-            [
-                "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-                "-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-                "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.pem",
-            ],
-            check=True,
-            capture_output=True,
-        )  # fmt: skip
-    yield folder
-
-
 def tls_settings(folder: Path) -> dict[str, object]:
     return {
         "grpc_use_ssl": True,
@@ -213,10 +195,3 @@ def test_large_messages_over_tls(certificates):
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             text = "large" * 1_000_000
             assert text_of(stub.ModelInfer(text_request("echo", text))) == text
-
-
-def test_unusable_certificate_is_refused(tmp_path):
-    with pytest.raises(ConchError, match="certificate") as caught:
-        with Frontend(grpc_use_ssl=True, grpc_server_cert=str(tmp_path / "none.pem")):
-            pass
-    assert caught.value.code is Code.INVALID_ARG

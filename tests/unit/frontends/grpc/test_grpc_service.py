@@ -139,14 +139,18 @@ def test_log_settings_are_shown_and_changed(frontend, client):
     assert shown["log_error"] == {"bool_param": True}
 
 
-def test_what_is_missing_says_so(stub):
+def test_shared_memory_is_the_clients_only_where_the_server_allows_it(stub):
+    assert not stub.SystemSharedMemoryStatus(pb.SystemSharedMemoryStatusRequest()).regions
     for method, request in (
-        (stub.SystemSharedMemoryStatus, pb.SystemSharedMemoryStatusRequest()),
         (stub.SystemSharedMemoryRegister, pb.SystemSharedMemoryRegisterRequest(name="r")),
+        (stub.SystemSharedMemoryUnregister, pb.SystemSharedMemoryUnregisterRequest(name="r")),
+        (stub.CudaSharedMemoryRegister, pb.CudaSharedMemoryRegisterRequest(name="r")),
         (stub.CudaSharedMemoryUnregister, pb.CudaSharedMemoryUnregisterRequest(name="r")),
     ):
-        assert fails(method, request) == ("UNIMPLEMENTED", "this server does not have shared memory yet")
-    assert fails(stub.TraceSetting, pb.TraceSettingRequest())[0] == "UNIMPLEMENTED"
+        assert fails(method, request) == (
+            "UNIMPLEMENTED",
+            "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.",
+        )
 
 
 def test_unknown_methods_are_unimplemented(channel):

@@ -45,6 +45,7 @@ class Site:
 
     def __init__(self) -> None:
         self.exchanges: list[HttpExchange] = []
+        self.keeps_names = False
         self.opened = 0
         self.urgent = False
         self.limit = LIMIT

@@ -221,3 +221,19 @@ async def test_other_versions_of_http_are_refused(client: Client, site: Site, he
     assert (await client.response())[::2] == (505, b"HTTP %b is not served here: send HTTP/1.1" % version)
     assert await client.is_closed()
     assert site.exchanges == []
+
+
+@pytest.mark.parametrize("keeps_names", [False, True])
+async def test_names_of_headers_are_kept_as_sent_where_they_are_wanted(
+    listener: HttpListener, site: Site, keeps_names: bool
+) -> None:
+    site.keeps_names = keeps_names
+    reader, writer = await asyncio.open_connection(*listener.address)  # type: ignore[attr-defined]
+    client = Client(reader, writer)
+    for name in (b"X-Mine", b"x-YOURS"):
+        client.send(post(b"", name + b": 1"))
+        await client.response()
+        assert site.exchanges[-1].headers[name.lower()] == b"1"
+        assert site.exchanges[-1].names.get(name.lower()) == (name if keeps_names else None)
+    assert b"x-mine" not in site.exchanges[-1].names
+    writer.close()

@@ -19,11 +19,14 @@ from conch.frontends.http.routes import Router
 from conch.frontends.slices import Slices
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
+from conch.server.regions.registry import ClientRegions
 from conch.server.rollout import Rollout
 from conch.server.states import ModelState, ModelTable, State, VersionState
 from conch.settings import Settings
 from conch.telemetry.metrics import Registry
 from conch.telemetry.statistics import ModelStatistics
+from conch.telemetry.tracing.tracing import Tracing
+from conch.telemetry.tracing.values import TraceValues
 from conch.tensors import Buffer, WireTensor, pack_bytes
 
 CONFIG = """
@@ -57,6 +60,9 @@ class Executor:
     def __init__(self, label: str) -> None:
         self.label = label
 
+    def continues(self, request: InferRequest) -> bool:
+        return False
+
     def submit(self, request: InferRequest) -> None:
         text = WireTensor("text_output", "BYTES", (1,), pack_bytes([self.label.encode()]))
         vector = WireTensor("embedding", "FP32", (2,), np.array([1, len(self.label)], np.float32).tobytes())
@@ -79,7 +85,9 @@ class Core:
     def __init__(self) -> None:
         self.settings = Settings()
         self.exiting = False
+        self.regions = ClientRegions(False, list, ())
         self.loads_on_demand = False
+        self.tracing = Tracing(TraceValues())
         self.table = ModelTable()
         self.model = self.table.find
         self.rollout = Rollout(None, None, self.table, Registry(cpu=False, gpu=False))  # type: ignore[arg-type]

@@ -1,0 +1,176 @@
+"""Requests of managed platforms, Amazon SageMaker and Google Vertex AI, as those of the KServe protocol.
+
+Each platform has a port of its own, whose router answers translated requests with the same handlers and checks as the
+HTTP port.  Runs on the event loop.  Sources: SageMaker's contract for inference containers, Vertex AI's requirements
+for custom containers, and what Triton adds to both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping
+from typing import Final, Protocol
+from urllib.parse import quote, unquote
+
+from conch.errors import ConchError, invalid, not_found
+from conch.frontends.http.exchange import HttpExchange
+from conch.frontends.http.routes import Router
+from conch.server.core import InferenceServer
+from conch.settings import Settings
+
+_SAGEMAKER_BINARY: Final = b"application/vnd.sagemaker-triton.binary+json;json-header-size="
+_VERTEX_AI_BINARY: Final = b"application/vnd.vertex-ai-triton.binary+json;json-header-size="
+_REDIRECT: Final = b"x-vertex-ai-triton-redirect"
+_LENGTH: Final = b"inference-header-content-length"
+_INVOKE: Final = re.compile(rb"/models/([^/]+)/invoke")
+_MODELS: Final = re.compile(rb"/models(/[^/]*)?")
+_PING_MODES: Final = ("live", "ready")
+
+
+class Platform(Protocol):
+    """How a platform asks."""
+
+    def translate(self, exchange: HttpExchange, router: Router) -> bool:
+        """Make a request one that the router knows; False for a path that the platform does not use."""
+
+
+class PlatformRouter:
+    """The application of a platform's port."""
+
+    keeps_names = False
+
+    def __init__(self, router: Router, platform: Platform) -> None:
+        self._router = router
+        self._platform = platform
+
+    def open(self, exchange: HttpExchange) -> int:
+        try:
+            known = self._platform.translate(exchange, self._router)
+        except ConchError as error:
+            exchange.refusal = (error, 0)
+            return 0
+        if not known:
+            exchange.refusal = (ConchError("Not Found"), 400)  # as Triton's ports for platforms answer
+            return 0
+        return self._router.open(exchange)
+
+    def handle(self, exchange: HttpExchange) -> None:
+        self._router.handle(exchange)
+
+    def refuse(self, exchange: HttpExchange, error: ConchError, status: int) -> None:
+        self._router.refuse(exchange, error, status)
+
+    def too_large(self, exchange: HttpExchange, size: int, limit: int) -> str:
+        return self._router.too_large(exchange, size, limit)
+
+
+class SageMaker:
+    """``/ping`` and ``/invocations`` for one model, ``/models`` for those that it has loaded, ``given`` by name.
+
+    The environment names the model (``SAGEMAKER_TRITON_DEFAULT_MODEL_NAME``) and what ``/ping`` asks
+    (``SAGEMAKER_TRITON_PING_MODE``: ``live`` or ``ready``).  Raises INVALID_ARG for another mode.
+    """
+
+    def __init__(self, environment: Mapping[str, str], given: Container[str]) -> None:
+        self._given = given
+        default = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+        self._model = environment.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", default)
+        mode = environment.get("SAGEMAKER_TRITON_PING_MODE", "ready")
+        if mode not in _PING_MODES:
+            raise invalid(f"SAGEMAKER_TRITON_PING_MODE is '{mode}', and can be 'live' or 'ready'")
+        self._ping = f"/v2/health/{mode}".encode()
+
+    def translate(self, exchange: HttpExchange, router: Router) -> bool:
+        path = exchange.path
+        if path == b"/ping":
+            exchange.path = self._ping
+        elif path == b"/invocations":
+            self._infer(exchange, quote(self._model, safe="").encode())
+        elif (invoked := _INVOKE.fullmatch(path)) is not None:
+            if (name := unquote(invoked[1].decode("utf-8", "replace"))) not in self._given:
+                raise not_loaded(name)
+            self._infer(exchange, invoked[1])
+        elif _MODELS.fullmatch(path) is None:
+            return False
+        return True
+
+    def _infer(self, exchange: HttpExchange, model: bytes) -> None:
+        exchange.path = b"/v2/models/%b/infer" % model
+        # The platform passes on no headers of the protocol's own.
+        exchange.headers.pop(_LENGTH, None)
+        _take_header_size(exchange, _SAGEMAKER_BINARY)
+        exchange.binary_type = _SAGEMAKER_BINARY
+
+
+class VertexAi:
+    """The routes that the environment names, ``AIP_HEALTH_ROUTE`` and ``AIP_PREDICT_ROUTE``, for one model.
+
+    A request to the second one may ask for any other endpoint by the header ``X-Vertex-Ai-Triton-Redirect``.  Raises
+    INVALID_ARG where a route is missing.  ``default_model`` tells the model.
+    """
+
+    def __init__(self, environment: Mapping[str, str], default_model: Callable[[], str]) -> None:
+        self._health, self._predict = (
+            environment.get(name, "").encode() for name in ("AIP_HEALTH_ROUTE", "AIP_PREDICT_ROUTE")
+        )
+        for name, route in (("AIP_PREDICT_ROUTE", self._predict), ("AIP_HEALTH_ROUTE", self._health)):
+            if not route:
+                raise invalid(f"{name} is not defined for Vertex AI endpoint")
+        self._default_model = default_model
+
+    def translate(self, exchange: HttpExchange, router: Router) -> bool:
+        if exchange.path == self._health:
+            exchange.path = b"/v2/health/ready"
+        elif exchange.path != self._predict:
+            return False
+        elif exchange.method == b"POST" and (asked := exchange.headers.get(_REDIRECT)) is not None:
+            exchange.path = b"/" + asked
+            methods = router.methods(exchange.path)
+            if not methods:
+                return False
+            if b"POST" not in methods:
+                exchange.method = b"GET"
+        else:
+            exchange.path = b"/v2/models/%b/infer" % quote(self._default_model(), safe="").encode()
+        _take_header_size(exchange, _VERTEX_AI_BINARY)
+        return True
+
+
+def check_ports(settings: Settings) -> None:
+    """Raise INVALID_ARG where SageMaker allows other front ends no port that the settings ask for."""
+    ports = (
+        ("http", settings.allow_http, settings.http_port),
+        ("grpc", settings.allow_grpc, settings.grpc_port),
+        ("metrics", settings.allow_metrics, settings.metrics_port),
+        ("openai", settings.openai_port >= 0, settings.openai_port),
+        ("vertex-ai", settings.allow_vertex_ai, settings.vertex_ai_port),
+    )
+    for low, high in settings.sagemaker_safe_port_range[-1:]:
+        for name, used, port in ports:
+            if used and not low <= port <= high:
+                raise invalid(f"--{name}-port={port} is outside of --sagemaker-safe-port-range={low}-{high}")
+
+
+def not_loaded(name: str) -> ConchError:
+    """The error for a model that SageMaker has not loaded."""
+    return not_found(f"model '{name}' is not loaded")
+
+
+def only_model(server: InferenceServer, named: str) -> str:
+    """The model of requests that name none: ``named``, or the only one.  Raises INVALID_ARG if there are others."""
+    if named:
+        return named
+    names = server.ready_models()
+    if len(names) != 1:
+        raise invalid(
+            "Expect the model repository contains only a single model if default model is not specified:"
+            " --vertex-ai-default-model names it"
+        )
+    return names[0]
+
+
+def _take_header_size(exchange: HttpExchange, binary: bytes) -> None:
+    """Take the size of the JSON before binary tensors from the content type, where the platform keeps it."""
+    content = exchange.headers.get(b"content-type", b"")
+    if content.startswith(binary):
+        exchange.headers[_LENGTH] = content.removeprefix(binary)

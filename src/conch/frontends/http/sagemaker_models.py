@@ -1,0 +1,106 @@
+"""Models of SageMaker's multi-model endpoints: the platform downloads them, and has them loaded, listed and unloaded.
+
+Its router calls the handlers; runs on the event loop.  Source: SageMaker's contract for multi-model containers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Final
+
+from conch.errors import Code, ConchError, invalid
+from conch.frontends.http.exchange import JSON, HttpExchange
+from conch.frontends.http.platforms import not_loaded
+from conch.frontends.http.routes import HttpEndpoint
+from conch.frontends.http.status import refuse
+from conch.frontends.http.tasks import ExchangeTasks
+from conch.repository.scan import CONFIG_FILE
+from conch.server.core import InferenceServer
+from conch.wire.json import control as wire
+
+#: Where the platform puts models; nothing else on this machine is loaded because a request names it.
+MODELS: Final = Path("/opt/ml/models")
+_URL: Final = re.compile(r"[0-9A-Za-z._-]+/model(?:/[0-9A-Za-z._-]+)?/?")
+
+
+class SageMakerModels:
+    """The handlers of ``/models``; ``endpoints`` are their routes.  A model is served under the platform's name."""
+
+    def __init__(self, server: InferenceServer, models: Path = MODELS) -> None:
+        self._server = server
+        self._models = models
+        self._tasks = ExchangeTasks(refuse)
+
+    @property
+    def endpoints(self) -> list[HttpEndpoint]:
+        api = "model-repository"
+        return [
+            HttpEndpoint(r"/models/?", api, {b"GET": self.list, b"POST": self.load}),
+            HttpEndpoint(r"/models/(?P<target>[^/]+)", api, {b"GET": self.show, b"DELETE": self.unload}),
+        ]
+
+    def list(self, exchange: HttpExchange) -> None:
+        shown = [_shown(name, path) for name, path in sorted(self._server.repository.given.items())]
+        exchange.respond(200, [JSON], wire.document_body({"models": shown}))
+
+    def show(self, exchange: HttpExchange, name: str) -> None:
+        path = self._server.repository.given.get(name)
+        if path is None:
+            raise not_loaded(name)
+        exchange.respond(200, [JSON], wire.document_body(_shown(name, path)))
+
+    def load(self, exchange: HttpExchange) -> None:
+        name, url = wire.read_sagemaker_model(exchange.body)
+        path = Path(url)
+        beyond = url.removeprefix(f"{self._models}/")
+        if beyond == url or ".." in path.parts or not _URL.fullmatch(beyond):
+            raise invalid(f"'{url}' is no model of SageMaker's: expected {self._models}/<identifier>/model")
+        self._server.require_explicit_control()
+        if name in self._server.repository.given:
+            message = f"model repository '{path}' has already been registered"
+            exchange.respond(409, [JSON], wire.error_body(message))
+        else:
+            self._tasks.start(exchange, self._load(exchange, name, path))
+
+    def unload(self, exchange: HttpExchange, name: str) -> None:
+        if name not in self._server.repository.given:
+            raise not_loaded(name)
+        self._tasks.start(exchange, self._unload(exchange, name))
+
+    async def _load(self, exchange: HttpExchange, name: str, path: Path) -> None:
+        directory = await asyncio.to_thread(_model_in, path)
+        if directory is None:
+            raise invalid(f"failed to register '{path}', repository not found")
+        given = self._server.repository.given
+        given[name] = directory
+        try:
+            await self._server.load(name)
+        except BaseException as error:
+            given.pop(name, None)
+            if isinstance(error, ConchError) and error.code is Code.UNAVAILABLE:
+                # By this status the platform knows that it has to unload others first.
+                exchange.respond(507, [JSON], wire.error_body(error.message))
+                return
+            raise
+        exchange.respond(200, [JSON])
+
+    async def _unload(self, exchange: HttpExchange, name: str) -> None:
+        await self._server.unload(name, dependents=True)
+        self._server.repository.given.pop(name, None)
+        exchange.respond(200, [JSON])
+
+
+def _model_in(path: Path) -> Path | None:
+    """The directory of the model at ``path``: itself, or the only one in it if that is what was packed."""
+    try:
+        found = [one for one in path.iterdir() if one.is_dir()]
+        packed = len(found) == 1 and not found[0].name.isdigit() and not (path / CONFIG_FILE).exists()
+    except OSError:
+        return None
+    return found[0] if packed else path
+
+
+def _shown(name: str, path: Path) -> dict[str, str]:
+    return {"modelName": name, "modelUrl": str(path)}

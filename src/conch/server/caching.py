@@ -1,0 +1,193 @@
+"""Answers requests from the response cache, in front of what runs a model version.
+
+The loader puts a ``CachedExecutor`` before the executor of a model whose configuration enables the cache, where the
+server has one.  Two requests that are the same and run at the same time both run, as in Triton.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
+from typing import Any, Final, cast
+
+from conch.caching.cache import CacheArea
+from conch.caching.entries import CachedResponse, kept
+from conch.caching.keys import input_bytes, request_key
+from conch.caching.local import LocalArea
+from conch.errors import ConchError, cancelled
+from conch.inference import InferRequest, InferResponse
+from conch.schedulers.ordering import InOrder
+from conch.server.model import Executor
+from conch.server.repeats import RepeatedMessages
+from conch.telemetry.statistics import ModelStatistics
+from conch.workers.host.process import WorkerProcess
+
+#: Inputs of more bytes are gone through in a thread: a few milliseconds, in which others should be served.
+MOST_BYTES_AT_ONCE: Final = 1 << 20
+
+
+class CachedExecutor:
+    """An executor behind the response cache; see :class:`conch.server.model.Executor`.
+
+    ``area`` gives the entries that count now.  ``order`` is given for a model that preserves the order of its
+    responses, which those of the cache keep as well.
+    """
+
+    def __init__(
+        self, inner: Executor, area: Callable[[], CacheArea], statistics: ModelStatistics, order: InOrder | None = None
+    ) -> None:
+        self.inner = inner
+        self.area = area
+        self.statistics = statistics
+        self.order = order
+        self._looking_up: dict[InferRequest, asyncio.Task[None]] = {}
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def ready(self) -> bool:
+        return self.inner.ready
+
+    @property
+    def processes(self) -> Sequence[WorkerProcess]:
+        return self.inner.processes
+
+    @property
+    def sequences(self) -> int:
+        return self.inner.sequences
+
+    def continues(self, request: InferRequest) -> bool:
+        return self.inner.continues(request)
+
+    def submit(self, request: InferRequest) -> None:
+        """Answer from the cache or enqueue; raises what the inner executor raises."""
+        begun = request.times.queued = monotonic_ns()
+        if self.order is not None:
+            self.order.admit(request)
+        if request.shared is not None:
+            request.shared.copies = True
+        if input_bytes(request) > MOST_BYTES_AT_ONCE:
+            self._look_up_later(request, self.area(), b"", begun)
+            return
+        key, area = request_key(request), self.area()
+        found = area.find(key)
+        if isinstance(found, CachedResponse):
+            request.times.lookup, request.times.key = monotonic_ns() - begun, key
+            # Not at once: whoever sends requests may not expect to be called back before it has sent all.
+            self._loop.call_soon(_answer, request, found)
+        elif found is None:
+            self._run(request, area, key, monotonic_ns() - begun)
+        else:
+            self._look_up_later(request, area, key, begun, found)
+
+    def fail_waiting(self, error: ConchError) -> None:
+        for request in list(self._looking_up):
+            request.on_cancel = None
+            request.fail(error)
+        self.inner.fail_waiting(error)
+
+    def set_log(self, levels: Mapping[str, Any]) -> None:
+        self.inner.set_log(levels)
+
+    def abandon(self) -> None:
+        self.inner.abandon()
+
+    async def stop(self, seconds: float | None) -> None:
+        self.area().forget()
+        await self.inner.stop(seconds)
+
+    def _look_up_later(self, request: InferRequest, area: CacheArea, key: bytes, begun: int, found: Any = None) -> None:
+        request.on_cancel = _give_up
+        task = self._loop.create_task(self._look_up(request, area, key, begun, found))
+        self._looking_up[request] = task
+        task.add_done_callback(lambda task: self._looking_up.pop(request, None))
+
+    async def _look_up(self, request: InferRequest, area: CacheArea, key: bytes, begun: int, found: Any) -> None:
+        if not key:
+            key = await asyncio.to_thread(request_key, request)
+            found = area.find(key)
+        if found is not None and not isinstance(found, CachedResponse):
+            found = await found
+        if request.finished:
+            return
+        request.on_cancel = None
+        lookup = monotonic_ns() - begun
+        if found is not None:
+            request.times.lookup, request.times.key = lookup, key
+            _answer(request, found)
+            return
+        try:
+            self._run(request, area, key, lookup)
+        except ConchError as error:
+            request.fail(error)
+
+    def _run(self, request: InferRequest, area: CacheArea, key: bytes, lookup: int) -> None:
+        _Miss(area, self.area, self.statistics, key, lookup, request)
+        try:
+            self.inner.submit(request)
+        except ConchError as error:
+            if self.order is None:
+                raise
+            request.fail(error)  # in its turn, and so that later ones have theirs
+
+
+class _Miss:
+    """Stands between a request and its receiver until there is a response to keep.
+
+    It is kept only if the entries that counted when the request came count ``now``.
+    """
+
+    __slots__ = ("_area", "_deliver", "_key", "_lookup", "_now", "_response", "_statistics", "_worth_keeping")
+
+    def __init__(
+        self,
+        area: CacheArea,
+        now: Callable[[], CacheArea],
+        statistics: ModelStatistics,
+        key: bytes,
+        lookup: int,
+        request: InferRequest,
+    ) -> None:
+        self._area = area
+        self._now = now
+        self._statistics = statistics
+        self._key = key
+        self._lookup = lookup
+        self._response: CachedResponse | None = None
+        self._worth_keeping = True
+        self._deliver = request.on_response
+        request.on_response = self._arrived
+
+    def _arrived(self, response: InferResponse) -> None:
+        begun = monotonic_ns()
+        if response.error is not None or (response.outputs and self._response is not None):
+            self._worth_keeping = False
+        elif response.outputs:
+            self._response = kept(response.outputs, response.parameters)
+        if response.final:
+            new = True
+            if self._worth_keeping and self._response is not None and self._now() is self._area:
+                new = self._area.insert(self._key, self._response)
+            if new:
+                self._statistics.record_cache_miss(self._lookup + monotonic_ns() - begun)
+        self._deliver(response)
+
+
+def uncached(executor: Executor) -> Executor:
+    """The executor behind the cache, where there is one."""
+    return executor.inner if isinstance(executor, CachedExecutor) else executor
+
+
+def repeats_of(executor: Executor) -> RepeatedMessages | None:
+    """What answers repeated messages, where the cache is in the server and answers need not wait for others."""
+    if isinstance(executor, CachedExecutor) and executor.order is None and isinstance(executor.area(), LocalArea):
+        return RepeatedMessages(cast(Callable[[], LocalArea], executor.area), executor.statistics)
+    return None
+
+
+def _answer(request: InferRequest, found: CachedResponse) -> None:
+    request.respond(found.response())
+
+
+def _give_up(request: InferRequest) -> None:
+    request.fail(cancelled())

@@ -1,0 +1,54 @@
+"""Reads the files with the states in which sequences begin.  Called by the loader, in a thread."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Final
+
+from conch.config.reading import read_small
+from conch.config.schema import ModelConfig, datatype
+from conch.errors import internal, invalid
+from conch.schedulers.sequences.states import StateTensor, state_tensors
+from conch.tensors import ELEMENT_SIZE
+
+#: The folder of a model with such files.
+FOLDER: Final = "initial_state"
+#: The most bytes of a file.
+_MOST_BYTES: Final = 1 << 30
+
+
+def read_states(config: ModelConfig, directory: Path) -> tuple[StateTensor, ...]:
+    """The states of the sequences of the model in ``directory``.
+
+    Raises INVALID_ARG for a file that is too small, INTERNAL for one that cannot be read.
+    """
+    files = {
+        state.input_name: _read(initial, directory)
+        for state in config.sequence_batching.state
+        for initial in state.initial_state
+        if initial.WhichOneof("state_data") == "data_file"
+    }
+    return state_tensors(config, files)
+
+
+def _read(initial: object, directory: Path) -> bytes:
+    file: str = initial.data_file  # type: ignore[attr-defined]
+    folder = (directory / FOLDER).resolve()
+    path = (folder / file).resolve()
+    if not path.is_relative_to(folder):
+        raise internal(f"initial state file '{file}' must be inside the folder '{FOLDER}' of the model")
+    try:
+        data = read_small(path, _MOST_BYTES)
+    except OSError as error:
+        raise internal(f"failed to read initial state file '{file}': {error.strerror}") from error
+    kind = datatype(initial.data_type)  # type: ignore[attr-defined]
+    if kind == "BYTES":
+        return data
+    expected = ELEMENT_SIZE[kind] * prod(initial.dims)  # type: ignore[attr-defined]
+    if len(data) < expected:
+        raise invalid(
+            f"initial_state setting expects {expected} bytes, but the data provided from {file}only has {len(data)} "
+            "bytes."
+        )
+    return data[:expected]

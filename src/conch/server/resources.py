@@ -1,0 +1,81 @@
+"""What the instances of a model version take while they run, for the dispatchers that ask the rate limiter.
+
+Instances are registered before their workers start, and belong to a worker from when it is there until it has retired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from conch.config.schema import InstanceGroup, ModelConfig
+from conch.schedulers.rate_limiter import GLOBAL, InstanceRateLimiter, LimitedInstance, ResourceKey
+from conch.server.starting import WorkerPlacement, instances_of
+from conch.server.worker import SupervisedWorker
+
+
+def is_limited(config: ModelConfig) -> bool:
+    """Whether a configuration says anything to the rate limiter."""
+    return any(group.HasField("rate_limiter") for group in config.instance_group)
+
+
+class WorkersLimits:
+    """The limited instances of a dispatcher's workers; ``granted`` is called with the one whose turn it is."""
+
+    def __init__(self, limiter: InstanceRateLimiter, granted: Callable[[LimitedInstance], bool]) -> None:
+        self.limiter = limiter
+        self._granted = granted
+        #: Of workers that are about to start.
+        self._reserved: dict[WorkerPlacement, list[LimitedInstance]] = {}
+        self._of: dict[SupervisedWorker, list[LimitedInstance]] = {}
+
+    def reserve(self, config: ModelConfig, placements: Iterable[WorkerPlacement]) -> None:
+        """Register the instances at ``placements``; raises as :meth:`InstanceRateLimiter.register` does."""
+        new = {
+            placement: [self._made(group, placement) for group in _groups_at(config, placement)]
+            for placement in placements
+        }
+        self.limiter.register([instance for instances in new.values() for instance in instances])
+        self._reserved |= new
+
+    def give_up(self, placements: Iterable[WorkerPlacement]) -> None:
+        """Forget what was reserved at ``placements``, whose workers could not start."""
+        self.limiter.unregister([instance for one in placements for instance in self._reserved.pop(one, ())])
+
+    def assign(self, worker: SupervisedWorker) -> None:
+        """``worker`` has started: what was reserved at its place is its own."""
+        self._of[worker] = self._reserved.pop(worker.placement)
+
+    def of(self, worker: SupervisedWorker) -> Sequence[LimitedInstance]:
+        """The instances of a worker; none once it has ended."""
+        return self._of.get(worker, ())
+
+    def forget(self, worker: SupervisedWorker) -> None:
+        """``worker`` has ended for good; others may run now."""
+        self.limiter.unregister(self._of.pop(worker, ()))
+
+    def forget_all(self) -> None:
+        """All workers have ended."""
+        self.give_up(list(self._reserved))
+        for worker in list(self._of):
+            self.forget(worker)
+
+    def _made(self, group: InstanceGroup, placement: WorkerPlacement) -> LimitedInstance:
+        instance = LimitedInstance(_needs(group, placement.device), group.rate_limiter.priority, lambda: False)
+        instance.run = partial(self._granted, instance)
+        return instance
+
+
+def _groups_at(config: ModelConfig, placement: WorkerPlacement) -> list[InstanceGroup]:
+    """The group of each instance that the worker at ``placement`` runs."""
+    if placement.count == 1:
+        return [group for group, one in instances_of(config) if one.name == placement.name]
+    where = placement.kind, placement.device
+    return [group for group, one in instances_of(config) if (one.kind, one.device) == where]
+
+
+def _needs(group: InstanceGroup, device: int) -> dict[ResourceKey, int]:
+    return {
+        ResourceKey(GLOBAL if getattr(resource, "global") else device, resource.name): resource.count
+        for resource in group.rate_limiter.resources
+    }

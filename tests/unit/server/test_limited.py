@@ -1,0 +1,81 @@
+"""Models of sequences and of text beside others that take the same resource."""
+
+from __future__ import annotations
+
+from conch.inference import InferRequest
+from conch.schedulers.rate_limiter import InstanceRateLimiter
+from conch.settings import Resource
+from tests.unit.fake_clock import settle
+from tests.unit.server.fakes import Answers
+from tests.unit.server.test_limits_fuzz import Engine, OneModel, SequenceModel
+
+
+async def send(model: OneModel, value: int = 0) -> InferRequest:
+    request = model.request(value, Answers())
+    model.dispatcher.submit(request)
+    await settle()
+    return request
+
+
+async def finish(model: OneModel) -> None:
+    next(worker for worker in model.workers if worker.batches).finish_batch()
+    await settle()
+
+
+def limiter(amount: int = 2) -> InstanceRateLimiter:
+    return InstanceRateLimiter([Resource("R", amount, -1)])
+
+
+async def test_sequence_waits_for_what_another_model_has_taken() -> None:
+    shared = limiter()
+    plain, taking = OneModel("a", 2, shared), SequenceModel("c", 2, shared, oldest=True, max_delay=0)
+    plain_request = await send(plain)
+    await send(plain)
+    only = await send(taking, 5)
+    assert plain_request in plain.running and not taking.running
+    await finish(plain)
+    assert taking.running == [only] and not plain.running
+    await finish(taking)
+    assert only.finished and not any(shared._taken.values())
+
+
+async def test_engine_keeps_what_it_took_until_its_last_request_has_ended() -> None:
+    shared = limiter()
+    engine, plain = Engine("e", 2, shared), OneModel("a", 2, shared)
+    await send(engine)
+    await send(engine)
+    assert len(engine.running) == 2
+    await send(plain)
+    await send(plain)
+    await finish(engine)
+    assert not plain.running
+    await finish(engine)
+    assert len(plain.running) == 2
+
+
+async def test_engine_takes_no_more_requests_while_another_model_waits_for_what_it_has() -> None:
+    shared = limiter()
+    plain, engine = OneModel("a", 2, shared), Engine("e", 2, shared)
+    await send(engine)
+    await send(plain)
+    await send(plain)
+    later = await send(engine)
+    assert later not in engine.running
+    await finish(engine)
+    assert plain.running and not engine.running
+    await finish(plain)
+    assert engine.running == [later]
+
+
+async def test_what_a_retired_worker_of_sequences_needed_is_forgotten() -> None:
+    shared = limiter()
+    taking = SequenceModel("c", 2, shared, oldest=False, max_delay=0)
+    await send(taking, 0)
+    taking.dispatcher.keep([])
+    await finish(taking)
+    assert shared.pool
+    await send(taking, 3)  # ends the sequence
+    await finish(taking)
+    await taking.dispatcher.finish_retiring()
+    await settle()
+    assert not shared.pool
