@@ -14,6 +14,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.conftest import Server
+from tests.oracle import TritonServer
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -46,6 +47,7 @@ class Client:
 
     def __init__(self, protocol: str, server: Server) -> None:
         self.protocol = protocol
+        self.kind = "triton" if isinstance(server, TritonServer) else "conch"
         self.module: Any = {"http": tritonclient.http, "grpc": tritonclient.grpc}[protocol]
         self.api: Any = self.module.InferenceServerClient(getattr(server, protocol))
         self.statuses = HTTP_STATUS if protocol == "http" else GRPC_STATUS

@@ -12,17 +12,9 @@ from typing import Any
 import pytest
 
 from tests.conformance.clients import Client
-from tests.conformance.not_yet import missing_feature
 from tests.conformance.raw import Reply, post, tensor
 from tests.conftest import Server
 from tests.events import Events, eventually
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        feature = missing_feature(item.nodeid)
-        if feature is not None:
-            item.add_marker(pytest.mark.xfail(strict=True, reason=f"conch has no {feature} yet"))
 
 
 @pytest.fixture(scope="session", params=["http", "grpc"])

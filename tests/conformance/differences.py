@@ -41,6 +41,28 @@ GENERAL = {
     "several texts": "On conch's own backends, the answer of generate has a value for each row; Triton flattens them.",
     "time of a running request": "The time-out of a request, where a model lets clients set one, holds in Triton's "
     "queue alone; in conch a request that runs past it is answered with UNAVAILABLE, and its model is told.",
+    "batches made ahead": "Triton makes up to two batches per instance while all are busy; conch makes one when an "
+    "instance is free, of all that waits then, so that one more important goes first however late it came, and one "
+    "whose time is up does not run.",
+    "rows without a request": "The rows of a direct sequence batch that have no request hold zeros in conch; Triton "
+    "promises only that they are marked as not ready.",
+    "idle sequences": "Triton counts the idle time of a sequence from the arrival of its last request, conch from the "
+    "end of it.",
+    "sequences of a dead worker": "They end with an error that says so, and their ids may start again; Triton's "
+    "scheduler does not know what became of the process and keeps them.",
+    "sequences with a cancelled request": "A request that waits and is cancelled ends its sequence, and those that "
+    "wait behind it are CANCELLED.  Whoever goes on with that sequence is told at once that it has to start; in Triton "
+    "that is CANCELLED too until the requests under way have been answered.",
+    "libraries of backends": "conch cannot run a backend's library and says so with INVALID_ARG; Triton tries, and "
+    "says NOT_FOUND of one that cannot be loaded.",
+    "instances that come and go": "Triton starts all instances of a version anew if anything in its directory has "
+    "changed, and what Python writes into __pycache__ at the first load is such a change; conch does not count that "
+    "folder, so that the instances that stay run on.",
+    "ensembles of members that failed": "When a member is loaded that could not be loaded before, Triton loads the "
+    "ensembles that had failed because of it; in conch they are loaded when they are asked for.  Ensembles that have "
+    "served and lost a member come back with it in both.",
+    "runs of an iterative sequence": "Triton counts each run of a request as an inference and a success of its "
+    "own; conch counts a request once, and its runs as executions.",
     "extensions": "conch lists only the extensions that work in it, and one of its own.",
 }
 
@@ -80,6 +102,25 @@ HTTP: dict[str, Difference] = {
         500,
         r"The model dropped the request without sending a response\.",
         ask_triton=False,
+    ),
+    "wrong correlation type": Difference(
+        "refused, as in newer releases; 2.51 gives the model bytes of the text as a number",
+        400,
+        r"\[request id: <id_unknown>\] sequence batching control 'CORRID' data-type is 'BYTES', but model 'accumulate' "
+        r"expects 'UINT64'",
+    ),
+    "fault reschedule": Difference(
+        "2.51 logs this and never answers",
+        500,
+        r"Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
+        r"handle such a flag\.",
+        ask_triton=False,
+    ),
+    "fault reschedule and more": Difference(
+        "the class of a response is in another module",
+        500,
+        r"Failed to process the request\(s\) for model 'faults_0', message: Expected a None object in the execute "
+        r"function return list for reschduled request, found type '<class 'conch\..*\.InferenceResponse'>'\.",
     ),
     "encoded path": Difference("tritonclient encodes model names, so conch decodes them", 200),
     "raw odd size": Difference(

@@ -307,8 +307,6 @@ STREAMS: dict[str, Call] = {
         ("one version", [add_sub(id="v", model_version="1")], ()),
         ("fails with a version", [request("faults", [tensor("MODE", "BYTES", [1, 1], bytes_contents=[b"raise"])], id="f", model_version="1")], ()),
         ("one output", [add_sub(id="o", outputs=[output("OUTPUT1")])], ()),
-        ("decoupled ensemble", [request("repeated", [tensor("IN", "INT32", [2], int_contents=[5, 6])], id="e")], ()),
-        ("decoupled ensemble, empty final", [request("repeated", [tensor("IN", "INT32", [2], int_contents=[5, 6])], id="e", parameters=EMPTY_FINAL)], ()),
         ("strict, unknown model", [request("absent", PAIR, [I16, ONES], id="u"), add_sub(id="2")], STRICT),
         ("strict, execution fails", [request("faults", [tensor("MODE", "BYTES", [1, 1], bytes_contents=[b"NOT_FOUND"])], id="f")], STRICT),
         ("strict, all well", [add_sub(id="1")], STRICT),

@@ -228,6 +228,7 @@ INFER = {
         "add_sub_fp32", [tensor("INPUT0", "FP32", [1] * 8, [1, 8]), tensor("INPUT1", "FP32", ONES, [1, 16])]
     ),
     "no shape with batch": infer("identity_batched", [tensor("INPUT", "FP32", [1]) | {"shape": []}]),
+    "ragged": infer("ragged", [tensor("X", "FP32", [1, 2, 3], [1, 3])]),
     "optional given": infer("optional", [tensor("A", "FP32", [1], [1, 1]), tensor("C", "FP32", [1], [1, 1])]),
     "optional absent": infer("optional", [tensor("A", "FP32", [1], [1, 1])]),
     "required absent": infer("optional", [tensor("B", "FP32", [1], [1, 1])]),
@@ -416,6 +417,8 @@ FAULTS = {
         "too_few",
         "too_many",
         "nothing",
+        "reschedule",
+        "reschedule and more",
         "undeclared",
         "no_outputs",
     ]
@@ -482,6 +485,10 @@ GENERATE = {
     "generate nested bad parameter": generate("generate", {"PROMPT": "x", "parameters": {"a": [1]}}),
     "generate input in parameters": generate("generate", {"parameters": {"PROMPT": "nested"}}),
     "generate input twice": generate("generate", {"PROMPT": "x", "parameters": {"PROMPT": "y"}}),
+    "generate key twice": generate("generate", b'{"PROMPT": "x", "PROMPT": "y"}'),
+    "generate key twice with id": generate("generate", b'{"id": "q", "PROMPT": "x", "PROMPT": "y"}'),
+    "generate parameter twice": generate("generate", b'{"PROMPT": "x", "other": 1, "other": 2}'),
+    "generate key twice, once in an object": generate("generate", b'{"PROMPT": "x", "parameters": {"PROMPT": "y"}}'),
     "generate deeper parameters": generate("generate", {"PROMPT": "x", "parameters": {"parameters": {"times": 1}}}),
     "generate id number": generate("generate", {"PROMPT": "x", "id": 5}),
     "generate keyword is an input": generate("generate_keyword", {"parameters": "x"}),

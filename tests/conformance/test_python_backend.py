@@ -77,6 +77,21 @@ UTILITIES: dict[str, Any] = {
         [RAISED, "Expect parameters values to have type bool/int/str, found type <class 'list'>"],
         [RAISED, "Input tensor for request with id 'r' and model name 'm' should not be empty."],
     ],
+    "refused_arguments": [
+        41,
+        {
+            "request requested_output_names ['']": "Requested output name for request with id 'r' and model name 'm' "
+            "should not be empty.",
+            "request correlation_id -1": "RuntimeError",
+            "request correlation_id 18446744073709551616": "RuntimeError",
+            "request parameters {'a': None}": "Expect parameters values to have type bool/int/str, found type "
+            "<class 'NoneType'>",
+            "dlpack of a number": "Provided tensor is not supported. Tensor must be a DLPack capsule         or have "
+            "`__dlpack__` and `__dlpack_device__` attributes",
+            "sent with other flags": "Unable to send response. Unsupported flag provided.",
+            "files": "failed to load model 'x', files should be a dictionary of file paths and file contents",
+        },
+    ],
     "response_accessors": [
         ["A"], False, True, True, "broken", [RAISED, "Output tensor for inference response should not be empty."],
     ],
@@ -296,3 +311,9 @@ def test_sequence_controls_reach_the_model(client: Client) -> None:
         "accumulate", {"INPUT": ints(4).reshape(1, 1)}, sequence_id=9001, sequence_start=True, sequence_end=True
     )
     assert result["CORRELATION"].tolist() == [[9001]]
+
+
+def test_request_of_an_iterative_sequence_comes_again_as_often_as_the_model_wants(client: Client) -> None:
+    for times in (3, 1):
+        result = client.infer("iterative", {"TIMES": ints(times).reshape(1, 1)})
+        assert result["SEEN"].tolist() == [[1, *[0] * (times - 1)]]

@@ -301,11 +301,13 @@ def test_unload_dependents_unloads_the_members(explicit: Server) -> None:
     )
 
 
-def test_unloading_a_member_makes_the_ensemble_unavailable(explicit: Server) -> None:
+def test_ensemble_is_unavailable_while_a_member_is_unloaded(explicit: Server) -> None:
     client = Client("http", explicit)
     client.api.load_model("chain")
     client.api.unload_model("plus_one")
     eventually(lambda: not client.api.is_model_ready("chain"), "the ensemble being unavailable")
+    client.api.load_model("plus_one")
+    assert client.api.is_model_ready("chain")
     client.api.unload_model("chain")
 
 

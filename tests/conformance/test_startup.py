@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.raw import get, post
+from tests.conformance.raw import get, post, tensor
 from tests.conformance.test_repository import BROKEN_MODEL, CONFIG, MODEL
 from tests.conftest import Start
-from tests.models import write
+from tests.models import build, write
 
 GOOD = {"1/model.py": MODEL.format(value=1)}
 BROKEN = {"1/model.py": BROKEN_MODEL}
@@ -133,3 +134,17 @@ def test_wrong_command_line(tmp_path: Path, start: Start, flags: tuple[str, ...]
     with start(tmp_path / "models", *flags, log=tmp_path / "log", wait=False) as server:
         assert server.process.wait(30) != 0
     assert text in (tmp_path / "log").read_text(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "forwarded"), [("my_.*", {"my_A": "1", "x-MY_b": "2"}), ("(?-i)my_", {"my_A": "1"})]
+)
+def test_headers_are_forwarded_as_they_were_sent(
+    start: Start, tmp_path: Path, pattern: str, forwarded: dict[str, str]
+) -> None:
+    repository = build(tmp_path / "models", "echo_request")
+    body = {"inputs": [tensor("INPUT", "BYTES", ["x"])]}
+    with start(repository, f"--http-header-forward-pattern={pattern}") as server:
+        headers = {"my_A": "1", "x-MY_b": "2", "other": "3"}
+        reply = post(server.http, "/v2/models/echo_request/infer", body, headers)
+    assert json.loads(reply.json()["outputs"][0]["data"][0])["parameters"] == forwarded

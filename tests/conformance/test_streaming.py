@@ -96,8 +96,14 @@ def test_ensemble_with_a_decoupled_member(server: Server) -> None:
     inputs = [tensor("IN", "INT32", [3], int_contents=[5, 6, 7])]
     messages = stream(server, request("repeated", inputs, id="e", parameters=EMPTY_FINAL))
     assert [number(message) for message in messages if message.infer_response.outputs] == [6, 7, 8]
+    assert {(message.infer_response.model_name, message.infer_response.id) for message in messages} == {
+        ("repeated", "e")
+    }
+    # The last response is the final one only if the member had said that nothing follows before it left.
     assert [final(message) for message in messages][-1] is True
     assert sum(map(final, messages)) == 1
+    messages = stream(server, request("repeated", inputs, id="e"))
+    assert [number(message) for message in messages] == [6, 7, 8]
 
 
 def test_client_cancels_a_stream(server: Server) -> None:

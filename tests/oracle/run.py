@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -106,14 +107,20 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def wait_until_ready(address: str, process: subprocess.Popen[bytes], timeout: float = 120) -> None:
-    """Return when ``/v2/health/ready`` says 200; raise when the process ends or time runs out first."""
+def wait_until_ready(
+    address: str, process: subprocess.Popen[bytes], timeout: float = 120, scheme: str = "http"
+) -> None:
+    """Return when ``/v2/health/ready`` says 200; raise when the process ends or time runs out first.
+
+    With ``scheme`` https, any certificate will do.
+    """
+    context = ssl._create_unverified_context() if scheme == "https" else None
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the server exited with status {process.returncode} before it was ready")
         try:
-            with urllib.request.urlopen(f"http://{address}/v2/health/ready", timeout=5):
+            with urllib.request.urlopen(f"{scheme}://{address}/v2/health/ready", timeout=5, context=context):
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.05)

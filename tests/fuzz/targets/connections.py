@@ -126,6 +126,7 @@ class _Echo:
 
     def __init__(self) -> None:
         self.handled = 0
+        self.keeps_names = False
 
     def handle(self, exchange: HttpExchange) -> None:
         self.handled += 1
