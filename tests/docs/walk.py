@@ -104,7 +104,8 @@ class PageWalk:
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
-            wait_until_ready(f"127.0.0.1:{self._ports['8000']}", self._server, _SECONDS)
+            scheme = "https" if "--http-use-ssl=true" in typed else "http"
+            wait_until_ready(f"127.0.0.1:{self._ports['8000']}", self._server, _SECONDS, scheme)
         except BaseException as error:
             if shown is not None and shows(shown, self.log.read_text()):
                 return  # it ended, as the page says

@@ -28,7 +28,7 @@ VARIANT = "onnxruntime-int8"
 STARTED = {
     "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "inside", "generation.__main__",
     "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing", "analyze_modes",
-    "tutorial_story",
+    "tutorial_story", "sequences", "features",
 }  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
@@ -87,6 +87,15 @@ def test_serving_measures_both_servers() -> None:
     assert len(table) == 1 + 8
     for _, _, conch, triton, ratio, _ in table[1:]:
         assert number(conch) > 0 and number(triton) > 0 and number(ratio) > 0
+
+
+def test_features_measures_both_servers() -> None:
+    output = run("benchmarks.features", "--rounds", 1, "--seconds", 0.1, "--models", 1)
+    (table,) = tables(output)
+    assert len(table) == 1 + 15
+    for title, _, conch, triton, ratio, _ in table[1:]:
+        assert number(conch) > 0 and number(triton) > 0 and number(ratio) > 0, title
+    assert re.search(r"With 1 more models loaded, the latency of a request is \d+\.\d\d times", output)
 
 
 def test_agreement_asks_both_tools() -> None:
@@ -171,8 +180,16 @@ def test_day_zero_compares_architectures_of_each_task(tmp_path: Path) -> None:
 def test_the_soak_answers_every_request_while_things_break() -> None:
     output = run("benchmarks.soak", "--minutes", 0.1, "--clients", 8)
     answered = re.search(r"([\d,]+) right answers \((.*)\)", output)
-    assert answered and {"echo", "encoder", "repeat", "writer"} <= set(re.findall("[a-z]+", answered[2])), output
+    asked = {"echo", "encoder", "repeat", "writer", "plain", "cached", "limited", "ragged", "shared", "relay"}
+    assert answered and asked <= set(re.findall("[a-z]+", answered[2])), output
+    assert re.search(r"requests of sequences: .*right \d", output), output
     assert re.search(r"faults: .*\d", output), output
+
+
+def test_sequences_lose_nothing_while_clients_give_up_and_workers_are_killed() -> None:
+    output = run("benchmarks.sequences", "--seconds", 2, "--kill-every", 0.7)
+    found = re.search(r"given up ([\d,]+), right ([\d,]+)", output)
+    assert found and all(number(count.replace(",", "")) > 0 for count in found.groups()), output
 
 
 def test_exporters_are_timed(tmp_path: Path) -> None:

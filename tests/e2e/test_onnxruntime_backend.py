@@ -21,6 +21,18 @@ from tests.conformance.raw import get, post, tensor
 from tests.e2e.processes import workers
 from tests.servers import ConchServer
 
+#: Two requests share a batch however slowly they arrive; the delay is longer than any test.
+RAGGED = """
+backend: "onnxruntime" max_batch_size: 2
+input { name: "x" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }
+output [ { name: "y" data_type: TYPE_FP32 dims: -1 }, { name: "totals" data_type: TYPE_FP32 dims: 1 reshape { } } ]
+batch_input {
+  kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO target_name: "ends" data_type: TYPE_INT32 source_input: "x"
+}
+batch_output { target_name: "y" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "x" }
+dynamic_batching { max_queue_delay_microseconds: 60000000 }
+"""
+
 
 def _fill(repository: Path) -> None:
     onnx_graphs.add_sub(repository / "add_sub" / "1" / "model.onnx")
@@ -33,9 +45,12 @@ def _fill(repository: Path) -> None:
         [(name, "FP32", ("batch", "width")) for name in "ab"],
         [("sum", "FP32", ("batch", "width"))],
     )
+    _total(repository / "total")
     source = onnx_graphs.add_sub(repository.parent / "source.onnx")
     (repository / "add_sub_openvino" / "1").mkdir(parents=True)
     openvino.save_model(openvino.Core().read_model(source), repository / "add_sub_openvino" / "1" / "model.xml")
+    onnx_graphs.ragged(repository / "ragged" / "1" / "model.onnx")
+    (repository / "ragged" / "config.pbtxt").write_text(RAGGED)
     (repository / "broken" / "1").mkdir(parents=True)
     (repository / "broken" / "1" / "model.onnx").write_bytes(b"not a graph")
     onnx_graphs.add_sub(repository / "disagreeing" / "1" / "model.onnx")
@@ -44,6 +59,30 @@ def _fill(repository: Path) -> None:
         backend: "onnxruntime" max_batch_size: 8
         input [ { name: "a" data_type: TYPE_INT64 dims: 4 }, { name: "b" data_type: TYPE_FP32 dims: 4 } ]
         output { name: "sum" data_type: TYPE_FP32 dims: 4 }
+        """
+    )
+
+
+def _total(model: Path) -> None:
+    """``y`` is the sum of the numbers of a sequence, which the server keeps; rows that are not ready give 0."""
+    onnx_graphs.write(
+        model / "1" / "model.onnx",
+        [
+            helper.make_node("Add", ["x", "before"], ["sum"]),
+            helper.make_node("Mul", ["sum", "ready"], ["y"]),
+            helper.make_node("Identity", ["sum"], ["after"]),
+        ],
+        [(name, "FP32", ("batch", 1)) for name in ("x", "before", "ready")],
+        [(name, "FP32", ("batch", 1)) for name in ("y", "after")],
+    )
+    (model / "config.pbtxt").write_text(
+        """
+        backend: "onnxruntime" max_batch_size: 4
+        sequence_batching {
+          control_input { name: "ready" control { kind: CONTROL_SEQUENCE_READY fp32_false_true: [ 0, 1 ] } }
+          state { input_name: "before" output_name: "after" data_type: TYPE_FP32 dims: 1 }
+          max_sequence_idle_microseconds: 60000000
+        }
         """
     )
 
@@ -111,6 +150,19 @@ def test_requests_at_once_each_get_their_own_rows(server: ConchServer, model: st
         assert all(pool.map(ask, range(16)))
 
 
+def test_requests_of_other_shapes_share_a_batch(server: ConchServer) -> None:
+    def ask(width: int) -> Any:
+        inputs = [tensor("x", "FP32", range(1, width + 1), [1, width])]
+        return post(server.http, "/v2/models/ragged/infer", {"inputs": inputs}).json()["outputs"]
+
+    with ThreadPoolExecutor(2) as pool:
+        replies = list(pool.map(ask, (1, 3)))
+    assert [[output["data"] for output in outputs] for outputs in replies] == [[[2], [1]], [[2, 4, 6], [6]]]
+    assert [[output["shape"] for output in outputs] for outputs in replies] == [[[1, 1], [1, 1]], [[1, 3], [1, 1]]]
+    [statistics] = get(server.http, "/v2/models/ragged/stats").json()["model_stats"]
+    assert statistics["execution_count"] == 1
+
+
 def test_strings_pass(client: httpclient.InferenceServerClient) -> None:
     x = np.array([["plain"], ["ü€ 漢字"], [""]], object)
     found = client.infer("strings", [_input("x", x, "BYTES")]).as_numpy("y")
@@ -161,3 +213,20 @@ def test_instances_are_threads_of_one_worker_that_has_no_torch(server: ConchServ
     assert len(found) == len(served)
     for worker in found:
         assert not [one.path for one in psutil.Process(worker.pid).memory_maps() if "libtorch" in one.path]
+
+
+def test_sequences_have_states_of_their_own_that_clients_do_not_see(client: httpclient.InferenceServerClient) -> None:
+    assert [one["name"] for one in client.get_model_metadata("total")["inputs"]] == ["x"]
+    sums: dict[int, list[float]] = {1: [], 2: []}
+    for step in range(3):
+        for sequence, values in sums.items():
+            result = client.infer(
+                "total",
+                [_input("x", np.array([[sequence]], np.float32), "FP32")],
+                sequence_id=sequence,
+                sequence_start=step == 0,
+                sequence_end=step == 2,
+            )
+            assert [one["name"] for one in result.get_response()["outputs"]] == ["y"]
+            values.append(result.as_numpy("y").item())
+    assert sums == {1: [1, 2, 3], 2: [2, 4, 6]}
