@@ -22,7 +22,8 @@ from conch.analyze.options import not_taken  # noqa: E402
 from conch.analyze.options.reading import flag_of  # noqa: E402
 from conch.analyze.options.settings import OPTIONS as ANALYZE_OPTIONS  # noqa: E402
 from conch.cli.serve import serve_command  # noqa: E402
-from conch.settings import OPTIONS, RENAMED, Option, Range  # noqa: E402
+from conch.options import RENAMED  # noqa: E402
+from conch.settings import OPTIONS, Option, Range  # noqa: E402
 from conch.telemetry import families, hardware, metrics, on_demand, traffic  # noqa: E402
 from conch.telemetry.exposition import Metric  # noqa: E402
 from tests.conformance import differences  # noqa: E402
@@ -152,7 +153,7 @@ _TABLES: Final[dict[str, Callable[[], str]]] = {
     "accepted flags": _accepted_flags,
     "renamed flags": _renamed_flags,
     "requests": _metrics_of(families.COUNTS, families.DURATIONS, families.GAUGES),
-    "summaries": _metrics_of(families.SUMMARIES),
+    "summaries": _metrics_of(families.SUMMARIES, families.CACHE_SUMMARIES),
     "histograms": _metrics_of(families.HISTOGRAMS),
     "response cache": _metrics_of(families.CACHE),
     "memory": _metrics_of(families.MEMORY),
