@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,6 +129,28 @@ def servers() -> Iterator[tuple[ConchServer, TritonServer]]:
             yield conch, triton
 
 
+def measure_in_turns(
+    asked: Sequence[Question], conch: ConchServer, triton: TritonServer, rounds: int, seconds: float
+) -> None:
+    """Ask both servers every question in each round; each server first in every other round: whatever drifts meets
+    both."""
+    for number in range(rounds):
+        for question in asked:
+            order: list[tuple[list[float], ConchServer | TritonServer]]
+            order = [(question.conch, conch), (question.triton, triton)]
+            for figures, server in order if number % 2 == 0 else reversed(order):
+                figures.append(question.ask(server, seconds))
+            print(f"round {number + 1}: {question.row()}", file=sys.stderr)
+
+
+def print_table(asked: Sequence[Question]) -> None:
+    """The answers as a Markdown table."""
+    print("| question | figure | conch | Triton 2.51 | ratio | range |")
+    print("|---|---|---|---|---|---|")
+    for question in asked:
+        print(question.row())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -140,19 +162,9 @@ def main() -> None:
     with servers() as (conch, triton):
         assert conch.process is not None
         idle = psutil.Process(conch.process.pid).memory_info().rss / 2**20
-        for number in range(options.rounds):
-            for question in asked:
-                # In turn, and each first in every other round: whatever drifts meets both.
-                order: list[tuple[list[float], ConchServer | TritonServer]]
-                order = [(question.conch, conch), (question.triton, triton)]
-                for figures, server in order if number % 2 == 0 else reversed(order):
-                    figures.append(question.ask(server, options.seconds))
-                print(f"round {number + 1}: {question.row()}", file=sys.stderr)
+        measure_in_turns(asked, conch, triton, options.rounds, options.seconds)
 
-    print("| question | figure | conch | Triton 2.51 | ratio | range |")
-    print("|---|---|---|---|---|---|")
-    for question in asked:
-        print(question.row())
+    print_table(asked)
     print(
         f"\nIdle server process: {idle:.0f} MiB resident. Start to ready with {MODELS} models: {time_to_ready():.1f} s."
     )

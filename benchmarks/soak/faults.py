@@ -11,7 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from time import sleep
 from typing import Any, Final
@@ -29,9 +29,9 @@ _VANISHING: Final = 30
 
 
 class Faults:
-    """A thread that breaks ``server``; ``done`` counts the faults by name."""
+    """A thread that breaks ``server``, in all ways or ``only`` in some; ``done`` counts the faults by name."""
 
-    def __init__(self, server: ConchServer, repository: Path, seed: int) -> None:
+    def __init__(self, server: ConchServer, repository: Path, seed: int, only: Collection[str] = ()) -> None:
         assert server.process is not None
         self.done: Counter[str] = Counter()
         self._server = server
@@ -42,7 +42,7 @@ class Faults:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._marks = 0
         #: Each fault, and how often it happens beside the others.
-        self._faults: dict[str, tuple[Callable[[], None], int]] = {
+        faults: dict[str, tuple[Callable[[], None], int]] = {
             "worker killed": (self._kill, 3),
             "worker stopped": (self._stop, 2),
             "worker slowed": (self._slow, 4),
@@ -54,6 +54,7 @@ class Faults:
             "descriptors ran out": (self._descriptors, 1),
             "disk ran out": (self._disk, 1),
         }
+        self._faults = {name: fault for name, fault in faults.items() if name in (only or faults)}
 
     def start(self) -> None:
         self._thread.start()
@@ -104,7 +105,7 @@ class Faults:
                 pass
 
     def _reload(self) -> None:
-        self._control(self._chance.choice(("echo", "other", "twice", "encoder", "writer", "repeat")), "load")
+        self._control(self._chance.choice(("echo", "other", "twice", "encoder", "writer", "repeat", "relay")), "load")
 
     def _replace(self) -> None:
         self._marks += 1
@@ -113,7 +114,7 @@ class Faults:
         self._control(name, "load")
 
     def _unload(self) -> None:
-        name = self._chance.choice(("spare", "repeat", "encoder"))
+        name = self._chance.choice(("spare", "repeat", "encoder", "cached", "limited", "ragged"))
         self._control(name, "unload")
         self._control(name, "load")
 
