@@ -19,6 +19,15 @@ STAMPS := $(VENV)/stamps
 CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRAINTS)
 
+# Two halves of about the same length share the cores; the tests that measure, attack or wait for what hangs want them for
+# themselves.
+ALONE := tests/e2e/analyze tests/e2e/test_hangs.py tests/e2e/test_perf_analyzer.py \
+	tests/hostile tests/unit/perf
+PAGE_ALONE := 'tests/docs/test_pages.py::test_a_page_works_as_written[docs/analyze.md]'
+BENCHMARKS := tests/e2e/test_benchmarks.py
+FIRST := tests/unit tests/fuzz tests/e2e
+SECOND := $(filter-out $(FIRST:=/) tests/hostile/ tests/__pycache__/,$(wildcard tests/*/)) $(BENCHMARKS)
+
 CYCLES ?= 1000
 
 .PHONY: demo test test-fast test-lowest announce fuzz check bench soak docs wheel
@@ -27,7 +36,13 @@ demo: $(STAMPS)/models
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
 
 test: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
+ifdef ARGS
 	$(BIN)/pytest $(ARGS)
+else
+	@$(BIN)/python -m tests.side_by_side \
+		"$(FIRST) $(foreach one,$(ALONE) $(BENCHMARKS),--ignore=$(one))" "$(SECOND) --deselect=$(PAGE_ALONE)"; status=$$?; \
+		$(BIN)/pytest $(ALONE) $(PAGE_ALONE) && exit $$status
+endif
 
 test-fast: $(STAMPS)/dev
 	$(BIN)/pytest tests/unit --core $(ARGS)
@@ -62,7 +77,7 @@ wheel: $(STAMPS)/venv
 	$(BIN)/python -m pip -q --disable-pip-version-check wheel --no-deps --wheel-dir dist .
 
 announce:
-	@echo "All tests take about 25 minutes on two cores (make test-fast: two), and 3 GB of disk."
+	@echo "All tests take half an hour at most on two cores (make test-fast: two), and 3 GB of disk."
 	@test -e $(STAMPS)/engines || echo "First, about 1 GB of packages and models is downloaded into $(VENV)."
 	@test -e .oracle/ready || echo "The tests that compare with the real Triton download it: 100 MB, into .oracle."
 
@@ -75,7 +90,7 @@ $(STAMPS)/venv:
 
 $(STAMPS)/engines: $(STAMPS)/models
 	@echo "Installing ONNX Runtime, OpenVINO, what converts to them, and what text generation can use ..."
-	@$(PIP) -e ".[analyze,audio,convert,image,lora,structured]"
+	@$(PIP) -e ".[analyze,audio,convert,image,lora,opentelemetry,structured]"
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
