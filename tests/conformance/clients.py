@@ -47,6 +47,7 @@ class Client:
 
     def __init__(self, protocol: str, server: Server) -> None:
         self.protocol = protocol
+        self.server = server
         self.kind = "triton" if isinstance(server, TritonServer) else "conch"
         self.module: Any = {"http": tritonclient.http, "grpc": tritonclient.grpc}[protocol]
         self.api: Any = self.module.InferenceServerClient(getattr(server, protocol))
