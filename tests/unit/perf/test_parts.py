@@ -251,6 +251,31 @@ def test_regions_need_room() -> None:
         SharedRegion(layout, Nobody())
 
 
+class Busy:
+    """A server that uses a region when it is first asked to forget it."""
+
+    def __init__(self) -> None:
+        self.regions: list[str] = []
+        self.refusals = 2
+
+    def register_memory(self, region: str, key: str, size: int) -> None:
+        self.regions.append(region)
+
+    def unregister_memory(self, region: str) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise ConchError(f"Cannot unregister shared memory region '{region}', it is currently in use.")
+        self.regions.remove(region)
+
+
+def test_a_region_in_use_is_unregistered_when_it_is_let_go_of(model: ModelSpec) -> None:
+    server = Busy()
+    region = SharedRegion(MemoryLayout.of(model, 1, 64), server)
+    assert len(server.regions) == 1
+    region.close()
+    assert server.regions == []
+
+
 class Nobody:
     """A server that is told of no region."""
 

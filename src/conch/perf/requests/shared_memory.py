@@ -6,6 +6,7 @@ extension.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from shutil import disk_usage
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
-from conch.errors import ConchError, invalid, unsupported
+from conch.errors import Code, ConchError, invalid, unsupported
 from conch.perf.inputs.specs import ModelSpec
 from conch.tensors import ELEMENT_SIZE
 
@@ -22,6 +23,8 @@ from conch.tensors import ELEMENT_SIZE
 _ALIGNED: Final = 64
 #: Where Linux keeps regions.
 _FOLDER: Final = "/dev/shm"
+#: Between attempts to have a server forget a region that it still uses (s).
+_PAUSES: Final = (0.01, 0.1, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +114,18 @@ class SharedRegion:
             raise
 
     def close(self) -> None:
-        """Let the server forget the region, if it still answers, and free it."""
+        """Let the server forget the region, if it still answers, and free it.
+
+        Triton refuses that while it holds a request with the region, which may be for a moment after its answer.
+        """
         try:
-            self._api.unregister_memory(self._region)
-        except ConchError:
-            pass
+            for pause in _PAUSES:
+                try:
+                    return self._api.unregister_memory(self._region)
+                except ConchError as error:
+                    if error.code is not Code.INTERNAL:
+                        return
+                    time.sleep(pause)
         finally:
             self._free()
 
