@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.clients import Client, ints, strings
+from tests.conformance.counts import settled
 from tests.conformance.raw import get, post
 from tests.conftest import Server, Start
 from tests.events import eventually
@@ -102,8 +103,11 @@ def test_call(http: Client, case: str, server_kind: str) -> None:
 
 
 def counts(server: Server, model: str) -> tuple[int, int]:
-    [statistics] = get(server.http, f"/v2/models/{model}/stats").json()["model_stats"]
-    return statistics["inference_count"], statistics["inference_stats"]["success"]["count"]
+    def read() -> tuple[int, int]:
+        [statistics] = get(server.http, f"/v2/models/{model}/stats").json()["model_stats"]
+        return statistics["inference_count"], statistics["inference_stats"]["success"]["count"]
+
+    return settled(server, read)
 
 
 def test_calls_are_counted_as_requests(http: Client, server: Server) -> None:

@@ -12,6 +12,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
+from tests.conformance.counts import settled
 from tests.conformance.raw import get, post, tensor
 from tests.conftest import Server, Start
 from tests.models import write
@@ -74,9 +75,12 @@ def count(server: Server, model: str, *values: int, **fields: Any) -> int:
 
 
 def counted(server: Server, model: str) -> dict[str, int]:
-    (statistics,) = get(server.http, f"/v2/models/{model}/stats").json()["model_stats"]
-    of_inferences = {name: entry["count"] for name, entry in statistics["inference_stats"].items()}
-    return {"executions": statistics["execution_count"], "inferences": statistics["inference_count"], **of_inferences}
+    def read() -> dict[str, int]:
+        (statistics,) = get(server.http, f"/v2/models/{model}/stats").json()["model_stats"]
+        counts = {name: entry["count"] for name, entry in statistics["inference_stats"].items()}
+        return {"executions": statistics["execution_count"], "inferences": statistics["inference_count"], **counts}
+
+    return settled(server, read)
 
 
 def added(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:

@@ -6,6 +6,7 @@ import pytest
 
 from conch import __version__
 from tests.conformance.clients import Client, floats, ints
+from tests.conformance.counts import settled
 from tests.conformance.raw import get, post
 from tests.conftest import Server
 from tests.events import eventually
@@ -165,6 +166,10 @@ def test_ensemble_of_a_decoupled_member_is_decoupled(server: Server) -> None:
 
 def statistics(client: Client, model: str) -> dict[str, dict[str, int]]:
     """Counts of the durations, and the two counters."""
+    return settled(client.server, lambda: statistics_now(client, model))
+
+
+def statistics_now(client: Client, model: str) -> dict[str, dict[str, int]]:
     stats = client.get("inference_statistics", model)["model_stats"][0]
     counts = {name: leaf.get("count", 0) for name, leaf in stats["inference_stats"].items()}
     batches = {row["batch_size"]: row["compute_infer"]["count"] for row in stats.get("batch_stats", [])}
@@ -179,10 +184,10 @@ def statistics(client: Client, model: str) -> dict[str, dict[str, int]]:
 
 
 def statistics_after(client: Client, model: str, executions: int) -> dict[str, dict[str, int]]:
-    """Statistics once so many executions are counted: Triton counts some time after it has answered, conch before."""
+    """Statistics once so many executions are counted."""
 
     def counted() -> bool:
-        return statistics(client, model)["counters"]["execution"] >= executions
+        return statistics_now(client, model)["counters"]["execution"] >= executions
 
     if client.kind == "triton":
         eventually(counted, f"{executions} executions of {model} are counted")
