@@ -169,7 +169,8 @@ class LevelRun:
         records = self.recording.add(collected, self._around.clock())
         self._around.on_collected(collected)
         if len(records):
-            self._last_end = int(records["end"].max())
+            # One process of senders may hand over late what ended before what another has handed over.
+            self._last_end = max(self._last_end, int(records["end"].max()))
         return len(records)
 
     def _over(self) -> bool:

@@ -196,6 +196,27 @@ def test_requests_that_are_not_due_yet_are_waited_for() -> None:
     assert measured.figures.requests == 3 and measured.whole
 
 
+class LateSenders(FakeSenders):
+    """Senders of which one hands over its request, the first to end, after all the others have theirs."""
+
+    def collect(self) -> Collected:
+        collected = super().collect()
+        records = collected.records
+        late = records["end"] == 2 * SECOND - 9 * SECOND // 10
+        kept = getattr(self, "kept", records[:0])
+        if self.now > 3 * SECOND:
+            self.kept = records[:0]
+            return replace(collected, records=np.concatenate([records, kept]))
+        self.kept = np.concatenate([kept, records[late]])
+        return replace(collected, records=records[~late])
+
+
+def test_requests_that_are_handed_over_late_are_of_the_window() -> None:
+    plan = PerfPlan("m", Address("h", 1), warm_up=0.0, requests=10, total_requests=10, trials=1)
+    _, measured = take(LateSenders(lambda second: 10 * (second == 1)), plan)
+    assert measured.figures.requests == 10 and measured.whole
+
+
 def test_requests_that_get_no_answer_are_missed() -> None:
     plan = PerfPlan("m", Address("h", 1), warm_up=0.0, requests=10, total_requests=10, trials=1)
     _, measured = take(FakeSenders(lambda second: 3 * (second == 1)), plan)

@@ -50,8 +50,13 @@ class Recording:
         self._parts: list[tuple[Span, Collected]] = []
 
     def add(self, collected: Collected, now: int) -> Records:
-        """Note what was collected, all of which had ended at ``now`` (ns); returns the requests that count."""
-        self._parts.append(((self._asked, now), collected))
+        """Note what was collected, all of which had ended at ``now`` (ns); returns the requests that count.
+
+        What one process hands over late may have ended long before the others were asked.
+        """
+        ends = collected.records["end"]
+        since = min(self._asked, int(ends.min())) if len(ends) else self._asked
+        self._parts.append(((since, now), collected))
         self._computed += collected.busy * (now - self._asked)
         self._asked = now
         self.errors.update(collected.errors)
