@@ -6,8 +6,9 @@ import re
 import urllib.request
 from pathlib import Path
 
+from tests.conformance.counts import settled
 from tests.conformance.raw import post, tensor
-from tests.conftest import Start
+from tests.conftest import Server, Start
 from tests.models import build
 
 FAMILIES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
@@ -21,11 +22,10 @@ def test_each_model_has_summaries_in_place_of_counters(tmp_path: Path, start: St
         for _ in range(3):
             body = {"inputs": [tensor("X", "FP32", [1.0], [1, 1])]}
             assert post(server.http, "/v2/models/chain/infer", body).status == 200
-        with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
-            text = page.read().decode()
+        found = settled(server, lambda: _SAMPLE.findall(_page(server)))
+        assert "nv_inference_request_duration_us" not in _page(server)
 
-    assert "nv_inference_request_duration_us" not in text
-    samples = {(family, suffix, labels): value for family, suffix, labels, value in _SAMPLE.findall(text)}
+    samples = {(family, suffix, labels): value for family, suffix, labels, value in found}
     models = {name: f'model="{name}",version="1"' for name in ("chain", "plus_one")}
     assert samples.keys() == {
         (family, suffix, model + quantile)
@@ -37,3 +37,8 @@ def test_each_model_has_summaries_in_place_of_counters(tmp_path: Path, start: St
     assert {samples[family, "_count", models["plus_one"]] for family in FAMILIES} == {"6"}
     whole = float(samples["request", "_sum", models["chain"]])
     assert 0 < float(samples["request", "", models["chain"] + ',quantile="0.5"']) < whole
+
+
+def _page(server: Server) -> str:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
+        return page.read().decode()  # type: ignore[no-any-return]
