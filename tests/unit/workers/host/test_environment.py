@@ -13,6 +13,9 @@ import pytest
 from conch.errors import ConchError
 from conch.workers.host.environment import Environments, activated
 
+#: Python 3.11.3 and older, which Debian 12 has, know no filters for archives.
+unpacks = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python cannot unpack safely")
+
 
 def make_environment(home: Path) -> Path:
     (home / "bin").mkdir(parents=True)
@@ -70,6 +73,7 @@ async def test_directory_may_be_named_relative_to_the_model(tmp_path: Path) -> N
     assert python == str(tmp_path / "model/env/bin/python")
 
 
+@unpacks
 async def test_archive_is_unpacked_once_for_each_state_of_the_file(archive: str, tmp_path: Path) -> None:
     environments = Environments()
     first = await environments.python(archive, tmp_path)
@@ -120,6 +124,7 @@ async def test_unpacking_that_fails_leaves_nothing_and_is_tried_again(archive: s
     assert Path(await environments.python(archive, tmp_path)).exists()
 
 
+@unpacks
 async def test_close_gives_up_what_is_being_unpacked_and_removes_what_was(archive: str, tmp_path: Path) -> None:
     environments = Environments()
     home = Path(await environments.python(archive, tmp_path)).parent.parent
@@ -163,6 +168,15 @@ async def test_directory_without_an_activate_script_is_refused(tmp_path: Path) -
         await Environments().python(str(tmp_path), tmp_path)
 
 
+async def test_python_that_cannot_unpack_safely_does_not(
+    archive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    with pytest.raises(ConchError, match=r"cannot unpack .*env\.tar\.gz safely: this takes Python 3\.11\.4 or newer"):
+        await Environments().python(archive, tmp_path)
+
+
+@unpacks
 async def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "env.tar.gz").write_text("no archive")
     with pytest.raises(ConchError, match="failed to unpack"):
@@ -171,6 +185,7 @@ async def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
         await Environments().python(str(tmp_path / "absent.tar.gz"), tmp_path)
 
 
+@unpacks
 @pytest.mark.parametrize("name", ["../../outside", "/outside"])
 async def test_archive_that_leads_outside_is_refused(tmp_path: Path, name: str) -> None:
     archive = tmp_path / "env.tar.gz"
@@ -181,6 +196,7 @@ async def test_archive_that_leads_outside_is_refused(tmp_path: Path, name: str) 
     assert not (tmp_path / "outside").exists() and not Path("/outside").exists()
 
 
+@unpacks
 async def test_archive_with_a_link_to_the_outside_is_refused(tmp_path: Path) -> None:
     archive = tmp_path / "env.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
