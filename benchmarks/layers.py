@@ -9,7 +9,6 @@ concurrency 1 and prints the median time between one stage and the next.
 from __future__ import annotations
 
 import argparse
-import re
 import signal
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from typing import Final
 
 from benchmarks.clock import Moments, record_server
 from benchmarks.serving import TEXT, TEXT_CONFIG, write_model
-from tests.oracle import perf_analyzer
+from benchmarks.windows import ask_perf_analyzer
 from tests.oracle.run import free_ports, wait_until_ready
 
 #: What happens between the stage before and this one.
@@ -86,14 +85,9 @@ def main() -> None:
         try:
             wait_until_ready(f"127.0.0.1:{http}", server)
             port = http if options.protocol == "http" else grpc
-            window = str(int(options.seconds * 1000))
-            done = perf_analyzer(
-                "-m", "text", "-i", options.protocol, "-u", f"127.0.0.1:{port}", *TEXT, "-p", window, "-s", "900"
-            )
-            found = re.search(r"latency (\d+) usec", done.stdout)
-            if found is None:
-                raise SystemExit(f"perf_analyzer: {done.stdout[-500:]}{done.stderr[-500:]}")
-            print(f"{options.protocol}: the client sees {found[1]} µs on average", flush=True)
+            asked = ("-m", "text", "-i", options.protocol, "-u", f"127.0.0.1:{port}", *TEXT)
+            _, latency = ask_perf_analyzer(*asked, seconds=options.seconds)
+            print(f"{options.protocol}: the client sees {latency:.0f} µs on average", flush=True)
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(10)

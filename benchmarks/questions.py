@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.columns import Column
 from benchmarks.load import measure
 from benchmarks.texts import SENTENCE, mixed
-from tests.oracle import perf_analyzer
+from benchmarks.windows import ask_perf_analyzer
 
 CONCURRENCIES = (1, 16, 64)
 #: Where a server has no more to give.
@@ -55,17 +54,11 @@ class Question:
 
     def _by_perf_analyzer(self, column: Column, seconds: float) -> tuple[float, float]:
         target = column.target
-        # A slow server may answer nothing within a window, which perf_analyzer takes for a failure.
-        for window in (seconds, 4 * seconds, 16 * seconds):
-            done = perf_analyzer(
-                "-m", target.model, "-u", target.address, "--concurrency-range", str(self.concurrency),
-                "--string-data", self.texts[0], "--shape", f"{target.input}:1", "--percentile", "50",
-                "-p", str(int(window * 1000)), "-s", "900", "-r", "4",
-            )  # fmt: skip
-            found = re.search(r"throughput: ([\d.]+) infer/sec, latency (\d+) usec", done.stdout)
-            if found is not None:
-                return float(found[2]), float(found[1])
-        raise RuntimeError(f"{self.title}: {column.name}: {done.stdout[-500:]}{done.stderr[-500:]}")
+        throughput, latency = ask_perf_analyzer(
+            "-m", target.model, "-u", target.address, "--concurrency-range", str(self.concurrency),
+            "--string-data", self.texts[0], "--shape", f"{target.input}:1", "--percentile", "50", seconds=seconds,
+        )  # fmt: skip
+        return latency, throughput
 
 
 def uniform_questions(*, only_full: bool = False) -> list[Question]:

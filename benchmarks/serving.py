@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 import statistics
 import sys
 import tempfile
@@ -22,7 +21,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.oracle import TritonServer, perf_analyzer
+from benchmarks.windows import ask_perf_analyzer
+from tests.oracle import TritonServer
 from tests.servers import ConchServer
 
 MODEL = """import triton_python_backend_utils as pb_utils
@@ -71,15 +71,11 @@ class Question:
 
     def ask(self, server: ConchServer | TritonServer, seconds: float) -> float:
         address = server.http if self.protocol == "http" else server.grpc
-        done = perf_analyzer(
+        throughput, latency = ask_perf_analyzer(
             "-m", self.model, "-i", self.protocol, "-u", address,
-            "--concurrency-range", str(self.concurrency), *self.arguments,
-            "-p", str(int(seconds * 1000)), "-s", "900", "-r", "4",
+            "--concurrency-range", str(self.concurrency), *self.arguments, seconds=seconds,
         )  # fmt: skip
-        found = re.search(r"throughput: ([\d.]+) infer/sec, latency (\d+) usec", done.stdout)
-        if found is None:
-            raise RuntimeError(f"{self.title}: {done.stdout[-500:]}{done.stderr[-500:]}")
-        return float(found[1 if self.figure == "throughput" else 2])
+        return throughput if self.figure == "throughput" else latency
 
     def row(self) -> str:
         ratios = [ours / theirs for ours, theirs in zip(self.conch, self.triton, strict=True)]
