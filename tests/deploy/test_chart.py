@@ -133,6 +133,7 @@ def test_the_container_answers_its_probes_and_drains(tmp_path: Path) -> None:
             asked = [pool.submit(ask) for _ in range(4)]
             began.wait()
             eventually(lambda: pending(server.metrics) >= 2, "requests that wait")
+            assert server.process is not None
             server.process.terminate()
             assert not ready(server.http)
             assert [one.result() for one in asked] == [200] * 4
