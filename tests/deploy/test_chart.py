@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,14 @@ output { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] }
 """
 
 
+def settings(values: Sequence[str]) -> list[str]:
+    """Helm's arguments that set these values."""
+    return [part for value in values for part in ("--set", value)]
+
+
 def render(*values: str) -> dict[str, Any]:
     """The resources by their kinds."""
-    text = run_helm("template", "conch", CHART, *(part for value in values for part in ("--set", value)))
+    text = run_helm("template", "conch", CHART, *settings(values))
     return {document["kind"]: document for document in yaml.safe_load_all(text)}
 
 
@@ -60,8 +66,7 @@ def container(resources: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("values", [(MODELS,), EVERYTHING, ("modelRepository.volume.hostPath.path=/srv/models",)])
 def test_lint_and_schemas_find_nothing(values: tuple[str, ...]) -> None:
-    settings = [part for value in values for part in ("--set", value)]
-    run_helm("lint", "--strict", CHART, *settings)
+    run_helm("lint", "--strict", CHART, *settings(values))
     for kind, resource in render(*values).items():
         if kind != "PodMonitor":  # of the Prometheus operator, not of Kubernetes
             kubernetes_validate.validate(resource, "1.34", strict=True)
@@ -90,8 +95,7 @@ def test_the_plain_manifests_are_the_chart_with_its_defaults() -> None:
     ],
 )
 def test_wrong_values_are_refused(values: tuple[str, ...], said: str) -> None:
-    settings = [part for value in values for part in ("--set", value)]
-    assert said in run_helm("template", "conch", CHART, *settings, fails=True)
+    assert said in run_helm("template", "conch", CHART, *settings(values), fails=True)
 
 
 def test_a_pod_may_write_only_into_its_volumes() -> None:

@@ -23,8 +23,8 @@ from conch.tensors import ELEMENT_SIZE
 _ALIGNED: Final = 64
 #: Where Linux keeps regions.
 _FOLDER: Final = "/dev/shm"
-#: Between attempts to have a server forget a region that it still uses (s).
-_PAUSES: Final = (0.01, 0.1, 0.5, 1.0)
+#: Before each attempt to have a server forget a region, which it may still use (s).
+_PAUSES: Final = (0.0, 0.01, 0.1, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +120,12 @@ class SharedRegion:
         """
         try:
             for pause in _PAUSES:
+                time.sleep(pause)
                 try:
                     return self._api.unregister_memory(self._region)
                 except ConchError as error:
                     if error.code is not Code.INTERNAL:
                         return
-                    time.sleep(pause)
         finally:
             self._free()
 
