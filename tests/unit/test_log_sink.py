@@ -123,9 +123,9 @@ def test_part_of_a_line_that_was_lost_is_ended_before_the_next(target: FakeTarge
     sink = Sink(target, notice)
     sink.put(b"broken\n")
     target.error = OSError(errno.EPIPE, "Broken pipe")
-    sink.flush(0.1)
-    target.error, target.room = None, None
     target.go_on.set()
+    sink.flush(20)
+    target.error, target.room = None, None
     until_written(sink)
     sink.put(b"after\n")
     assert target.written == b"bro\nlost 1\nafter\n"

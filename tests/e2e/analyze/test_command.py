@@ -18,6 +18,7 @@ from tests.terminal import hear_ctrl_c
 OPTIONS = (
     "--profile-models=waits", "--run-config-search-mode=brute", "--run-config-search-max-instance-count=2",
     "--run-config-search-min-model-batch-size=2", "--run-config-search-max-model-batch-size=2", "--concurrency=1,2,4",
+    "--final-rounds=1",
     *(f"--perf-analyzer-flags={one}" for one in ("measurement-interval=100", "max-trials=3", "warm-up=0.1")),
     "-o", "csv,json",
 )  # fmt: skip
