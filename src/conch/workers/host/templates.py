@@ -250,6 +250,8 @@ class Template:
         finally:
             self._asked -= 1
             self._consider_end()
+            if self.ended.is_set():
+                self._control.close()
 
     def _consider_end(self) -> None:
         if self._timer is not None:
@@ -264,7 +266,11 @@ class Template:
 
     def _exited(self) -> None:
         self.close()
-        self._control.close()
+        if self._turn.locked():
+            # What it has forked may still hold its end: whoever waits for an answer learns of the end here, and closes.
+            self._control.shutdown(socket.SHUT_RDWR)
+        else:
+            self._control.close()
         self.ended.set()
         self._on_exit(self)
 

@@ -18,7 +18,7 @@ import pytest
 
 from conch.workers.child.channel import Endpoint, write
 from conch.workers.host.spawn import ChildProcess
-from conch.workers.host.templates import Template, TemplateKind, Templates
+from conch.workers.host.templates import FORK_SECONDS, Template, TemplateKind, Templates
 from tests.unit.fake_clock import fake_clock, settle
 
 MODULE = "conch.workers.child.channel"
@@ -95,6 +95,38 @@ async def test_a_template_may_end_in_the_midst_of_a_fork_then_a_worker_is_spawne
     os.kill(templates.pids[0], signal.SIGKILL)
     assert await forking is None
     await owner.end()
+    await templates.close()
+
+
+class FakeProcess:
+    """A process that never ends by itself, and of which nobody has to be told."""
+
+    pid = 0
+    exit_status: int | None = None
+
+    def kill(self) -> None: ...
+
+
+async def test_a_fork_ends_with_its_template_even_where_another_process_holds_the_other_end() -> None:
+    """As one does that it has just forked, which has not closed it yet."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    theirs.send(json.dumps({"hindrance": ""}).encode())
+    ends: list[Callable[[], None]] = []
+
+    def spawn(*arguments: Any) -> tuple[ChildProcess, socket.socket]:
+        ends.append(arguments[2])
+        return FakeProcess(), ours
+
+    templates = Templates(60, spawn)
+    with theirs:
+        forking = asyncio.create_task(templates.fork(kind_of(templates), {}))
+        loop = asyncio.get_running_loop()
+        asked = [json.loads(await loop.sock_recv(theirs, 1 << 20))["op"] for _ in range(2)]
+        ends[0]()
+        assert await asyncio.wait_for(forking, FORK_SECONDS / 2) is None
+    assert asked == ["import", "fork"]
+    assert ours.fileno() < 0
     await templates.close()
 
 
