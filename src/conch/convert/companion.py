@@ -20,6 +20,8 @@ WORTH_AT_A_SHAPE: Final = 1.1
 WORTH_OVERALL: Final = 1.05
 #: Fewer runs have no quartiles, and so no noise to compare a difference with.
 MIN_RUNS: Final = 4
+#: The least that is told: gains are positive, however long a busy machine kept one figure waiting.
+_LEAST_GAIN: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ def _candidate(auto: Variant, other: Variant, mix: Mix) -> PossibleCompanion:
 def _gains(auto: Variant, other: Variant) -> Iterator[Gain]:
     usual, faster = by_shape(auto.latency), by_shape(other.latency)
     for shape in sorted(usual.keys() & faster.keys()):
-        yield Gain(shape.batch, shape.tokens, round(_gain(usual[shape], faster[shape]), 3))
+        gain = round(_gain(usual[shape], faster[shape]), 3)
+        yield Gain(shape.batch, shape.tokens, max(gain, _LEAST_GAIN))
 
 
 def _gain(usual: Latency, other: Latency) -> float:

@@ -39,6 +39,12 @@ def test_variant_that_is_much_faster_at_a_shape_is_worth_it() -> None:
     assert one.companion.overall == pytest.approx(2**0.25, abs=0.001)
 
 
+def test_figure_that_a_busy_machine_kept_waiting_for_seconds_is_a_gain_of_nearly_nothing() -> None:
+    (one,) = found(variant("onnxruntime-int8", 1, 20_000, 8, 90))
+
+    assert [gain.gain for gain in one.companion.gains] == [2, 0.001, 1, 0.667]
+
+
 def test_difference_within_the_quartiles_is_noise() -> None:
     assert found(variant("onnxruntime-int8", 1.7, 9, 9, 90))
     assert not found(variant("onnxruntime-int8", 1.7, 9, 9, 90, spread=0.3))
