@@ -260,3 +260,14 @@ def test_a_sender_that_does_nothing_but_answer_is_not_busy() -> None:
     recording.add(Collected(nothing, np.zeros((0, 2), np.int64), Unfinished(), {}, 0.2), 10 * SECOND)
     recording.add(Collected(nothing, np.zeros((0, 2), np.int64), Unfinished(), {}, 1.0), 10 * SECOND + SECOND // 1000)
     assert recording.busy == pytest.approx(0.2, rel=0.01)
+
+
+def test_what_is_handed_over_late_counts_where_all_of_it_ended_with_the_window() -> None:
+    recording, first, late = Recording(0), np.zeros(1, RECORD), np.zeros(2, RECORD)
+    first["end"], late["end"] = 5 * SECOND, 9 * SECOND
+    for records, now in ((first, 10 * SECOND), (late, 12 * SECOND)):
+        recording.add(Collected(records, np.zeros((0, 2), np.int64), Unfinished(), {}, 0.0), now)
+
+    counted, _ = recording.within([(0, 9 * SECOND)])
+
+    assert len(counted) == 3

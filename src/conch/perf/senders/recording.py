@@ -77,7 +77,7 @@ class Recording:
         parts = [
             (one.records, one.events)
             for (since, until), one in self._parts
-            if any(start < until and since < end for start, end in spans)
+            if any(start < until and since <= end for start, end in spans)  # what ends with a window is in it
         ]
         parts.append((np.zeros(0, RECORD), np.zeros((0, 2), np.int64)))
         records, events = np.concatenate([records for records, _ in parts]), join_events(parts)
