@@ -84,8 +84,10 @@ class Http2Client:
             self.closed = True
         return not self.closed
 
-    def open(self, path: str, *more: tuple[str, str], indexed: bool = True, end: bool = False) -> tuple[int, bytes]:
-        """A new stream and its HEADERS frame."""
+    def open(
+        self, path: str, *more: tuple[str, str], indexed: bool = True, end: bool = False, encoded: bytes = b""
+    ) -> tuple[int, bytes]:
+        """A new stream and its HEADERS frame; ``encoded`` are fields that stand behind the others as they are."""
         self._last += 2
         fields = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "x"), ("te", "trailers"),
                   ("content-type", "application/grpc"), *more]  # fmt: skip
@@ -93,7 +95,7 @@ class Http2Client:
         with self._changed:
             self._opened.add(self._last)
         flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
-        return self._last, frames.frame(frames.HEADERS, flags, self._last, block)
+        return self._last, frames.frame(frames.HEADERS, flags, self._last, block + encoded)
 
     def send_data(self, stream: int, data: bytes, *, end: bool = False) -> bool:
         """Send a body as flow control allows it; returns whether the connection is still there."""
