@@ -53,11 +53,12 @@ def test_models_that_load_are_unavailable_and_services_start_when_they_have(
     server = serve(flags=("--model-load-thread-count=1",), wait=False)
     log = tmp_path / "server.log"
     eventually(lambda: live(server), "answering", 60)
+    # Until the repository has been read, any name may be that of a model.
+    eventually(lambda: post(server.http, "/v2/models/absent/infer", BODY).status == 404, "reading the repository", 60)
     for name in ("slow", "later"):
         reply = post(server.http, f"/v2/models/{name}/infer", BODY)
         assert (reply.status, reply.error) == (503, f"model '{name}' is not ready: it is being loaded")
         assert reply.headers["retry-after"] == "1"
-    assert post(server.http, "/v2/models/absent/infer", BODY).status == 404
     given = grpcclient.InferInput("IN", [1], "FP32")
     given.set_data_from_numpy(np.array([1.5], dtype=np.float32))
     with pytest.raises(grpcclient.InferenceServerException, match="UNAVAILABLE"):

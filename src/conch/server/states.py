@@ -162,7 +162,9 @@ class ModelTable:
         """Why there is no such model, in words without the path of its repository."""
         model_state, name = self.models.get(key), self.naming.name(key)
         if model_state is None:
-            if self.starting is None or not self.starting.isdisjoint(self.naming.keys(key)):
+            if self.starting is None:
+                return unavailable(f"model '{name}' is not ready: the server has not read its model repository yet")
+            if not self.starting.isdisjoint(self.naming.keys(key)):
                 return _still_loading(name)
             return not_found(f"Request for unknown model: '{name}' is not found")
         ready = model_state.ready_versions()

@@ -73,7 +73,9 @@ def test_model_that_is_being_loaded_for_the_first_time_is_unavailable() -> None:
 def test_model_that_the_starting_server_has_not_come_to_is_unavailable() -> None:
     models = table()
     models.starting = None
-    assert code_of(models, "m") is Code.UNAVAILABLE
+    with pytest.raises(ConchError, match="'m' is not ready: the server has not read its model repo") as unread:
+        models.find("m")
+    assert unread.value.code is Code.UNAVAILABLE
     models.starting = frozenset({"m"})
     assert (code_of(models, "m", 1), code_of(models, "n")) == (Code.UNAVAILABLE, Code.NOT_FOUND)
     models.starting = frozenset()
