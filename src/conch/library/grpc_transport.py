@@ -9,9 +9,9 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from conch.addresses import host_and_port
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, invalid, unavailable
-from conch.inference import SEQUENCE_END, SEQUENCE_START
 from conch.library.messages import document_of
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
@@ -19,21 +19,9 @@ from conch.library.service import ResultStream
 from conch.library.transport import TlsFiles
 from conch.library.values import decode
 from conch.tensors import WireTensor
-from conch.wire.grpc.parameters import FINAL_RESPONSE, response_parameter
+from conch.wire.grpc.outgoing import ANY_SIZE, CODES, write_parameters
+from conch.wire.grpc.parameters import FINAL_RESPONSE
 
-_CODES: Final[Mapping[grpc.StatusCode, Code]] = {
-    grpc.StatusCode.INTERNAL: Code.INTERNAL,
-    grpc.StatusCode.NOT_FOUND: Code.NOT_FOUND,
-    grpc.StatusCode.INVALID_ARGUMENT: Code.INVALID_ARG,
-    grpc.StatusCode.OUT_OF_RANGE: Code.INVALID_ARG,
-    grpc.StatusCode.UNAVAILABLE: Code.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED: Code.UNAVAILABLE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Code.UNAVAILABLE,
-    grpc.StatusCode.UNIMPLEMENTED: Code.UNSUPPORTED,
-    grpc.StatusCode.ALREADY_EXISTS: Code.ALREADY_EXISTS,
-    grpc.StatusCode.CANCELLED: Code.CANCELLED,
-}
-_ANY_SIZE: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 #: Makes the server say errors on a stream with their codes, as the end of the stream.
 _ERRORS_WITH_CODES: Final = (("triton_grpc_error", "true"),)
 
@@ -42,11 +30,11 @@ class GrpcTransport:
     """A channel to ``host:port``, with ``tls`` encrypted.  Raises INVALID_ARG for files that cannot be read."""
 
     def __init__(self, host: str, port: int, tls: TlsFiles | None) -> None:
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = host_and_port(host, port)
         self._channel: Any = (
-            grpc.secure_channel(address, _credentials(tls), options=_ANY_SIZE)
+            grpc.secure_channel(address, _credentials(tls), options=ANY_SIZE)
             if tls is not None
-            else grpc.insecure_channel(address, options=_ANY_SIZE)
+            else grpc.insecure_channel(address, options=ANY_SIZE)
         )
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
@@ -162,22 +150,13 @@ def _message(request: OutgoingRequest) -> service_pb2.ModelInferRequest:
     message = service_pb2.ModelInferRequest(
         model_name=request.model, model_version=_version(request.version), id=request.id
     )
-    parameters = message.parameters
-    try:
-        for name, value in request.parameters.items():
-            parameters[name].CopyFrom(response_parameter(value))
-        if request.priority:
-            parameters["priority"].uint64_param = request.priority
-        if isinstance(request.sequence_id, str):
-            parameters["sequence_id"].string_param = request.sequence_id
-        elif request.sequence_id:
-            signed = request.sequence_id - (2**64 if request.sequence_id >= 2**63 else 0)
-            parameters["sequence_id"].int64_param = signed
-    except ValueError as error:
-        raise invalid(f"a number does not fit into its parameter: {error}") from None
-    for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
-        if request.flags & flag:
-            parameters[name].bool_param = True
+    write_parameters(
+        message.parameters,
+        request.parameters,
+        priority=request.priority,
+        sequence_id=request.sequence_id,
+        flags=request.flags,
+    )
     for tensor in request.inputs.values():
         message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         message.raw_input_contents.append(tensor.data)
@@ -208,7 +187,7 @@ def _error(error: Any, request: OutgoingRequest | None = None) -> ConchError:
     status = error.code()
     if status is grpc.StatusCode.DEADLINE_EXCEEDED and request is not None:
         return request.not_in_time()
-    return ConchError(error.details() or status.name, _CODES.get(status, Code.UNKNOWN))
+    return ConchError(error.details() or status.name, CODES.get(status.value[0], Code.UNKNOWN))
 
 
 def _closed() -> ConchError:

@@ -18,7 +18,6 @@ from urllib.parse import quote
 from conch.config import render
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, internal, invalid, unavailable
-from conch.inference import SEQUENCE_END, SEQUENCE_START
 from conch.library.events import EventStream, SingleResult, generate_body
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
@@ -26,14 +25,8 @@ from conch.library.service import ResultStream
 from conch.library.transport import TlsFiles
 from conch.library.values import decode, from_values
 from conch.tensors import WireTensor
+from conch.wire.json.outgoing import CODES, model_path, request_document
 
-_CODES: Final[Mapping[int, Code]] = {
-    400: Code.INVALID_ARG,
-    404: Code.NOT_FOUND,
-    500: Code.INTERNAL,
-    501: Code.UNSUPPORTED,
-    503: Code.UNAVAILABLE,
-}
 _LENGTH: Final = "Inference-Header-Content-Length"
 
 
@@ -56,17 +49,17 @@ class HttpTransport:
         return self._found("/v2/health/live")
 
     def ready(self, model: str, version: int) -> bool:
-        return self._found(f"{_path(model, version)}/ready" if model else "/v2/health/ready")
+        return self._found(f"{model_path(model, version)}/ready" if model else "/v2/health/ready")
 
     def metadata(self, model: str, version: int) -> dict[str, Any]:
-        document: dict[str, Any] = self._json("GET", _path(model, version) if model else "/v2")
+        document: dict[str, Any] = self._json("GET", model_path(model, version) if model else "/v2")
         return document
 
     def config(self, model: str, version: int) -> ModelConfig:
-        return render.from_json(self._call("GET", f"{_path(model, version)}/config").decode())
+        return render.from_json(self._call("GET", f"{model_path(model, version)}/config").decode())
 
     def statistics(self, model: str, version: int) -> list[dict[str, Any]]:
-        path = _path(model, version) if model else "/v2/models"
+        path = model_path(model, version) if model else "/v2/models"
         entries: list[dict[str, Any]] = self._json("GET", f"{path}/stats")["model_stats"]
         return entries
 
@@ -88,7 +81,7 @@ class HttpTransport:
     def infer(self, request: OutgoingRequest) -> InferResult:
         header = json.dumps(_document(request)).encode()
         body = b"".join((header, *(tensor.data for tensor in request.inputs.values())))
-        path = f"{_path(request.model, request.version)}/infer"
+        path = f"{model_path(request.model, request.version)}/infer"
         try:
             response, content = self._exchange("POST", path, body, {_LENGTH: str(len(header))}, _deadline(request))
         except TimeoutError:
@@ -100,7 +93,7 @@ class HttpTransport:
         if not request.signature.decoupled:
             return SingleResult(self.infer(request))
         body = json.dumps(generate_body(request)).encode()
-        path = f"{_path(request.model, request.version)}/generate_stream"
+        path = f"{model_path(request.model, request.version)}/generate_stream"
         deadline = _deadline(request)
         try:
             connection, response = self._send("POST", path, body, {}, deadline)
@@ -108,7 +101,7 @@ class HttpTransport:
             raise request.not_in_time() from None
         except (OSError, HTTPException) as error:
             raise self._unreachable(error) from None
-        return EventStream(request, connection, response, deadline, _CODES.get(response.status))
+        return EventStream(request, connection, response, deadline, CODES.get(response.status))
 
     def close(self) -> None:
         with self._lock:
@@ -222,7 +215,7 @@ def failure(status: int, content: bytes) -> ConchError:
         message = json.loads(content)["error"]
     except (ValueError, KeyError, TypeError):
         message = content[:500].decode("utf-8", "replace") or f"HTTP status {status}"
-    return ConchError(str(message), _CODES.get(status, Code.UNKNOWN))
+    return ConchError(str(message), CODES.get(status, Code.UNKNOWN))
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
@@ -235,40 +228,17 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def _path(model: str, version: int) -> str:
-    path = f"/v2/models/{quote(model, safe='')}"
-    return path if version < 0 else f"{path}/versions/{version}"
-
-
 def _document(request: OutgoingRequest) -> dict[str, Any]:
     """The JSON of an inference request; the tensors' bytes follow it."""
-    parameters: dict[str, Any] = dict(request.parameters)
-    if request.priority:
-        parameters["priority"] = request.priority
-    if request.sequence_id:
-        parameters["sequence_id"] = request.sequence_id
-    for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
-        if request.flags & flag:
-            parameters[name] = True
-    document: dict[str, Any] = {
-        "inputs": [
-            {
-                "name": tensor.name,
-                "datatype": tensor.datatype,
-                "shape": tensor.shape,
-                "parameters": {"binary_data_size": len(tensor.data)},
-            }
-            for tensor in request.inputs.values()
-        ]
-    }
-    if request.id:
-        document["id"] = request.id
-    if request.outputs:
-        document["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in request.outputs]
-    else:
-        parameters["binary_data_output"] = True
-    document["parameters"] = parameters
-    return document
+    return request_document(
+        request.inputs.values(),
+        request.outputs,
+        id=request.id,
+        parameters=request.parameters,
+        priority=request.priority,
+        sequence_id=request.sequence_id,
+        flags=request.flags,
+    )
 
 
 def _result(request: OutgoingRequest, document: Mapping[str, Any], binary: memoryview) -> InferResult:

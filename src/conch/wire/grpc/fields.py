@@ -1,7 +1,7 @@
-"""Reads the fields of a ``ModelInferRequest`` that hold tensors' bytes where they are, without a copy.
+"""Fields of messages as bytes: those of a ``ModelInferRequest`` that hold tensors' are read where they are, uncopied.
 
 The protocol buffers library copies a message twice to get at its bytes, and holds the interpreter's lock meanwhile.
-Called by the gRPC front end for large messages; pure.
+Called by the gRPC front end for large messages, and by whatever writes messages around tensors; pure.
 """
 
 from __future__ import annotations
@@ -63,3 +63,15 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
     raise ValueError("malformed number")
+
+
+def varint(value: int) -> bytes:
+    """A number as messages have it: seven bits a byte, the lowest first."""
+    if value < 128:
+        return bytes((value,))
+    digits = bytearray()
+    while value >= 128:
+        digits.append(value & 127 | 128)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)

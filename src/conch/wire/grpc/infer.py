@@ -18,6 +18,7 @@ from conch.inference import InferRequest, InferResponse, ModelSignature, Paramet
 from conch.tensors import CONFIG_NAME, Buffer, WireTensor
 from conch.wire.classification import classify
 from conch.wire.grpc.contents import read_contents
+from conch.wire.grpc.fields import varint
 from conch.wire.grpc.parameters import (
     FINAL_RESPONSE,
     read_classification,
@@ -160,7 +161,7 @@ def encode_infer(
     body: list[Buffer] = [_model(request.model_name, request.model_version)]
     if request.id:
         identifier = request.id.encode()
-        body += (_ID, _varint(len(identifier)), identifier)
+        body += (_ID, varint(len(identifier)), identifier)
     if response.parameters:
         body += [_parameter(key, value) for key, value in response.parameters.items()]
     contents: list[Buffer] = []
@@ -172,14 +173,14 @@ def encode_infer(
         if classes:
             tensor = classify(tensor, classes, labels(tensor.name), plan.batched)
         body.append(_output(tensor.name, tensor.datatype, tuple(tensor.shape)))
-        contents += (_RAW_OUTPUT_CONTENTS, _varint(len(tensor.data)), tensor.data)
+        contents += (_RAW_OUTPUT_CONTENTS, varint(len(tensor.data)), tensor.data)
     return body + contents
 
 
 def encode_stream_response(body: list[Buffer], final: bool) -> list[Buffer]:
     """A ``ModelStreamInferResponse`` around a response in parts, marked as its request's last or not."""
     marker = _FINAL if final else _NOT_FINAL
-    return [_INFER_RESPONSE, _varint(sum(map(len, body)) + len(marker)), marker, *body]
+    return [_INFER_RESPONSE, varint(sum(map(len, body)) + len(marker)), marker, *body]
 
 
 def encode_stream_error(error: str, request_id: str) -> list[Buffer]:
@@ -248,14 +249,3 @@ def _parameter(key: str, value: ParameterValue) -> bytes:
 #: The parameter that every response on a stream has.
 _FINAL: Final = _parameter(FINAL_RESPONSE, True)
 _NOT_FINAL: Final = _parameter(FINAL_RESPONSE, False)
-
-
-def _varint(value: int) -> bytes:
-    if value < 128:
-        return bytes((value,))
-    digits = bytearray()
-    while value >= 128:
-        digits.append(value & 127 | 128)
-        value >>= 7
-    digits.append(value)
-    return bytes(digits)

@@ -10,6 +10,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Final
 
+from conch.addresses import host_and_port
 from conch.errors import invalid
 
 #: How long a connection may take to be made (s).
@@ -36,7 +37,7 @@ class Address:
     @property
     def shown(self) -> str:
         """``host:port``, as in a URL."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
     def tls(self, *protocols: str) -> ssl.SSLContext | None:
         """How to encrypt, with the application protocols to agree on.  Raises INVALID_ARG for files that do not do."""

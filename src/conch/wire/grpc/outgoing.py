@@ -1,0 +1,138 @@
+"""Inference requests to another server as gRPC messages, and its answers; what :mod:`.infer` does, the other way round.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tritonclient.grpc import service_pb2
+
+from conch.errors import Code, ConchError, internal, invalid
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
+from conch.tensors import ELEMENT_SIZE, Buffer, WireTensor
+from conch.wire.grpc.contents import read_contents
+from conch.wire.grpc.fields import varint
+from conch.wire.grpc.parameters import EMPTY_FINAL, FINAL_RESPONSE, response_parameter
+
+#: Where the methods of the service are, and what channels to it need: tensors have any size.
+SERVICE_PATH: Final = "/inference.GRPCInferenceService/"
+ANY_SIZE: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+#: The codes of gRPC's statuses, by their numbers; every other one is UNKNOWN.
+CODES: Final[Mapping[int, Code]] = {
+    1: Code.CANCELLED,
+    3: Code.INVALID_ARG,
+    4: Code.UNAVAILABLE,  # the deadline is over
+    5: Code.NOT_FOUND,
+    6: Code.ALREADY_EXISTS,
+    8: Code.UNAVAILABLE,  # resources are exhausted
+    11: Code.INVALID_ARG,  # out of range
+    12: Code.UNSUPPORTED,
+    13: Code.INTERNAL,
+    14: Code.UNAVAILABLE,
+}
+
+
+def write_parameters(
+    target: Any,
+    parameters: Mapping[str, ParameterValue],
+    *,
+    priority: int = 0,
+    sequence_id: int | str = 0,
+    flags: int = 0,
+    timeout: int = 0,
+) -> None:
+    """Write the parameters of a request, and what the protocol counts among them, into a message's map.
+
+    Raises INVALID_ARG for numbers that do not fit.
+    """
+    try:
+        for name, value in parameters.items():
+            target[name].CopyFrom(response_parameter(value))
+    except ValueError as error:
+        raise invalid(f"a number does not fit into its parameter: {error}") from None
+    if priority:
+        target["priority"].uint64_param = priority
+    if timeout:
+        target["timeout"].int64_param = timeout
+    if isinstance(sequence_id, str):
+        if sequence_id:
+            target["sequence_id"].string_param = sequence_id
+    elif sequence_id:
+        target["sequence_id"].int64_param = sequence_id - (2**64 if sequence_id >= 2**63 else 0)
+    for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
+        if flags & flag:
+            target[name].bool_param = True
+
+
+def encode_request(request: InferRequest, model: str, version: int, *, streamed: bool = False) -> bytes:
+    """A ``ModelInferRequest`` for ``model``, in any version where that is -1, with the tensors in raw form.
+
+    ``streamed`` asks for a message for the empty final response, which only a stream can carry.
+    """
+    message = service_pb2.ModelInferRequest(
+        model_name=model, model_version="" if version < 0 else str(version), id=request.id
+    )
+    write_parameters(
+        message.parameters,
+        request.parameters,
+        priority=request.priority,
+        sequence_id=request.correlation_id,
+        flags=request.flags,
+        timeout=min(request.timeout, 2**63 - 1),
+    )
+    if streamed:
+        message.parameters[EMPTY_FINAL].bool_param = True
+    for name in request.outputs:
+        message.outputs.add(name=name)
+    parts: list[Buffer] = []
+    for tensor in request.inputs.values():
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        parts += (_RAW_INPUT, varint(len(tensor.data)), tensor.data)
+    # A field that repeats may follow all others: so the tensors are copied once, to where they are sent from.
+    return b"".join([message.SerializeToString(), *(_plain(part) for part in parts)])
+
+
+#: The tag of ``raw_input_contents``, a field of bytes.
+_RAW_INPUT: Final = bytes([service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | 2])
+
+
+def _plain(part: Buffer) -> Buffer:
+    """The bytes of a part; those in shared memory are read now."""
+    return part if isinstance(part, bytes | bytearray | memoryview) else bytes(part)
+
+
+def decode_response(message: service_pb2.ModelInferResponse) -> InferResponse:
+    """The response in a message; ``final`` unless the message says otherwise.
+
+    Raises INTERNAL for a message whose tensors do not hold what they say.
+    """
+    final = True
+    parameters: dict[str, ParameterValue] = {}
+    for name in message.parameters:
+        parameter = message.parameters[name]
+        kind = parameter.WhichOneof("parameter_choice")
+        if name == FINAL_RESPONSE:
+            final = bool(parameter.bool_param)
+        elif kind is not None:
+            parameters[name] = getattr(parameter, kind)
+    raw = message.raw_output_contents
+    if raw and len(raw) != len(message.outputs):
+        raise internal(f"the answer has {len(message.outputs)} outputs and the data of {len(raw)}")
+    outputs = []
+    for index, tensor in enumerate(message.outputs):
+        if tensor.datatype not in ELEMENT_SIZE and tensor.datatype != "BYTES":
+            raise internal(f"output '{tensor.name}' of the answer has the unknown datatype '{tensor.datatype}'")
+        data = raw[index] if raw else _typed(tensor)
+        outputs.append(WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    return InferResponse(outputs, final=final, parameters=parameters)
+
+
+def _typed(tensor: Any) -> bytes:
+    """The data of an output that is not in raw form, as some servers of the protocol write it."""
+    try:
+        return read_contents(tensor.contents, tensor.name, tensor.datatype, "")
+    except ConchError:
+        raise internal(f"output '{tensor.name}' of the answer has data of another datatype") from None

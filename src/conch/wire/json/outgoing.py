@@ -1,0 +1,137 @@
+"""Inference requests to another server as HTTP bodies, and its answers; what :mod:`.infer` does, the other way round.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any, Final
+from urllib.parse import quote
+
+from conch.errors import Code, ConchError, internal
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ParameterValue
+from conch.tensors import Buffer, WireTensor
+from conch.wire.json import tensor as tensor_data
+from conch.wire.json import text
+
+#: The codes of HTTP's statuses; every other one is UNKNOWN.
+CODES: Final[Mapping[int, Code]] = {
+    400: Code.INVALID_ARG,
+    404: Code.NOT_FOUND,
+    500: Code.INTERNAL,
+    501: Code.UNSUPPORTED,
+    503: Code.UNAVAILABLE,
+}
+
+_SCALARS: Final = (bool, int, float, str)
+
+
+def model_path(model: str, version: int) -> str:
+    """The path of a model, in any version where that is -1."""
+    path = f"/v2/models/{quote(model, safe='')}"
+    return path if version < 0 else f"{path}/versions/{version}"
+
+
+def request_document(
+    inputs: Iterable[WireTensor],
+    outputs: Sequence[str],
+    *,
+    id: str = "",
+    parameters: Mapping[str, ParameterValue],
+    priority: int = 0,
+    sequence_id: int | str = 0,
+    flags: int = 0,
+    timeout: int = 0,
+) -> dict[str, Any]:
+    """The JSON of a request, whose tensors follow it in binary, as those of its answer will; ``timeout`` is in µs."""
+    given: dict[str, Any] = dict(parameters)
+    if priority:
+        given["priority"] = priority
+    if timeout:
+        given["timeout"] = timeout
+    if sequence_id:
+        given["sequence_id"] = sequence_id
+    for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
+        if flags & flag:
+            given[name] = True
+    document: dict[str, Any] = {
+        "inputs": [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": tensor.shape,
+                "parameters": {"binary_data_size": len(tensor.data)},
+            }
+            for tensor in inputs
+        ]
+    }
+    if id:
+        document["id"] = id
+    if outputs:
+        document["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    else:
+        given["binary_data_output"] = True
+    if given:
+        document["parameters"] = given
+    return document
+
+
+def encode_request(request: InferRequest) -> tuple[bytes, list[Buffer]]:
+    """The JSON of a request, and the data of its tensors, which follows it."""
+    document = request_document(
+        request.inputs.values(),
+        request.outputs,
+        id=request.id,
+        parameters=request.parameters,
+        priority=request.priority,
+        sequence_id=request.correlation_id,
+        flags=request.flags,
+        timeout=request.timeout,
+    )
+    return text.dumps(document), [_plain(tensor.data) for tensor in request.inputs.values() if len(tensor.data)]
+
+
+def _plain(data: Buffer) -> Buffer:
+    """The bytes of a tensor; those in shared memory are read now."""
+    return data if isinstance(data, bytes | bytearray | memoryview) else bytes(data)
+
+
+def decode_response(body: bytes, header_length: int | None) -> InferResponse:
+    """The response in a body, whose first ``header_length`` bytes are JSON, or all of it.
+
+    Raises INTERNAL for what is no answer to an inference request.
+    """
+    view = memoryview(body)
+    binary = view[header_length:] if header_length is not None else view[:0]
+    try:
+        document: Any = text.loads(view[:header_length] if header_length is not None else body)
+        outputs, at = [], 0
+        for entry in document["outputs"]:
+            name, datatype, shape = str(entry["name"]), str(entry["datatype"]), tuple(map(int, entry["shape"]))
+            size = (entry.get("parameters") or {}).get("binary_data_size")
+            data: Buffer
+            if size is None:
+                data = tensor_data.from_json(name, datatype, prod(shape), entry["data"])
+            else:
+                data = binary[at : at + int(size)]
+                at += int(size)
+            outputs.append(WireTensor(name, datatype, shape, data))
+        if at > len(binary):
+            raise internal(f"the answer lacks {at - len(binary)} bytes of its outputs")
+        parameters = document.get("parameters") or {}
+        return InferResponse(
+            outputs, parameters={name: one for name, one in parameters.items() if isinstance(one, _SCALARS)}
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise internal(f"the answer is none to an inference request: {type(error).__name__} {error}") from None
+
+
+def decode_error(status: int, body: bytes) -> ConchError:
+    """The error in an answer that is none of success."""
+    try:
+        message = str(text.loads(body)["error"])
+    except (ConchError, ValueError, KeyError, TypeError):
+        message = " ".join(body[:300].decode("utf-8", "replace").split()) or f"HTTP status {status}"
+    return ConchError(message, CODES.get(status, Code.UNKNOWN))
