@@ -35,6 +35,7 @@ NEED_EXTRAS: Final = (
     "analyze/report/test_analysis_page.py",
     "perf/test_perf_page.py",
     "reports/test_pages.py",
+    "repository/stores/test_hub_store.py",
     "telemetry/tracing/test_collector.py",
 )
 _PATHS: Final = frozenset(Path(__file__).parent / path for path in NEED_EXTRAS)

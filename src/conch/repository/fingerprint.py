@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,11 +41,16 @@ def take_fingerprint(directory: Path, config_name: str | None = None) -> Fingerp
     Without ``config_name`` the directory ``configs`` has no meaning and does not count either.  Raises OSError for more
     than ``MOST_FILES``.
     """
+    return fingerprint_of(_stamps(directory), directories_in(directory), config_name)
+
+
+def fingerprint_of(stamps: Iterable[Stamp], directories: Iterable[str], config_name: str | None = None) -> Fingerprint:
+    """The fingerprint of a model with these files that count, and these directories."""
     configs = "configs" + os.sep
     config: set[Stamp] = set()
     rest: set[Stamp] = set()
-    versions: dict[int, set[Stamp]] = {version: set() for version in read_versions(directories_in(directory)).found}
-    for stamp in _stamps(directory):
+    versions: dict[int, set[Stamp]] = {version: set() for version in read_versions(directories).found}
+    for stamp in stamps:
         top, inside, _ = stamp[0].partition(os.sep)
         if stamp[0] == "config.pbtxt" or (config_name and stamp[0] == f"{configs}{config_name}.pbtxt"):
             config.add(stamp)
@@ -54,6 +59,12 @@ def take_fingerprint(directory: Path, config_name: str | None = None) -> Fingerp
         elif not stamp[0].startswith(configs):
             rest.add(stamp)
     return Fingerprint(frozenset(config), {key: frozenset(stamps) for key, stamps in versions.items()}, frozenset(rest))
+
+
+def counts(path: str) -> bool:
+    """Whether a file, named by its path in the model directory, counts."""
+    parts = path.split(os.sep)
+    return not any(part.startswith(".") or part in _IGNORED for part in parts)
 
 
 def _stamps(directory: Path) -> Iterator[Stamp]:

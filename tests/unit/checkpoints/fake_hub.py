@@ -66,7 +66,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts[4] == "revision" and parts[5] != "main":
             self._refuse(404, "RevisionNotFound")
         elif parts[4] == "revision":
-            self._answer({"id": model, "sha": COMMIT, "siblings": [], "tags": [], "private": False, "downloads": 0})
+            siblings = [_sibling(*one) for one in self.fake.files[model].items()] if "blobs=" in self.path else []
+            self._answer(
+                {"id": model, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False, "downloads": 0}
+            )
         else:
             self._answer([
                 {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
@@ -98,3 +101,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
+
+
+def _sibling(name: str, data: bytes) -> dict[str, object]:
+    """A file in the answer to what a model has: what ends with ``.bin`` is large."""
+    entry: dict[str, object] = {"rfilename": name, "size": len(data)}
+    entry["blobId"] = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    if name.endswith(".bin"):
+        entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+    return entry

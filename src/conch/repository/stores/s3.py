@@ -1,0 +1,91 @@
+"""Amazon S3, and servers that speak its protocol."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from conch import extras
+from conch.repository.stores.credentials import credential, fields
+from conch.repository.stores.filesystem import FilesystemStore
+from conch.repository.stores.store import Redacted, RemoteFile
+from conch.repository.stores.urls import StoreUrl
+
+#: How long a server may take to accept a connection, and to send anything (s).
+_CONNECT_SECONDS: Final = 10
+_READ_SECONDS: Final = 20
+#: How often botocore asks, also where the server says that it is busy.
+_ATTEMPTS: Final = 3
+#: A file that is larger than a part is read in parts, as many at a time; all of them are in memory.
+_PART: Final = 8 << 20
+_PARTS: Final = 4
+#: The ETag of an object that was sent at once, without encryption by a key of its own, is the MD5 of its content.
+_MD5: Final = re.compile(r"[0-9a-f]{32}")
+
+
+def open_s3(url: StoreUrl, environment: Mapping[str, str]) -> S3Store:
+    """The repository at ``url``.  Raises UNSUPPORTED without the extra, and as ``credential`` does."""
+    arguments, secrets = s3_arguments(url, environment)
+    s3fs = extras.load(f"model repository {url}", "s3fs")
+    filesystem = s3fs.S3FileSystem(**arguments, skip_instance_cache=True, use_listings_cache=False)
+    filesystem.retries = 1  # botocore has tried again
+    return S3Store(
+        url,
+        filesystem,
+        stamp=_etag,
+        digest=_digest,
+        credentials="AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_PROFILE",
+        redacted=Redacted(secrets),
+        fetching={"chunksize": _PART, "max_concurrency": _PARTS},
+    )
+
+
+def s3_arguments(url: StoreUrl, environment: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The arguments of ``s3fs.S3FileSystem``, and the secrets among them and in the environment.
+
+    What Triton's file of credentials does not say, botocore takes from the environment, from ``~/.aws`` and from the
+    machine, as the tools of AWS do.
+    """
+    entry = credential(url, environment)
+    given = (
+        fields(entry, url, "key_id", "secret_key", "session_token", "region", "profile") if entry is not None else {}
+    )
+    arguments: dict[str, Any] = {
+        "key": given.get("key_id"),
+        "secret": given.get("secret_key"),
+        "token": given.get("session_token"),
+        "client_kwargs": {"region_name": given["region"]} if "region" in given else {},
+        "config_kwargs": {
+            "connect_timeout": _CONNECT_SECONDS,
+            "read_timeout": _READ_SECONDS,
+            "retries": {"max_attempts": _ATTEMPTS, "mode": "standard"},
+        },
+    }
+    if url.endpoint:
+        arguments["endpoint_url"] = url.endpoint
+        # An own server has no names of hosts for its buckets.
+        arguments["config_kwargs"]["s3"] = {"addressing_style": "path"}
+    if "profile" in given:
+        arguments["profile"] = given["profile"]
+    named = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    secrets = [given.get(name, "") for name in ("key_id", "secret_key", "session_token")]
+    return arguments, (*secrets, *(environment.get(name, "") for name in named))
+
+
+def _etag(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("ETag", "")).strip('"')
+
+
+def _digest(entry: Mapping[str, Any]) -> str:
+    etag = _etag(entry)
+    return f"md5:{etag}" if _MD5.fullmatch(etag) else ""
+
+
+class S3Store(FilesystemStore):
+    """A bucket."""
+
+    def digest_holds(self, file: RemoteFile) -> bool:
+        """A listing does not say which objects were encrypted with keys of their own, whose ETags are no MD5."""
+        head = self.filesystem.call_s3("head_object", Bucket=self.url.bucket, Key=self.key(file))
+        return not head.get("SSECustomerAlgorithm") and head.get("ServerSideEncryption", "AES256") == "AES256"

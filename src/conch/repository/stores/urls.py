@@ -1,0 +1,134 @@
+"""The URLs by which repositories in object stores are given, in the forms that Triton has, and ``hf://``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from conch.errors import ConchError, invalid
+
+#: What each scheme is followed by.
+FORMS: Final = {
+    "s3": "s3://bucket/prefix, s3://host:port/bucket/prefix or s3://https://host:port/bucket/prefix",
+    "gs": "gs://bucket/prefix",
+    "as": "as://account/container/prefix",
+    "hf": "hf://organisation/name, with @revision and /subfolder where they are needed",
+}
+
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_ENDPOINT: Final = re.compile(
+    r"(?:(https?)://)?((?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?)(?:/(.*))?", re.DOTALL
+)
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}", re.ASCII)
+_ACCOUNT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]+", re.ASCII)
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+#: The longest URL; the names of objects have at most 1,024 bytes.
+_MOST_CHARACTERS: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """A repository in a store.  ``text`` names it in messages and has no credentials.
+
+    ``bucket`` is the container in Azure and ``organisation/name`` on the Hub; ``prefix`` has no slash at its ends.
+    ``endpoint`` is that of an S3 server which is not Amazon's.
+    """
+
+    text: str
+    scheme: str
+    bucket: str
+    prefix: str = ""
+    endpoint: str = ""
+    account: str = ""
+    revision: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def is_url(text: str) -> bool:
+    """Whether ``text`` has the form of a URL, of whatever scheme."""
+    return _URL.match(text) is not None
+
+
+def parse_url(text: str) -> StoreUrl:
+    """The parts of a repository's URL.  Raises INVALID_ARG, without repeating what may be a secret."""
+    match = _URL.fullmatch(text)
+    if match is None or len(text) > _MOST_CHARACTERS:
+        raise invalid(f"model repository {text[:80]!r} is not a URL: give {_forms()}")
+    scheme, rest = match[1].lower(), match[2]
+    if scheme not in FORMS:
+        raise invalid(f"model repositories have no URLs with '{scheme[:20]}://': give a directory, {_forms()}")
+    if any(mark in rest for mark in "?#") or (scheme != "hf" and "@" in rest):
+        # What follows these marks is credentials as a rule, which end up in logs.
+        raise invalid(
+            f"the URL of a {scheme}:// repository may have no '?', '#' or '@': credentials are environment variables"
+        )
+    if not rest.isprintable() or any(part in (".", "..") for part in rest.split("/")):
+        raise invalid(f"model repository {text!r} has a name of '.' or '..' or a control character in it")
+    return _PARSERS[scheme](text.rstrip("/"), rest)
+
+
+def _s3(text: str, rest: str) -> StoreUrl:
+    match = _ENDPOINT.fullmatch(rest)
+    endpoint = ""
+    if match is not None and (match[1] or ":" in match[2]):
+        endpoint, rest = f"{match[1] or 'http'}://{match[2]}", match[3] or ""
+    bucket, prefix = _split(rest)
+    _check(text, "s3", _BUCKET.fullmatch(bucket))
+    return StoreUrl(text, "s3", bucket, prefix, endpoint=endpoint)
+
+
+def _gs(text: str, rest: str) -> StoreUrl:
+    bucket, prefix = _split(rest)
+    _check(text, "gs", _BUCKET.fullmatch(bucket))
+    return StoreUrl(text, "gs", bucket, prefix)
+
+
+def _azure(text: str, rest: str) -> StoreUrl:
+    account, rest = _split(rest)
+    container, prefix = _split(rest)
+    _check(text, "as", _ACCOUNT.fullmatch(account) and _BUCKET.fullmatch(container))
+    return StoreUrl(text, "as", container, prefix, account=account)
+
+
+def _hub(text: str, rest: str) -> StoreUrl:
+    named, at, behind = rest.partition("@")
+    if at:
+        name, inside = named, behind
+        # The one kind of revision with slashes that the Hub's own URLs have.
+        parts = inside.split("/")
+        length = 3 if parts[:2] == ["refs", "pr"] else 1
+        revision, inside = "/".join(parts[:length]).replace("%2F", "/"), "/".join(parts[length:])
+        _check(text, "hf", revision)
+    else:
+        organisation, rest = _split(rest)
+        name, inside = _split(rest)
+        name, revision = f"{organisation}/{name}", ""
+    _check(text, "hf", _HUB_NAME.fullmatch(name) and "--" not in name)
+    return StoreUrl(text, "hf", name, "/".join(filter(None, inside.split("/"))), revision=revision)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The first name of a path, and the others without slashes that say nothing."""
+    first, *others = [part for part in text.split("/") if part] or [""]
+    return first, "/".join(others)
+
+
+def _check(text: str, scheme: str, good: object) -> None:
+    if not good:
+        raise _malformed(text, scheme)
+
+
+def _malformed(text: str, scheme: str) -> ConchError:
+    return invalid(f"model repository {text!r} is no URL of its kind: give {FORMS[scheme]}")
+
+
+def _forms() -> str:
+    return (
+        "a URL such as s3://bucket/prefix, gs://bucket/prefix, as://account/container/prefix or hf://organisation/name"
+    )
+
+
+_PARSERS: Final = {"s3": _s3, "gs": _gs, "as": _azure, "hf": _hub}
