@@ -1,0 +1,83 @@
+"""Threads for calls that may hang: whoever waits for one is let go when the pool is closed.
+
+Like ``concurrent.futures.ThreadPoolExecutor``, except that its threads keep no process from ending.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from conch.errors import unavailable
+
+_Result = TypeVar("_Result")
+_Work = tuple["Future[Any]", Callable[[], Any]] | None
+
+
+class DaemonPool:
+    """At most ``most`` threads, which are started when they are needed."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._queue: SimpleQueue[_Work] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._pending: set[Future[Any]] = set()
+        self._threads = 0
+        self.closed = threading.Event()
+
+    def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
+        """Have ``call`` made; raises UNAVAILABLE when the pool is closed."""
+        future: Future[_Result] = Future()
+        with self._lock:
+            if self.closed.is_set():
+                raise _stopping()
+            self._pending.add(future)
+            if self._threads < min(self._most, len(self._pending)):
+                self._threads += 1
+                threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
+        future.add_done_callback(self._forget)
+        self._queue.put((future, call))
+        return future
+
+    def run(self, call: Callable[[], _Result]) -> _Result:
+        """The result of ``call``; raises UNAVAILABLE as soon as the pool is closed."""
+        return self.submit(call).result()
+
+    def close(self) -> None:
+        """Let everybody go who waits, and make no further calls; those that run are left alone."""
+        with self._lock:
+            self.closed.set()
+            pending, threads = list(self._pending), self._threads
+        for future in pending:
+            with suppress(InvalidStateError):
+                future.set_exception(_stopping())
+        for _ in range(threads):
+            self._queue.put(None)
+
+    def _forget(self, future: Future[Any]) -> None:
+        with self._lock:
+            self._pending.discard(future)
+
+    def _work(self) -> None:
+        while (work := self._queue.get()) is not None:
+            future, call = work
+            if future.done():
+                continue
+            try:
+                result = call()
+            except BaseException as error:
+                with suppress(InvalidStateError):
+                    future.set_exception(error)
+            else:
+                with suppress(InvalidStateError):
+                    future.set_result(result)
+            del work, future, call  # they may hold what the call returned
+
+
+def _stopping() -> Exception:
+    return unavailable("the server is stopping and reads no model repository")
