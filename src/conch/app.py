@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from conch import __version__, logs
 from conch.backends.table import BACKENDS
@@ -33,6 +32,7 @@ from conch.frontends.ports import holder
 from conch.frontends.tls import make_context
 from conch.repository.backends import BackendPlaces
 from conch.repository.errors import NotFoundError, PollError
+from conch.repository.roots import read_place
 from conch.repository.scan import ModelRepository
 from conch.server.core import InferenceServer
 from conch.server.extensions import EXTENSIONS
@@ -188,12 +188,16 @@ class Application:
             cache=bool(settings.cache_config),
             interval_ms=settings.metrics_interval_ms,
         )
-        paths = [Path(path) for path in settings.model_repository]
+        places = [read_place(path) for path in settings.model_repository]
         backends = BackendPlaces.beginning_with(settings.backend_directory)
         if backends.first is not None and not backends.first.is_dir():
             LOG.warning("--backend-directory: %s is not a directory", backends.first)
         repository = ModelRepository(
-            paths, settings.model_config_name or None, backends, namespacing=settings.model_namespacing
+            places,
+            settings.model_config_name or None,
+            backends,
+            namespacing=settings.model_namespacing,
+            cache=settings.repository_cache_directory,
         )
         if settings.debug and not repository.keys(settings.debug):
             raise invalid(f"--debug names a model that is missing: {repository.no_such_model(settings.debug)}")
@@ -277,6 +281,7 @@ class Application:
         Raises INTERNAL for any that failed where the settings say that the server must not go on without.
         """
         self._tidying = asyncio.ensure_future(_remove_orphans())
+        await asyncio.to_thread(self.server.repository.open)
         failed = await self.server.load_startup_models()
         self._log_tables()
         if failed and self._settings.exit_on_error:

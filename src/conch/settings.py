@@ -84,7 +84,12 @@ class Settings:
     """The server's options; those that are not given have their defaults.  Raises INVALID_ARG for a contradiction."""
 
     # fmt: off
-    model_repository: tuple[str, ...] = option((), "Models", "Directory of models; repeatable.", common=True)
+    model_repository: tuple[str, ...] = option(
+        (), "Models", "Directory of models, or s3://, gs://, as:// or hf:// URL of one; repeatable.", common=True
+    )
+    repository_cache_directory: str = option(
+        "", "Models", "Directory for copies of models from object stores; that of the user's cache by default."
+    )
     model_control_mode: ControlMode = option(
         "none", "Models", "Load all (none), as files change (poll), on request (explicit), or when used (on-demand).",
         common=True,

@@ -14,16 +14,20 @@ _ADVICE = re.compile(r"[;:] (?=(?:accept|check|choose|did you mean|give|it has|i
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One thing that is wrong.  ``line`` counts from 1; 0 means the whole file or directory."""
+    """One thing that is wrong.  ``line`` counts from 1; 0 means the whole file or directory.
+
+    ``place`` is what people know ``path`` by, where that is the copy of something in a store.
+    """
 
     path: Path
     line: int
     severity: str
     problem: str
     fix: str = ""
+    place: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.path}:{self.line}" if self.line else str(self.path)
+        where = f"{self.place or self.path}:{self.line}" if self.line else self.place or str(self.path)
         fix = f" (fix: {self.fix})" if self.fix else ""
         return shown_name(f"{where}: {self.severity}: {' '.join(self.problem.split())}{fix}")
 

@@ -26,9 +26,9 @@ def check_contents(repository: ModelRepository) -> Iterator[Finding]:
     for path in repository.unnameable():
         yield Finding(path, 0, "error", "the name of a model must be UTF-8", "rename it")
     if not repository.names():
-        for path in repository.paths:
-            fix = f"make a directory for each model, such as {path / 'NAME' / '1' / 'model.json'}"
-            yield Finding(path, 0, "warning", "there are no models in this repository", fix)
+        for place in repository.paths:
+            fix = f"make a directory for each model, such as {place}/NAME/1/model.json"
+            yield Finding(Path(str(place)), 0, "warning", "there are no models in this repository", fix, str(place))
 
 
 def check_placement(files: ModelFiles) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from conch.checks.checkpoints import check_checkpoints
@@ -20,32 +21,58 @@ from conch.checks.versions import check_versions
 from conch.config.problem import ConfigError, Problem
 from conch.config.schema import implementation, is_ensemble
 from conch.config.validate_ensemble import cycle_problem
+from conch.errors import ConchError
 from conch.repository.backends import USUAL_PLACES, BackendPlaces
 from conch.repository.errors import PollError
+from conch.repository.roots import Place
 from conch.repository.scan import ModelRepository
+from conch.repository.stores.urls import StoreUrl
 
 #: What to do about a version directory that is none.
 _NUMBER = "name it by a number, such as 1"
 
 
 def check(
-    directories: Sequence[Path], config_name: str | None = None, backends: BackendPlaces = USUAL_PLACES
+    places: Sequence[Place], config_name: str | None = None, backends: BackendPlaces = USUAL_PLACES
 ) -> list[Finding]:
-    """All faults of the models in the repository ``directories``, sorted by path and line.
+    """All faults of the models in the repositories at ``places``, sorted by path and line.
 
-    ``backends`` says where Python-based backends are.
+    ``backends`` says where Python-based backends are.  Models in stores are downloaded, with all of their versions.
     """
     findings: list[Finding] = []
-    usable: list[Path] = []
-    for directory in directories:
-        finding = check_directory(directory)
+    usable: list[Place] = []
+    for place in places:
+        finding = check_directory(place) if isinstance(place, Path) else _check_store(place, config_name)
         if finding is None:
-            usable.append(directory)
+            usable.append(place)
         else:
             findings.append(finding)
     if usable:
-        findings += _check_repository(ModelRepository(usable, config_name, backends))
+        repository = ModelRepository(usable, config_name, backends, whole=True)
+        findings += [_as_shown(finding, repository) for finding in _check_repository(repository)]
+        repository.close()
     return sorted(set(findings))
+
+
+def _check_store(url: StoreUrl, config_name: str | None) -> Finding | None:
+    """Why the repository at ``url`` cannot be read; None where it can."""
+    repository = ModelRepository([url], config_name)
+    try:
+        repository.open()
+    except ConchError as error:
+        return Finding(Path(str(url)), 0, "error", error.message, place=str(url))
+    finally:
+        repository.close()
+    return None
+
+
+def _as_shown(finding: Finding, repository: ModelRepository) -> Finding:
+    """The finding with what a copy is a copy of in place of its path."""
+    place = repository.shown(str(finding.path))
+    if place == str(finding.path):
+        return finding
+    shown = repository.shown
+    return replace(finding, place=place, problem=shown(finding.problem), fix=shown(finding.fix))
 
 
 def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
@@ -77,7 +104,7 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
         yield from _unless_unreadable(model.files.directory, _check_model(model, repository.backends))
         if name not in misplaced:
             yield from _unless_unreadable(model.files.directory, check_versions(model))
-    yield from _unless_unreadable(repository.paths[0], check_imports(models.values()))
+    yield from _unless_unreadable(Path(str(repository.paths[0])), check_imports(models.values()))
     yield from _check_ensembles(models)
 
 
@@ -113,12 +140,13 @@ def _check_ensembles(models: Mapping[str, CheckedModel]) -> Iterator[Finding]:
                 yield model.finding(cycle)
 
 
-def _unreadable(error: PollError, roots: Sequence[Path]) -> Finding:
+def _unreadable(error: PollError, places: Sequence[Place]) -> Finding:
     cause = error.__cause__
     if isinstance(cause, ConfigError):
         detail = cause.message.removeprefix(f"failed to read text proto from {cause.path}: ")
         detail = detail.removeprefix(f"{cause.line}:{cause.column}: ")
         return Finding(Path(cause.path), cause.line, "error", f"failed to read text proto: {detail}", cause.hint)
+    roots = [place for place in places if isinstance(place, Path)]
     where = next((root / error.name for root in roots if (root / error.name).is_dir()), Path(error.name))
     reason = cause.strerror if isinstance(cause, OSError) else None
     return Finding(where, 0, "error", error.index_reason or reason or str(cause or error.log))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     "directories",
     nargs=-1,
     required=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     metavar="DIRECTORY…",
     shell_complete=completion.directories,
 )
@@ -37,17 +37,20 @@ if TYPE_CHECKING:
     shell_complete=completion.configurations,
     help="Check configs/NAME.pbtxt where a model has it.",
 )
-def check_command(directories: tuple[Path, ...], config_name: str | None, backend_directory: str) -> int:
+def check_command(directories: tuple[str, ...], config_name: str | None, backend_directory: str) -> int:
     """Say what is wrong with the models in a repository, without starting anything.
 
+    A repository may also be a URL, as for conch serve; its models are then downloaded.
     The exit status is 1 when there is an error.
     """
     from conch.checks.repository import check
     from conch.repository.backends import BackendPlaces
+    from conch.repository.roots import read_place
 
-    findings = check(directories, config_name, BackendPlaces.beginning_with(backend_directory))
+    places = [read_place(directory) for directory in directories]
+    findings = check(places, config_name, BackendPlaces.beginning_with(backend_directory))
     for finding in findings:
-        click.echo(shown(finding, directories))
+        click.echo(shown(finding, [place for place in places if isinstance(place, Path)]))
     errors = sum(finding.severity == "error" for finding in findings)
     click.echo(f"{errors} error(s), {len(findings) - errors} warning(s)", err=True)
     return 1 if errors else 0

@@ -75,10 +75,12 @@ def _faults(settings: Settings, error: ConchError) -> list[str]:
     from conch.app import LoadFailed
     from conch.checks.repository import check
     from conch.repository.backends import BackendPlaces
+    from conch.repository.stores.urls import is_url
 
-    if not isinstance(error, LoadFailed):
+    # Models in stores would be downloaded for this with all of their versions.
+    roots = [Path(path) for path in settings.model_repository if not is_url(path)]
+    if not isinstance(error, LoadFailed) or not roots:
         return []
-    roots = [Path(path) for path in settings.model_repository]
     backends = BackendPlaces.beginning_with(settings.backend_directory)
     directories = [root.resolve() / name for root in roots for name in error.names]
     return [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
-from conch.repository.errors import PollError
 from conch.repository.fingerprint import Fingerprint
 from conch.repository.scan import ModelRepository
+
+LOG = logging.getLogger("conch")
 
 
 @dataclass(frozen=True)
@@ -23,23 +25,28 @@ class Changes:
 
 @dataclass
 class Watch:
-    """Remembers the last look.  The first look reports every model as added."""
+    """Remembers the last look.  The first look reports every model as added.
+
+    What cannot be read is as it was, and one line in the log.
+    """
 
     repository: ModelRepository
     _seen: dict[str, Fingerprint | None] = field(default_factory=dict)
+    _problem: str = ""
 
     def look(self) -> Changes:
         """What is different since the last call.  A model that became ambiguous, or unambiguous again, is modified."""
-        now = {name: self._fingerprint(name) for name in self.repository.names()}
+        try:
+            now = self.repository.fingerprints()
+        except OSError as error:
+            if str(error) != self._problem:
+                LOG.warning("the model repository cannot be read: %s; what serves goes on", error)
+            self._problem = str(error)
+            return Changes()
+        self._problem = ""
         before, self._seen = self._seen, now
         return Changes(
             added=tuple(name for name in now if name not in before),
             removed=tuple(name for name in before if name not in now),
             modified=tuple(name for name in now if name in before and now[name] != before[name]),
         )
-
-    def _fingerprint(self, name: str) -> Fingerprint | None:
-        try:
-            return self.repository.fingerprint(name)
-        except (PollError, OSError):
-            return None

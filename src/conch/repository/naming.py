@@ -7,7 +7,6 @@ names only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 _BETWEEN = "::"
 
@@ -15,7 +14,7 @@ _BETWEEN = "::"
 class Naming:
     """Makes keys of names, and names of keys; ``roots`` are the repositories, empty where names are keys."""
 
-    def __init__(self, roots: Sequence[Path] = ()) -> None:
+    def __init__(self, roots: Sequence[str] = ()) -> None:
         self._prefixes = [f"{root}{_BETWEEN}" for root in roots]
 
     def __bool__(self) -> bool:

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from conch.config.problem import Problem
+from conch.repository.stores.urls import FORMS
 
 #: Files that are, or that hold, a model by themselves.
 _WEIGHTS: Final = (".safetensors", ".gguf", ".onnx", ".xml")
+
+#: How the path begins that somebody has made of a URL.
+_STORES: Final = tuple(f"{scheme}:" for scheme in FORMS)
 
 #: The files by which a version directory is told from a checkpoint's folder.
 _VERSION_FILES: Final = ("model.py", "model.json")
@@ -44,6 +48,10 @@ def is_checkpoint(path: Path) -> bool:
 
 def repository_problem(path: Path) -> Problem | None:
     """Why ``path`` cannot be a model repository, with what to give in its place; None where it can."""
+    if path.parts and path.parts[0] in _STORES and not path.exists():
+        return Problem(
+            f"the repository in a store ({path.parts[0]}//…) cannot be used here", hint="copy it to a directory"
+        )
     if not path.exists():
         return Problem(f"repository path is not a valid directory: {path} does not exist", hint=_nearest(path))
     if not path.is_dir():

@@ -18,6 +18,7 @@ from conch.config.parameters import nearest
 from conch.errors import invalid, unsupported
 from conch.repository.names import is_directory_name
 from conch.repository.places import is_model_directory, is_version_directory
+from conch.repository.stores.urls import is_url, parse_url
 from conch.settings import Settings
 from conch.temporary import TemporaryFolder
 
@@ -150,6 +151,8 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def _hub_id(model: str) -> str:
+    if is_url(model):
+        raise invalid(f"'{parse_url(model)}' is no model: serve the repository of models there with --model-repository")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or model.endswith((".onnx", ".xml", ".gguf", "/")):
         raise invalid(f"'{model}' does not exist")
     return model

@@ -18,7 +18,6 @@ from conch.config.reading import shown_name
 from conch.errors import ConchError, invalid, unavailable
 from conch.inference import ModelSignature
 from conch.logs import LogSettings
-from conch.repository.changes import Watch
 from conch.repository.names import check_model_name
 from conch.repository.override import read_parameters
 from conch.repository.scan import ModelRepository
@@ -33,6 +32,7 @@ from conch.server.needs import LoadNeeds
 from conch.server.on_demand import LoadNeeded, OnDemand, on_demand_limits
 from conch.server.overrides import check_allowed
 from conch.server.patience import patience_of
+from conch.server.polling import RepositoryPolling
 from conch.server.regions.registry import ClientRegions
 from conch.server.rollout import Rollout
 from conch.server.starting import log_levels
@@ -96,8 +96,9 @@ class InferenceServer:
         if self._cache is not None:
             registry.add(self._cache.families)
         self._lifecycle = Lifecycle(repository, loader, self._table, self._rollout)
-        self._polling: asyncio.Task[None] | None = None
-        self._loading: set[asyncio.Task[None]] = set()
+        self._polling: RepositoryPolling | None = None
+        if settings.model_control_mode == "poll":
+            self._polling = RepositoryPolling(repository, self._lifecycle, settings.repository_poll_secs)
         self._on_demand: OnDemand | None = None
         if settings.model_control_mode == "on-demand":
             self._on_demand = OnDemand(
@@ -297,17 +298,16 @@ class InferenceServer:
         self._table.starting = frozenset(wanted)
         if not wanted:
             self._say_why_there_are_no_models()
-        watch = Watch(self.repository)
-        if self.settings.model_control_mode == "poll":
-            await asyncio.to_thread(watch.look)
+        if self._polling is not None:
+            await self._polling.look()
         if self._on_demand is not None:
             self._on_demand.start(self.settings.repository_poll_secs)
             await self._on_demand.refresh()
         failed = await self._lifecycle.load_all(wanted)
         self._table.starting = frozenset()
         self._initialised = True
-        if self.settings.model_control_mode == "poll":
-            self._polling = asyncio.get_running_loop().create_task(self._poll(watch))
+        if self._polling is not None:
+            self._polling.start()
         return failed
 
     def _say_why_there_are_no_models(self) -> None:
@@ -330,7 +330,7 @@ class InferenceServer:
         """Refuse new requests, finish the others for at most ``seconds``, end all models; False when time ran out."""
         self.exiting = True
         if self._polling is not None:
-            self._polling.cancel()
+            self._polling.stop()
         if self._on_demand is not None:
             await self._on_demand.close()
         await self._lifecycle.close()
@@ -375,24 +375,3 @@ class InferenceServer:
             await self._cache.close()
         await self._environments.close()
         return ended and in_time
-
-    async def _load_changed(self, names: list[str]) -> None:
-        """Load models while the repository is polled on, since one may take long or hang."""
-        try:
-            await self._lifecycle.load_all(names)
-        except Exception:
-            LOG.exception("failed to load what has changed in the model repository")
-
-    async def _poll(self, watch: Watch) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self.settings.repository_poll_secs)
-            try:
-                changes = await asyncio.to_thread(watch.look)
-                for name in changes.removed:
-                    await self._lifecycle.unload(name)
-                loading = loop.create_task(self._load_changed([*changes.added, *changes.modified]))
-                self._loading.add(loading)
-                loading.add_done_callback(self._loading.discard)
-            except Exception:
-                LOG.exception("failed to poll the model repository")

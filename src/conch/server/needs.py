@@ -5,7 +5,6 @@ Used by load on demand, on the event loop; disks are read in threads.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from conch.config.schema import ModelConfig
@@ -40,7 +39,7 @@ class LoadNeeds:
             if one in needs:
                 continue
             try:
-                files = await asyncio.to_thread(self._repository.describe, one)
+                files = await self._repository.described(one)
                 needs[one] = await self._of_one(files)
             except NotFoundError:
                 if one == name:

@@ -148,7 +148,7 @@ class OnDemand:
                 f"model '{name}' is loaded on demand, from the repository alone: a configuration and files can be sent "
                 "with --model-control-mode=explicit"
             )
-        await asyncio.to_thread(self._repository.directory, name)
+        await asyncio.to_thread(self._repository.check_unique, name)
         self.residency.back_off.forget(name)
         if self._serves(name):
             await self._lifecycle.load(name)

@@ -80,8 +80,8 @@ class Rollout:
             version_state = model_state.versions.setdefault(version, VersionState(State.LOADING))
             if version_state.state is not State.READY:
                 version_state.state, version_state.reason = State.LOADING, ""
-        fingerprint = None
-        if uploaded is None:
+        fingerprint = files.fingerprint
+        if uploaded is None and fingerprint is None:
             with contextlib.suppress(ConchError, OSError):
                 fingerprint = await asyncio.to_thread(self._repository.fingerprint, files.key)
         kept = {} if overridden else self._untouched(model_state, config, fingerprint)
@@ -116,7 +116,7 @@ class Rollout:
         except ConchError:
             return False
         try:
-            files = await asyncio.to_thread(self._repository.describe, ensemble.name)
+            files = await self._repository.described(ensemble.name)
             config = ensemble.config if ensemble.overridden else self._loader.configure(files)
             steps = await asyncio.to_thread(self._repository.members, config, ensemble.name)
             await self.bring_up(ensemble, files, config, None, ensemble.overridden, steps)

@@ -221,6 +221,10 @@ def test_model_is_loaded_where_models_are_loaded_on_request(started: list[Starte
         (("./nowhere",), "'./nowhere' does not exist"),
         (("/nowhere/at/all",), "'/nowhere/at/all' does not exist"),
         (("nowhere.onnx",), "'nowhere.onnx' does not exist"),
+        (
+            ("s3://bucket/models",),
+            "'s3://bucket/models' is no model: serve the repository of models there with --model-",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conch.config.schema import ModelConfig
 from conch.repository.errors import NotFoundError
 from conch.repository.scan import ModelFiles, ModelRepository
 from conch.schedulers.residency.room import Room
@@ -55,7 +56,7 @@ async def test_model_that_is_not_there_is_told_from_one_that_is_wrong(tmp_path: 
 class StaleRepository(ModelRepository):
     """On a network file system that has lost it."""
 
-    def describe(self, name: str) -> ModelFiles:
+    def describe(self, name: str, override: ModelConfig | None = None) -> ModelFiles:
         raise OSError(errno.ESTALE, "Stale file handle")
 
 

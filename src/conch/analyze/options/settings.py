@@ -60,7 +60,7 @@ class AnalyzeSettings:
 
     # fmt: off
     model_repository: Path | None = option(
-        None, _MODELS, values.path, "DIR", "The model repository; it is read, never written.",
+        None, _MODELS, values.directory, "DIR", "The model repository; it is read, never written.",
         flags=("-m",), common=True)
     profile_models: tuple[ModelSettings, ...] = option(
         (), _MODELS, models, "A,B", "The models to measure.", common=True)

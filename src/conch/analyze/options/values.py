@@ -51,6 +51,13 @@ def path(name: str, value: Any) -> Path:
     return Path(text(name, value)).expanduser()
 
 
+def directory(name: str, value: Any) -> Path:
+    """The path of a model repository, which no URL is."""
+    if "://" in text(name, value):
+        raise wrong(name, value, "a directory: copy the models that are analysed out of the store first")
+    return path(name, value)
+
+
 def flag(name: str, value: Any) -> bool:
     """A truth value: YAML's, or ``true`` and ``false`` as text."""
     if isinstance(value, bool):

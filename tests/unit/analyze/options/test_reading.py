@@ -129,6 +129,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message
         ({"constraints": ["p99<4GB"]}, "latency_p99 is not measured in GB, but in ms"),
         ({"constraints": ["fast"]}, "--constraint: 'fast' is not a bound, as p99<100ms"),
         ({"objectives": ["trougput"]}, "--objective: there is no figure 'trougput'; did you mean throughput?"),
+        ({"model_repository": "s3://bucket/models"}, "is not a directory: copy the models that are analysed out of"),
         ({"concurrency": "8:4"}, "--concurrency: '8:4' is not a range"),
         ({"num_configs_per_model": "0"}, "--num-configs-per-model: '0' is not a whole number of at least 1"),
         ({"run_config_search_max_instance_count": "9999999"}, "is not a number of instances of at most 1000"),

@@ -1,0 +1,122 @@
+"""The places that a repository is made of: directories, and repositories in object stores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from conch.config.schema import ModelConfig
+from conch.errors import invalid
+from conch.repository.fingerprint import Fingerprint, take_fingerprint
+from conch.repository.listing import directories_in, is_directory
+from conch.repository.located import Located
+from conch.repository.names import is_directory_name, is_utf8
+from conch.repository.places import repository_problem
+from conch.repository.stores.credentials import MOUNTS
+from conch.repository.stores.root import StoreRoot
+from conch.repository.stores.urls import StoreUrl, is_url, parse_url
+
+#: What a repository is given by.
+Place = Path | StoreUrl
+
+
+class Root(Protocol):
+    """One place with models.  Its methods block; all but :meth:`known`, :meth:`shown` and :meth:`close` look there."""
+
+    def names(self) -> list[str]:
+        """The names of the models."""
+
+    def known(self) -> list[str]:
+        """The names of the models, perhaps as they were at the last look."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a model."""
+
+    def fingerprint(self, name: str, config_name: str | None) -> Fingerprint:
+        """What changes with the files of a model."""
+
+    def fingerprints(self, config_name: str | None) -> Mapping[str, Fingerprint | None]:
+        """Those of all models; None for one that cannot be read."""
+
+    def locate(self, name: str, config_name: str | None, override: ModelConfig | None) -> Located:
+        """Have the files of a model in a directory, as far as a configuration needs them."""
+
+    def shown(self, text: str) -> str:
+        """A text in which paths are those that people know."""
+
+    def close(self) -> None:
+        """Give up what is being read."""
+
+
+class DirectoryRoot:
+    """A directory.  Raises INVALID_ARG for one that is no repository."""
+
+    def __init__(self, path: Path) -> None:
+        problem = repository_problem(path)
+        if problem is not None:
+            raise invalid(f"{problem.message} ({problem.hint})")
+        self.path = path.resolve()
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def names(self) -> list[str]:
+        return [name for name in directories_in(self.path) if is_utf8(name)]
+
+    known = names
+
+    def unnameable(self) -> list[Path]:
+        """The directories whose names are no UTF-8."""
+        return [self.path / name for name in directories_in(self.path) if not is_utf8(name)]
+
+    def has(self, name: str) -> bool:
+        return is_directory_name(name) and is_directory(self.path / name)
+
+    def fingerprint(self, name: str, config_name: str | None) -> Fingerprint:
+        return take_fingerprint(self.path / name, config_name)
+
+    def fingerprints(self, config_name: str | None) -> Mapping[str, Fingerprint | None]:
+        return {name: self._fingerprint(name, config_name) for name in self.names()}
+
+    def _fingerprint(self, name: str, config_name: str | None) -> Fingerprint | None:
+        try:
+            return self.fingerprint(name, config_name)
+        except OSError:
+            return None
+
+    def locate(self, name: str, config_name: str | None, override: ModelConfig | None) -> Located:
+        return Located(self.path / name)
+
+    def shown(self, text: str) -> str:
+        return text
+
+    def close(self) -> None:
+        pass
+
+
+def read_place(text: str | os.PathLike[str]) -> Place:
+    """The place that ``text`` names.  Raises INVALID_ARG for a URL of another kind."""
+    text = os.fspath(text)
+    return parse_url(text) if is_url(text) else Path(text)
+
+
+def root_of(place: Place, cache: str, *, whole: bool = False, environment: Mapping[str, str] = os.environ) -> Root:
+    """The place as the repository needs it; ``cache`` is the directory for copies, empty for the usual one.
+
+    With ``whole``, copies have all versions of their models.
+    """
+    if isinstance(place, Path):
+        return DirectoryRoot(place)
+    return StoreRoot(place, cache_directory(place, cache, environment), whole=whole)
+
+
+def cache_directory(url: StoreUrl, chosen: str, environment: Mapping[str, str]) -> Path:
+    """Where copies are kept: the directory that was ``chosen``, else the one that Triton's variable names, else the
+    user's cache."""
+    mount = environment.get(MOUNTS.get(url.scheme, ""), "")
+    if chosen or mount:
+        return Path(chosen or mount).expanduser().absolute()
+    home = environment.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(home) / "conch" / "repositories"
