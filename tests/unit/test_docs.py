@@ -40,6 +40,7 @@ DOCUMENTS = (
     "caching.md",
     "perf.md",
     "reports.md",
+    "stores.md",
     "tracing.md",
 )
 
