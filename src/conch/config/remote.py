@@ -1,0 +1,320 @@
+"""Models that other servers run (``backend: "remote"``): their parameters, and what their configuration may not have.
+
+Needs the standard library and the configuration's messages only; no file and no network is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Final
+from urllib.parse import urlsplit
+
+from conch.addresses import host_and_port
+from conch.config.parameters import Parameter, ParameterTable
+from conch.config.problem import Problem, Problems, refuse
+from conch.config.schema import ModelConfig, datatype, implementation, scheduler
+from conch.config.signature import parameters
+from conch.errors import ConchError, invalid
+
+REMOTE: Final = "remote"
+#: What a server that has no version of its own calls the one that it passes requests on for.
+ONLY_VERSION: Final = 1
+#: The parameter that says which backend runs the model on the other server.
+_BACKEND: Final = "backend"
+#: Stands for the version of the local model.
+SAME_VERSION: Final = -2
+
+_CONNECT_TIMEOUT: Final = 3.0
+_HEALTH_INTERVAL: Final = 2.0
+_AFFINITY_BYTES: Final = 256
+_DEFAULT_PORTS: Final = {"http": 8000, "https": 443, "grpc": 8001, "grpcs": 443}
+
+PARAMETERS: Final = ParameterTable(
+    REMOTE,
+    (
+        Parameter(
+            "url",
+            "`http://`, `https://`, `grpc://` or `grpcs://` and `host:port`, for HTTP also a path; several with commas",
+            "must be given",
+            "the servers that have the model; several share its requests",
+        ),
+        Parameter("model", "a name", "the model's own", "what the servers call it"),
+        Parameter("version", "a number, `same`", "any", "which version of it answers: `same` is that of the request"),
+        Parameter(
+            "backend",
+            "a backend's name",
+            "as there",
+            "what runs the model there, as whose models it is asked and answers",
+        ),
+        Parameter("connect_timeout_secs", "seconds", "3", "how long a connection may take to be made"),
+        Parameter("timeout_secs", "seconds", "none", "how long a whole request may take"),
+        Parameter("health_interval_secs", "seconds", "2", "how often each server is asked whether the model is ready"),
+        Parameter("affinity", "an input of type `TYPE_STRING`", "none", "requests that begin alike go to one server"),
+        Parameter("affinity_bytes", "bytes", "256", "how much of that input is compared"),
+        Parameter(
+            "sticky",
+            "`true`, `false`",
+            "`false`",
+            "requests go to one server, which follows from the model's name, unless it is much busier than others",
+        ),
+        Parameter(
+            "repeat_lost",
+            "`true`, `false`",
+            "`false`",
+            "send a request once more, to another server, when its connection broke before anything was answered",
+        ),
+        Parameter("authorization_env", "an environment variable", "none", "holds the header `Authorization`"),
+        Parameter("headers_env", "an environment variable", "none", "holds more headers, `name: value` on each line"),
+        Parameter("ca_file", "a PEM file", "the system's authorities", "whose certificates of servers are trusted"),
+        Parameter("certificate_file", "a PEM file", "none", "the certificate that is shown to servers"),
+        Parameter("key_file", "a PEM file", "none", "its private key"),
+    ),
+    strict=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteUrl:
+    """Where one server is: ``text`` as it was written, and its parts; ``path`` is what comes before ``/v2``."""
+
+    text: str
+    scheme: str
+    host: str
+    port: int
+    path: str = ""
+
+    @property
+    def is_grpc(self) -> bool:
+        return self.scheme.startswith("grpc")
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.scheme in ("https", "grpcs")
+
+    @property
+    def address(self) -> str:
+        """``host:port``, with the brackets that an IPv6 address needs."""
+        return host_and_port(self.host, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """What the parameters of a remote model say; times are in seconds, and ``timeout`` 0 is no limit.
+
+    ``version`` -1 is any, and ``SAME_VERSION`` that of the local model.  Names of files are as written, relative to the
+    model's directory or absolute.
+    """
+
+    urls: tuple[str, ...]
+    model: str
+    version: int = -1
+    connect_timeout: float = _CONNECT_TIMEOUT
+    timeout: float = 0.0
+    health_interval: float = _HEALTH_INTERVAL
+    affinity: str = ""
+    affinity_bytes: int = _AFFINITY_BYTES
+    sticky: bool = False
+    repeat_lost: bool = False
+    authorization_env: str = ""
+    headers_env: str = ""
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+
+    def of_version(self, version: int) -> RemoteSettings:
+        """The settings of one local version; -1 for that of none in particular."""
+        return replace(self, version=version) if self.version == SAME_VERSION else self
+
+
+def is_remote(config: ModelConfig) -> bool:
+    """Whether another server runs the model."""
+    return implementation(config) == REMOTE
+
+
+def take_over(config: ModelConfig, theirs: ModelConfig) -> None:
+    """Put into ``config`` what decides how requests to a model look, from its configuration on the other server.
+
+    How it is reshaped and what its classes are called is that server's affair; which backend runs it, requests may have
+    to know.
+    """
+    config.max_batch_size = theirs.max_batch_size
+    config.model_transaction_policy.CopyFrom(theirs.model_transaction_policy)
+    for kind in ("input", "output"):
+        for tensor in getattr(theirs, kind):
+            own = getattr(config, kind).add()
+            own.CopyFrom(tensor)
+            own.ClearField("reshape")  # clients see the shape before it
+            if kind == "output":
+                own.ClearField("label_filename")  # a file of theirs
+    runs_there = parameters(theirs).get(_BACKEND, "") if is_remote(theirs) else theirs.backend
+    if runs_there and _BACKEND not in config.parameters:
+        config.parameters[_BACKEND].string_value = runs_there
+    if scheduler(theirs) == "sequence_batching" and not scheduler(config):
+        idle = theirs.sequence_batching.max_sequence_idle_microseconds
+        config.sequence_batching.max_sequence_idle_microseconds = idle
+
+
+def read_url(text: str) -> RemoteUrl:
+    """The parts of a server's address.  Raises INVALID_ARG for one that no request can be sent to."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise invalid(f"url '{text}' cannot be read: {error}") from None
+    if parts.scheme not in _DEFAULT_PORTS:
+        raise invalid(
+            f"url '{text}' is no address of a server; it must begin with http://, https://, grpc:// or grpcs://"
+        )
+    if not host:
+        raise invalid(f"url '{text}' names no host: write {parts.scheme}://host:port")
+    if parts.username or parts.password:
+        raise invalid("url holds a user or a password: name an environment variable with 'authorization_env' instead")
+    if parts.query or parts.fragment:
+        raise invalid(f"url '{text}' must end after its path")
+    path = parts.path.rstrip("/")
+    if path and parts.scheme.startswith("grpc"):
+        raise invalid(f"url '{text}' has a path, which gRPC has not: write {parts.scheme}://{parts.netloc}")
+    return RemoteUrl(text, parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], path)
+
+
+def check_urls(urls: Iterable[str], *, decoupled: bool, model: str) -> None:
+    """Raise INVALID_ARG for an address that cannot serve the model; a decoupled one needs streams of gRPC."""
+    for url in urls:
+        if not read_url(url).is_grpc and decoupled:
+            raise invalid(
+                f"model '{model}' is decoupled, and its responses can only be passed on over gRPC: "
+                f"give the server's gRPC address, grpc://host:port, in place of {url}"
+            )
+
+
+def read_remote(config: ModelConfig) -> RemoteSettings:
+    """What the parameters of a remote model say.  Raises INVALID_ARG for the first thing that is wrong with them."""
+    PARAMETERS.check(parameters(config))
+    refuse(field_problems(config))
+    reader = _ParameterReader(config)
+    settings = reader.settings()
+    refuse(reader.problems)
+    return settings
+
+
+def value_problems(config: ModelConfig) -> Problems:
+    """Everything wrong with the values of a remote model's parameters; the second part of a field is the name."""
+    reader = _ParameterReader(config)
+    reader.settings()
+    yield from reader.problems
+
+
+def field_problems(config: ModelConfig) -> Problems:
+    """Fields of a remote model's configuration that mean nothing for one."""
+    chosen = scheduler(config)
+    if chosen == "dynamic_batching":
+        yield _meaningless(config, "dynamic_batching", "the remote server batches its requests")
+    if config.instance_group:
+        yield _meaningless(config, "instance_group", "its instances are those of the remote server")
+    if config.model_warmup:
+        yield _meaningless(config, "model_warmup", "the remote server warms it up")
+    for kind in ("input", "output"):
+        for index, tensor in enumerate(getattr(config, kind)):
+            if tensor.HasField("reshape"):
+                yield Problem(
+                    f"{kind} '{tensor.name}' of remote model '{config.name}' has a reshape: the remote server does "
+                    "that, so write the shape that its clients see",
+                    (kind, index, "reshape"),
+                    hint="leave it out",
+                )
+
+
+def _meaningless(config: ModelConfig, field: str, reason: str) -> Problem:
+    return Problem(
+        f"remote model '{config.name}' may not have '{field}': {reason}", (field, 0), hint=f"leave '{field}' out"
+    )
+
+
+class _ParameterReader:
+    """Reads the parameters, and notes what is wrong with each in ``problems``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._given = parameters(config)
+        self.problems: list[Problem] = []
+
+    def settings(self) -> RemoteSettings:
+        given = self._given
+        return RemoteSettings(
+            urls=self._urls(),
+            model=given.get("model", "") or self._config.name,
+            version=SAME_VERSION if given.get("version") == "same" else int(self._number("version", -1, whole=True)),
+            connect_timeout=self._number("connect_timeout_secs", _CONNECT_TIMEOUT, above_zero=True),
+            timeout=self._number("timeout_secs", 0.0),
+            health_interval=self._number("health_interval_secs", _HEALTH_INTERVAL, above_zero=True),
+            affinity=self._affinity(),
+            affinity_bytes=int(self._number("affinity_bytes", _AFFINITY_BYTES, whole=True, above_zero=True)),
+            sticky=self._flag("sticky"),
+            repeat_lost=self._flag("repeat_lost"),
+            authorization_env=given.get("authorization_env", ""),
+            headers_env=given.get("headers_env", ""),
+            ca_file=given.get("ca_file", ""),
+            certificate_file=given.get("certificate_file", ""),
+            key_file=self._key(),
+        )
+
+    def _note(self, name: str, message: str) -> None:
+        self.problems.append(Problem(message, ("parameters", name)))
+
+    def _urls(self) -> tuple[str, ...]:
+        urls = tuple(filter(None, (text.strip() for text in self._given.get("url", "").split(","))))
+        if not urls and "url" not in self._given:
+            self._note("url", f"remote model '{self._config.name}' has no parameter 'url', which says where it is")
+        decoupled = self._config.model_transaction_policy.decoupled
+        self._attempt("url", lambda: check_urls(urls, decoupled=decoupled, model=self._config.name))
+        return tuple(dict.fromkeys(urls))
+
+    def _attempt(self, name: str, check: Callable[[], object]) -> None:
+        try:
+            check()
+        except ConchError as error:
+            self._note(name, error.message)
+
+    def _number(self, name: str, default: float, *, whole: bool = False, above_zero: bool = False) -> float:
+        text = self._given.get(name, "")
+        if not text:
+            return default
+        try:
+            number: float = int(text) if whole else float(text)
+        except ValueError:
+            number = -1
+        if number < 0 or not isfinite(number) or (above_zero and not number):
+            kind = "a whole number" if whole else "a number of seconds"
+            least = "more than 0" if above_zero else "0 or more"
+            self._note(name, f"parameter '{name}' is '{text}'; it must be {kind}, {least}")
+            return default
+        return number
+
+    def _flag(self, name: str) -> bool:
+        text = self._given.get(name, "false").lower()
+        if text not in ("true", "false", "1", "0"):
+            self._note(name, f"parameter '{name}' is '{text}'; it must be true or false")
+        return text in ("true", "1")
+
+    def _affinity(self) -> str:
+        name, inputs = self._given.get("affinity", ""), self._config.input
+        if name and inputs and not any(one.name == name and _is_string(one.data_type) for one in inputs):
+            self._note(
+                "affinity",
+                f"parameter 'affinity' is '{name}'; it must be an input of type TYPE_STRING of model "
+                f"'{self._config.name}'",
+            )
+        return name
+
+    def _key(self) -> str:
+        certificate, key = self._given.get("certificate_file", ""), self._given.get("key_file", "")
+        if bool(certificate) != bool(key):
+            here, missing = ("certificate_file", "key_file") if certificate else ("key_file", "certificate_file")
+            self._note(here, f"parameter '{here}' needs '{missing}' beside it")
+        return key
+
+
+def _is_string(data_type: int) -> bool:
+    return datatype(data_type) == "BYTES"
