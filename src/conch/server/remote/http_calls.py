@@ -1,0 +1,160 @@
+"""Calls to another server over HTTP: as many connections as requests run at the same time, kept for later ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Final
+
+from conch.config import render
+from conch.config.remote import RemoteUrl
+from conch.config.schema import ModelConfig
+from conch.errors import Code, ConchError, unavailable
+from conch.inference import InferRequest, InferResponse
+from conch.server.remote.http_connection import HttpAnswer, RemoteHttpConnection
+from conch.server.remote.transport import LostError, RemoteModel, UnreachedError
+from conch.tensors import Buffer
+from conch.wire.json.outgoing import decode_error, decode_response, encode_request, model_path
+
+#: What a proxy's refusals mean; no server of the protocol gives them.
+_REFUSALS: Final = {
+    401: "it wants other credentials (HTTP 401; 'authorization_env' names them)",
+    403: "it forbids the request (HTTP 403)",
+    407: "a proxy wants credentials (HTTP 407)",
+}
+_NO_SERVER: Final = "it is no server of this protocol"
+#: How many requests a server has at a time, each on a connection; more wait for one.
+MOST_CONNECTIONS: Final = 512
+#: How long a connection may have been idle that is used again (s); servers close theirs after a minute or more.
+_IDLE_SECONDS: Final = 30.0
+
+
+class RemoteHttp:
+    """Connections to one server; see :class:`conch.server.remote.transport.RemoteTransport`."""
+
+    def __init__(self, url: RemoteUrl, model: RemoteModel) -> None:
+        self.on_broken: Callable[[], None] = lambda: None
+        self._url = url
+        self._model = model
+        self._idle: list[RemoteHttpConnection] = []
+        self._open: set[RemoteHttpConnection] = set()
+        self._places = asyncio.Semaphore(MOST_CONNECTIONS)
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        path = f"{url.path}{model_path(model.name, model.version)}"
+        lines = [f"host: {url.address}", *(f"{name}: {value}" for name, value in model.headers.items())]
+        self._rest = ("\r\n".join(lines) + "\r\n").encode()
+        self._path = path.encode()
+        self._post = b"POST %s/infer HTTP/1.1\r\n%scontent-type: application/octet-stream\r\n" % (
+            self._path,
+            self._rest,
+        )
+
+    async def check(self) -> None:
+        answer = await self._get(b"/ready")
+        if answer.status == 200:
+            return
+        self._refuse(answer)
+        metadata = await self._get(b"")  # says so where there is no such model
+        error = decode_error(metadata.status, metadata.body)
+        if metadata.status == 200 or "not at ready state" in error.message or error.code is Code.UNAVAILABLE:
+            raise unavailable(f"model '{self._model.name}' is not ready there")
+        if metadata.status in (400, 404) and metadata.body.startswith(b'{"error"'):
+            raise unavailable(f"it has no model '{self._model.name}' ({error.message})")
+        raise unavailable(f"{_NO_SERVER} (GET {self._path.decode()} gives HTTP {metadata.status})")
+
+    async def config(self) -> ModelConfig:
+        answer = await self._get(b"/config")
+        if answer.status != 200:
+            self._refuse(answer)
+            raise decode_error(answer.status, answer.body)
+        try:
+            return render.from_json(answer.body.decode())
+        except (ConchError, UnicodeDecodeError) as error:
+            raise unavailable(f"{_NO_SERVER} ({error})") from None
+
+    async def infer(
+        self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
+    ) -> None:
+        header, blobs = encode_request(request)
+        size = len(header) + sum(map(len, blobs))
+        lengths = b"content-length: %d\r\ninference-header-content-length: %d\r\n\r\n" % (size, len(header))
+        parts = [self._post + lengths + header, *blobs]
+        async with asyncio.timeout(seconds), self._places:
+            answer = await self._exchange(parts)
+        if answer.status != 200:
+            self._refuse(answer)
+            raise decode_error(answer.status, answer.body)
+        deliver(decode_response(answer.body, answer.header_length))
+
+    async def close(self) -> None:
+        self._closed = True
+        for connection in list(self._open):
+            connection.close()
+
+    async def _get(self, path: bytes) -> HttpAnswer:
+        parts = [b"GET %s%s HTTP/1.1\r\n%s\r\n" % (self._path, path, self._rest)]
+        try:
+            async with asyncio.timeout(self._model.connect_timeout):
+                try:
+                    return await self._exchange(parts)
+                except LostError:  # perhaps only as the server has closed a connection that was idle
+                    return await self._exchange(parts, fresh=True)
+        except TimeoutError:
+            raise unavailable(f"no answer within {self._model.connect_timeout:g} s") from None
+
+    async def _exchange(self, parts: Sequence[Buffer], *, fresh: bool = False) -> HttpAnswer:
+        connection = (None if fresh else self._take_idle()) or await self._connect()
+        answer = await connection.exchange(parts)
+        if connection.usable and not self._closed:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return answer
+
+    def _take_idle(self) -> RemoteHttpConnection | None:
+        """The connection that was used last, unless that was so long ago that the server may be closing it."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and monotonic() - connection.since < _IDLE_SECONDS:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> RemoteHttpConnection:
+        url = self._url
+        if self._closed:
+            raise UnreachedError("the model is being unloaded")
+        try:
+            async with asyncio.timeout(self._model.connect_timeout):
+                _, connection = await self._loop.create_connection(
+                    lambda: RemoteHttpConnection(self._on_closed),
+                    url.host,
+                    url.port,
+                    ssl=self._model.tls.context if url.is_encrypted else None,
+                )
+        except TimeoutError:
+            raise UnreachedError(f"no connection within {self._model.connect_timeout:g} s") from None
+        except ssl.SSLCertVerificationError as error:
+            raise UnreachedError(f"its certificate is not accepted: {error.verify_message}") from None
+        except ssl.SSLError as error:
+            raise UnreachedError(f"no encrypted connection: {error.reason or error}") from None
+        except OSError as error:
+            raise UnreachedError(f"no connection: {os.strerror(error.errno) if error.errno else error}") from None
+        self._open.add(connection)
+        return connection
+
+    def _on_closed(self, connection: RemoteHttpConnection, idle: bool) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if idle and not self._closed:
+            self.on_broken()
+
+    def _refuse(self, answer: HttpAnswer) -> None:
+        """Raise UNAVAILABLE for what a proxy in front of the server answers."""
+        if answer.status in _REFUSALS:
+            raise unavailable(_REFUSALS[answer.status])
