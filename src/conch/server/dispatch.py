@@ -99,6 +99,11 @@ class Dispatcher:
         return all(worker.responsive for worker in self._workers)
 
     @property
+    def away(self) -> str:
+        """Its requests run on this server."""
+        return ""
+
+    @property
     def runs_with(self) -> RunsWith:
         """What the workers run with, together."""
         return merged(worker.runs_with for worker in self._workers)
@@ -246,10 +251,11 @@ class Dispatcher:
 
     def on_response_sent(self, request: InferRequest, response: InferResponse) -> None:
         """Count a response that a response sender gave, by its index in its request."""
-        infer = monotonic_ns() - request.times.started
-        if response.empty:
-            self._statistics.record_empty_response(request.responses, infer)
-        else:
-            self._statistics.record_response(request.responses, infer, 0, failed=response.error is not None)
-        if not request.responses:
-            self._statistics.record_first_response(monotonic_ns() - request.times.arrived)
+        now, times = monotonic_ns(), request.times
+        self._statistics.record_sent(
+            request.responses,
+            now - times.started,
+            now - times.arrived,
+            empty=response.empty,
+            failed=response.error is not None,
+        )

@@ -243,6 +243,15 @@ class ModelStatistics:
         response.compute_infer.add(infer_ns)
         response.empty_response.add(infer_ns)
 
+    def record_sent(self, index: int, infer_ns: int, elapsed_ns: int, *, empty: bool, failed: bool) -> None:
+        """Response number ``index`` of a request, or its ``empty`` end, ``elapsed_ns`` after the request arrived."""
+        if empty:
+            self.record_empty_response(index, infer_ns)
+        else:
+            self.record_response(index, infer_ns, 0, failed=failed)
+        if not index:
+            self.record_first_response(elapsed_ns)
+
     def record_cancelled_response(self, index: int, infer_ns: int) -> None:
         """A request was cancelled after ``index`` responses."""
         response = self._response(index)

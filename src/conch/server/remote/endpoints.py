@@ -1,0 +1,263 @@
+"""Which of the servers of a remote model gets a request.
+
+Pure: the clock is passed in, and whoever asks the servers says whether they are ready.  Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import takewhile
+from math import ceil
+from typing import Final
+
+from conch.errors import ConchError, unavailable
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest
+
+#: By how much an endpoint's requests may exceed their average before those that belong to it go elsewhere.
+_OVERLOAD: Final = 1.5
+#: So many requests under way are never an overload.
+_FEW: Final = 4
+NOT_ASKED: Final = "it has not been asked yet"
+NO_ENDPOINTS: Final = "it has no servers"
+
+
+@dataclass(slots=True, eq=False)
+class RemoteEndpoint:
+    """One server.  ``reason`` says why it gets no requests, and is empty for one that does.
+
+    ``leaving``: it is no longer listed, and goes when its requests and its sequences have ended.
+    """
+
+    url: str
+    reason: str = NOT_ASKED
+    under_way: int = 0
+    sequences: int = 0
+    leaving: bool = False
+    last_used: int = 0
+
+    @property
+    def usable(self) -> bool:
+        return not self.reason and not self.leaving
+
+
+@dataclass(slots=True, eq=False)
+class _PinnedSequence:
+    """A sequence, where it started, when it was last heard of (s), and how many of its requests are under way."""
+
+    endpoint: RemoteEndpoint
+    seen: float
+    under_way: int
+
+
+def _accept(urls: Sequence[str]) -> None:
+    """Take the place of a check where every address is accepted."""
+
+
+class Endpoints:
+    """The servers that share the requests of one model.
+
+    The least loaded gets the next request, or the one to which its ``key`` belongs unless that has clearly more to do
+    than the others.  A sequence stays where it started, until it ends or nothing is heard of it for ``idle_seconds``.
+
+    ``check`` raises for addresses that are refused.  ``on_added`` and ``on_gone`` are told of every address that is to
+    be asked whether it is ready, and that is needed no longer.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        idle_seconds: float,
+        check: Callable[[Sequence[str]], None] = _accept,
+        on_added: Callable[[str], None] = lambda url: None,
+        on_gone: Callable[[str], None] = lambda url: None,
+    ) -> None:
+        self._clock = clock
+        self._idle_seconds = idle_seconds
+        self._check = check
+        self._on_added = on_added
+        self._on_gone = on_gone
+        self._known: dict[str, RemoteEndpoint] = {}
+        self._sequences: dict[int | str, _PinnedSequence] = {}
+        self._lost: dict[int | str, tuple[float, str]] = {}
+        self._uses = 0
+
+    @property
+    def urls(self) -> list[str]:
+        """The servers that get requests if they are ready."""
+        return [one.url for one in self._known.values() if not one.leaving]
+
+    @property
+    def under_way(self) -> Mapping[str, int]:
+        """How many requests each server has, also those that get no new ones."""
+        return {url: one.under_way for url, one in self._known.items()}
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences are under way."""
+        self._forget_idle()
+        return len(self._sequences)
+
+    @property
+    def reason(self) -> str:
+        """Why no request can be passed on; empty where one can."""
+        listed = [one for one in self._known.values() if not one.leaving]
+        if any(not one.reason for one in listed):
+            return ""
+        return "; ".join(f"{one.url}: {one.reason}" for one in listed) or NO_ENDPOINTS
+
+    def update(self, urls: Sequence[str]) -> None:
+        """Share requests between ``urls`` from now on.
+
+        New ones get requests as soon as they are ready.  Others get no new ones, finish what they have, and keep
+        their sequences.  Raises INVALID_ARG for an address that cannot be used; then nothing changes.
+        """
+        self._check(urls)
+        wanted = dict.fromkeys(urls)
+        for url in wanted:
+            known = self._known.get(url)
+            if known is None:
+                self._known[url] = RemoteEndpoint(url)
+                self._on_added(url)
+            else:
+                known.leaving = False
+        for one in list(self._known.values()):
+            if one.url not in wanted:
+                one.leaving = True
+                self._forget_if_done(one)
+
+    def mark(self, url: str, reason: str, *, gone: bool = False) -> bool:
+        """Note that a server is ready, or the ``reason`` why not; returns whether that is news.
+
+        One that is ``gone`` has lost its sequences, and the next request of each is told so.
+        """
+        endpoint = self._known.get(url)
+        if endpoint is None:
+            return False
+        news = endpoint.reason != reason
+        endpoint.reason = reason
+        if gone and endpoint.sequences:
+            self._lose_sequences(endpoint)
+        return news
+
+    def take(self, request: InferRequest, key: bytes = b"", without: Collection[str] = ()) -> RemoteEndpoint:
+        """The server that gets a request, which is under way there from now on; ``without`` those that were tried.
+
+        Raises UNAVAILABLE where there is none, and for a request of a sequence whose server has gone.
+        """
+        self._forget_idle()
+        endpoint = self._of_sequence(request) or self._chosen(request, key, without)
+        self._uses += 1
+        endpoint.last_used = self._uses
+        endpoint.under_way += 1
+        if self.begins(request):
+            self._begin_sequence(request.correlation_id, endpoint)
+        return endpoint
+
+    def give_back(self, request: InferRequest, endpoint: RemoteEndpoint, *, refused: bool = False) -> None:
+        """A request that :meth:`take` sent to a server has ended, or was ``refused`` there and goes elsewhere."""
+        endpoint.under_way -= 1
+        sequence = self._sequences.get(request.correlation_id) if request.correlation_id else None
+        if sequence is not None and sequence.endpoint is endpoint:
+            sequence.under_way -= 1
+            self._note_seen(request.correlation_id, sequence)
+            if request.flags & SEQUENCE_END or (refused and request.flags & SEQUENCE_START):
+                self._end_sequence(request.correlation_id)
+        self._forget_if_done(endpoint)
+
+    def told(self, request: InferRequest) -> None:
+        """The client learns from the error of this request that its sequence has ended early."""
+        self._lost.pop(request.correlation_id, None)
+        if request.correlation_id in self._sequences:
+            self._end_sequence(request.correlation_id)
+
+    def begins(self, request: InferRequest) -> bool:
+        """Whether a request is the first of a sequence."""
+        return bool(request.correlation_id) and bool(request.flags & SEQUENCE_START)
+
+    def continues(self, request: InferRequest) -> bool:
+        """Whether a request belongs to a sequence that is under way."""
+        return request.correlation_id in self._sequences and not request.flags & SEQUENCE_START
+
+    def _of_sequence(self, request: InferRequest) -> RemoteEndpoint | None:
+        correlation_id = request.correlation_id
+        if not correlation_id or request.flags & SEQUENCE_START:
+            return None
+        sequence = self._sequences.get(correlation_id)
+        if sequence is not None:
+            sequence.under_way += 1
+            self._note_seen(correlation_id, sequence)
+            return sequence.endpoint
+        lost = self._lost.pop(correlation_id, None)
+        if lost is not None:
+            raise unavailable(
+                f"sequence {correlation_id} of model '{request.model_name}' has ended early, as its server {lost[1]} "
+                "went away: start it again"
+            )
+        return None
+
+    def _chosen(self, request: InferRequest, key: bytes, without: Collection[str]) -> RemoteEndpoint:
+        usable = [one for one in self._known.values() if one.usable and one.url not in without]
+        if not usable:
+            raise self.refusal(request)
+        if len(usable) == 1:
+            return usable[0]
+        if key:
+            preferred = max(usable, key=lambda one: blake2b(key, key=_salt(one.url), digest_size=8).digest())
+            limit = max(_FEW, ceil(_OVERLOAD * (sum(one.under_way for one in usable) + 1) / len(usable)))
+            if request.correlation_id or preferred.under_way < limit:  # another ingress may have seen it start
+                return preferred
+        return min(usable, key=lambda one: (one.under_way, one.last_used))
+
+    def refusal(self, request: InferRequest) -> ConchError:
+        """The error for a request that no server can take."""
+        return unavailable(f"model '{request.model_name}' is not available: {self.reason or 'all servers were tried'}")
+
+    def _begin_sequence(self, correlation_id: int | str, endpoint: RemoteEndpoint) -> None:
+        if correlation_id in self._sequences:
+            self._end_sequence(correlation_id)
+        self._lost.pop(correlation_id, None)
+        self._sequences[correlation_id] = _PinnedSequence(endpoint, self._clock(), 1)
+        endpoint.sequences += 1
+
+    def _end_sequence(self, correlation_id: int | str) -> None:
+        endpoint = self._sequences.pop(correlation_id).endpoint
+        endpoint.sequences -= 1
+        self._forget_if_done(endpoint)
+
+    def _lose_sequences(self, endpoint: RemoteEndpoint) -> None:
+        now = self._clock()
+        for correlation_id, sequence in list(self._sequences.items()):
+            if sequence.endpoint is endpoint:
+                self._lost[correlation_id] = (now, endpoint.url)
+                self._end_sequence(correlation_id)
+
+    def _note_seen(self, correlation_id: int | str, sequence: _PinnedSequence) -> None:
+        """Keep the sequences in the order in which they were last heard of."""
+        sequence.seen = self._clock()
+        del self._sequences[correlation_id]
+        self._sequences[correlation_id] = sequence
+
+    def _forget_idle(self) -> None:
+        """Forget sequences of which nothing was heard for so long that their server has forgotten them."""
+        since = self._clock() - self._idle_seconds
+        for correlation_id, sequence in list(takewhile(lambda one: one[1].seen < since, self._sequences.items())):
+            if sequence.under_way:
+                self._note_seen(correlation_id, sequence)
+            else:
+                self._end_sequence(correlation_id)
+        for correlation_id, _ in list(takewhile(lambda one: one[1][0] < since, self._lost.items())):
+            del self._lost[correlation_id]
+
+    def _forget_if_done(self, endpoint: RemoteEndpoint) -> None:
+        done = endpoint.leaving and not endpoint.under_way and not endpoint.sequences
+        if done and self._known.get(endpoint.url) is endpoint:
+            del self._known[endpoint.url]
+            self._on_gone(endpoint.url)
+
+
+def _salt(url: str) -> bytes:
+    """A key of blake2b, which has at most 64 bytes, for an address of any length."""
+    return blake2b(url.encode(), digest_size=32).digest()

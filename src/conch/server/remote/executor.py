@@ -1,0 +1,352 @@
+"""Runs the requests of a model on other servers, at once: nothing waits here, those servers have the queues."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from time import monotonic, monotonic_ns
+from typing import Any, Final
+
+from conch.config.remote import RemoteSettings, check_urls, read_url
+from conch.config.schema import ModelConfig
+from conch.errors import Code, ConchError, cancelled, internal, unavailable
+from conch.inference import InferRequest, InferResponse
+from conch.server.remote.endpoints import Endpoints, RemoteEndpoint
+from conch.server.remote.health import HealthWatch
+from conch.server.remote.transport import Connect, LostError, RemoteTransport, UnreachedError
+from conch.telemetry.statistics import ModelStatistics
+from conch.workers.host.process import WorkerProcess
+
+LOG = logging.getLogger("conch")
+
+#: How long is waited before the only server is tried again that could not be reached (s).
+_BACK_OFF: Final = 0.1
+#: What a server answers whose model is being unloaded, among other things.
+_OF_A_MODEL_THAT_LEAVES: Final = frozenset((Code.NOT_FOUND, Code.UNAVAILABLE))
+_STOPPING: Final = "the model is being unloaded"
+
+
+class _Server:
+    """The connections to one server, and whoever asks it whether it is ready."""
+
+    def __init__(self, transport: RemoteTransport, health: HealthWatch) -> None:
+        self.transport = transport
+        self.health = health
+
+
+class _Passage:
+    """A request on its way: the server that has it, the one before it in its sequence, the servers that were tried."""
+
+    __slots__ = ("before", "endpoint", "request", "tried")
+
+    def __init__(
+        self, request: InferRequest, endpoint: RemoteEndpoint, before: asyncio.Task[None] | None = None
+    ) -> None:
+        self.request = request
+        self.endpoint = endpoint
+        self.before = before
+        self.tried: set[str] = set()
+
+
+class RemoteExecutor:
+    """The executor of a remote model; see :class:`conch.server.model.Executor`.
+
+    ``endpoints`` are the servers, and may be changed at any time.  At most ``limit`` requests are under way.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: RemoteSettings,
+        connect: Connect,
+        statistics: ModelStatistics,
+        *,
+        decoupled: bool,
+        limit: int,
+        idle_seconds: float,
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._connect = connect
+        self._statistics = statistics
+        self._decoupled = decoupled
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._servers: dict[str, _Server] = {}
+        self._tasks: dict[InferRequest, asyncio.Task[None]] = {}
+        self._last_of: dict[int | str, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        self.endpoints = Endpoints(
+            monotonic,
+            idle_seconds=idle_seconds,
+            check=lambda urls: check_urls(urls, decoupled=decoupled, model=name),
+            on_added=self._add,
+            on_gone=self._remove,
+        )
+
+    # As of any executor
+
+    @property
+    def ready(self) -> bool:
+        """Whether a server can take a request now."""
+        return not self.endpoints.reason
+
+    @property
+    def away(self) -> str:
+        """Why no server can take a request; empty where one can."""
+        return self.endpoints.reason
+
+    @property
+    def processes(self) -> Sequence[WorkerProcess]:
+        """Its processes are on other machines."""
+        return ()
+
+    @property
+    def sequences(self) -> int:
+        return self.endpoints.sequences
+
+    def continues(self, request: InferRequest) -> bool:
+        return self.endpoints.continues(request)
+
+    def submit(self, request: InferRequest) -> None:
+        """Pass a request on; raises UNAVAILABLE at once where no server can take it, or too many are under way."""
+        if self._stopped:
+            raise unavailable(f"model '{self._name}' is not available: {_STOPPING}")
+        if len(self._tasks) >= self._limit:
+            raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
+        in_sequence = self.endpoints.begins(request) or self.endpoints.continues(request)
+        endpoint = self.endpoints.take(request, self._key(request))
+        request.times.queued = request.times.started = monotonic_ns()
+        request.on_cancel = self._cancel
+        correlation_id = request.correlation_id
+        before = self._last_of.get(correlation_id) if in_sequence else None
+        passage = _Passage(request, endpoint, before)
+        task = self._tasks[request] = self._loop.create_task(self._run(passage))
+        if in_sequence:
+            self._last_of[correlation_id] = task
+        task.add_done_callback(partial(self._ended, passage))
+
+    def fail_waiting(self, error: ConchError) -> None:
+        """Nothing waits here."""
+
+    def set_log(self, levels: Mapping[str, Any]) -> None:
+        """No code of the model logs here."""
+
+    def abandon(self) -> None:
+        """Give up what is under way."""
+        for request, task in list(self._tasks.items()):
+            request.fail(unavailable(f"model '{self._name}' is not available: {_STOPPING}"))
+            task.cancel()
+
+    async def stop(self, seconds: float | None) -> None:
+        """Close all connections, once what is under way has ended, or after ``seconds``."""
+        if self._tasks and seconds:
+            await asyncio.wait(list(self._tasks.values()), timeout=seconds)
+        self._stopped = True
+        self.abandon()
+        for url in list(self._servers):
+            self._remove(url)
+        if self._closing:
+            await asyncio.wait(list(self._closing))
+
+    # Of this one alone
+
+    async def start(self) -> None:
+        """Share the requests between the servers that the configuration names, once each has been asked if it is ready.
+
+        Returns as soon as one is, and in any case when all have been asked.
+        """
+        self.endpoints.update(self._settings.urls)
+        waiting = {self._loop.create_task(server.health.first()) for server in self._servers.values()}
+        while waiting and not self.ready:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+
+    async def config(self) -> ModelConfig:
+        """The model's configuration on the first server that shows one.  Raises UNAVAILABLE where none does."""
+        reasons = []
+        for url, server in self._servers.items():
+            try:
+                await server.transport.check()
+                return await server.transport.config()
+            except ConchError as error:
+                reasons.append(f"{url}: {error.message}")
+        raise unavailable("; ".join(reasons) or self.away)
+
+    def _add(self, url: str) -> None:
+        if self._stopped:
+            return
+        transport = self._connect(read_url(url))
+        health = HealthWatch(transport, self._settings.health_interval, partial(self._judge, url))
+        self._servers[url] = _Server(transport, health)
+
+    def _remove(self, url: str) -> None:
+        server = self._servers.pop(url, None)
+        if server is None:
+            return
+        server.health.stop()
+        closing = self._loop.create_task(server.transport.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def _judge(self, url: str, reason: str, gone: bool) -> None:
+        if self.endpoints.mark(url, reason, gone=gone):
+            if reason:
+                LOG.warning("remote model '%s': %s cannot be used: %s", self._name, url, reason)
+            else:
+                LOG.info("remote model '%s': %s is ready", self._name, url)
+
+    def _key(self, request: InferRequest) -> bytes:
+        """What the request's endpoint is chosen by: its sequence, how the first text of an input begins, or the model.
+
+        Every server that passes requests on to the same endpoints chooses the same.
+        """
+        if request.correlation_id:
+            return f"sequence {request.correlation_id}".encode()
+        if self._settings.sticky:
+            return f"model {self._name}".encode()
+        tensor = request.inputs.get(self._settings.affinity) if self._settings.affinity else None
+        if tensor is None:
+            return b""
+        view = memoryview(tensor.data)
+        length = int.from_bytes(view[:4], "little")
+        return bytes(view[4 : 4 + min(length, self._settings.affinity_bytes)])
+
+    def _cancel(self, request: InferRequest) -> None:
+        task = self._tasks.get(request)
+        request.fail(cancelled())
+        if task is not None:
+            task.cancel()
+
+    def _ended(self, passage: _Passage, task: asyncio.Task[None]) -> None:
+        """Whatever became of a request, also if it was cancelled before it was sent."""
+        request = passage.request
+        del self._tasks[request]
+        self.endpoints.give_back(request, passage.endpoint)
+        correlation_id = request.correlation_id
+        if self._last_of.get(correlation_id) is task:
+            del self._last_of[correlation_id]
+
+    async def _run(self, passage: _Passage) -> None:
+        """Pass a request on, after the one before it in its sequence, and see to it that it ends."""
+        request = passage.request
+        try:
+            ends = self._ends(request)
+            before, passage.before = passage.before, None
+            if before is not None:
+                await asyncio.wait([before], timeout=None if ends is None else max(ends - monotonic(), 0.0))
+            await self._attempt(passage, ends)
+        except ConchError as error:
+            request.fail(error)
+        except asyncio.CancelledError:
+            request.fail(cancelled())
+        except Exception as error:
+            LOG.exception("a request could not be passed on to %s", passage.endpoint.url)
+            request.fail(internal(f"the request could not be passed on to {passage.endpoint.url}: {error!r}"))
+
+    async def _attempt(self, passage: _Passage, ends: float | None) -> None:
+        """Send a request to a server, and to another one if it could not be reached.
+
+        Where there is no other, the same one is tried once more.
+        """
+        request = passage.request
+        patience = monotonic() + self._settings.connect_timeout
+        waited = repeated = False
+        while True:
+            url = passage.endpoint.url
+            try:
+                await self._send(request, url, ends)
+                return
+            except UnreachedError as error:
+                self._suspect(url)
+                failure = error.message
+            except LostError as error:
+                self._suspect(url)
+                failure = f"{error.message}; the request may have run there"
+                if repeated or not self._may_repeat(request):
+                    self.endpoints.told(request)
+                    raise unavailable(f"{url}: {failure}") from None
+                repeated = waited = True
+            if self._moved(passage):
+                continue
+            if waited or monotonic() + _BACK_OFF > patience:
+                self.endpoints.told(request)
+                raise unavailable(f"model '{self._name}' is not available: {url}: {failure}")
+            waited = True
+            await asyncio.sleep(_BACK_OFF)
+
+    async def _send(self, request: InferRequest, url: str, ends: float | None) -> None:
+        """Pass a request on to one server, and its responses back."""
+        seconds = None if ends is None else max(ends - monotonic(), 0.001)
+        request.times.started = monotonic_ns()
+        try:
+            await self._servers[url].transport.infer(request, seconds, partial(self._deliver, request))
+        except TimeoutError:
+            self._note_times(request)
+            within = (monotonic_ns() - request.times.queued) / 1e9
+            raise unavailable(f"no answer from {url} within {within:.3g} s") from None
+        except UnreachedError:
+            raise
+        except ConchError as error:
+            self._note_times(request)
+            if error.code in _OF_A_MODEL_THAT_LEAVES:
+                self._suspect(url)
+            raise
+
+    def _deliver(self, request: InferRequest, response: InferResponse) -> None:
+        """Pass a response on to whoever waits for it."""
+        if request.finished:
+            return
+        request.answered = True
+        if self._decoupled:
+            self._count(request, response)
+        if response.final:
+            self._note_times(request)
+        request.respond(response)
+
+    def _note_times(self, request: InferRequest) -> None:
+        """Count an execution, which takes as long as the server and the way to it do."""
+        infer = request.times.compute_infer = monotonic_ns() - request.times.started
+        self._statistics.record_execution(request.batch_size, 0, infer, 0)
+
+    def _count(self, request: InferRequest, response: InferResponse) -> None:
+        now, times = monotonic_ns(), request.times
+        self._statistics.record_sent(
+            request.responses,
+            now - times.started,
+            now - times.arrived,
+            empty=response.empty,
+            failed=response.error is not None,
+        )
+
+    def _suspect(self, url: str) -> None:
+        """Have a server asked at once that a request did not reach, or that did not answer it."""
+        server = self._servers.get(url)
+        if server is not None:
+            server.health.look()
+
+    def _moved(self, passage: _Passage) -> bool:
+        """Give a request to a server that has not been tried; False where there is none, and for a running sequence."""
+        request, before = passage.request, passage.endpoint
+        passage.tried.add(before.url)
+        if self.endpoints.continues(request):
+            return False
+        try:
+            passage.endpoint = self.endpoints.take(request, self._key(request), passage.tried)
+        except ConchError:
+            return False
+        self.endpoints.give_back(request, before, refused=True)
+        return True
+
+    def _may_repeat(self, request: InferRequest) -> bool:
+        """Whether a request may be sent again that may have run."""
+        return self._settings.repeat_lost and not self._decoupled and not request.correlation_id
+
+    def _ends(self, request: InferRequest) -> float | None:
+        """When the time for a request is over, by the configuration and by the request itself; None for never."""
+        limits = [seconds for seconds in (self._settings.timeout, request.timeout / 1e6) if seconds]
+        return request.times.queued / 1e9 + min(limits) if limits else None
