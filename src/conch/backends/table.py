@@ -29,8 +29,9 @@ class RequestParameters:
 class Backend:
     """Where a backend's code is, and how the server treats its models.
 
-    ``implementation`` is the ``module:Class`` that workers make; ``parameters`` the ``module:name`` of the
-    ``ParameterTable`` with the parameters that its models may have, empty where those are the models' own affair.
+    ``implementation`` is the ``module:Class`` that workers make, empty where other servers run the models;
+    ``parameters`` the ``module:name`` of the ``ParameterTable`` with the parameters that its models may have, empty
+    where those are the models' own affair.
 
     ``shared``: instances on one device are threads of one worker, over the same weights; otherwise each has a worker.
     ``prepares``: the worker decodes requests while they wait, says how long they are, and gets them batched by length.
@@ -100,6 +101,7 @@ BACKENDS: Final[dict[str, Backend]] = {
         shared=True,
         request_parameters=_TRITONS,
     ),
+    "remote": Backend("", "conch.config.remote:PARAMETERS"),
 }
 
 #: What to do with models of Triton's backends that are not here, by name.
@@ -125,8 +127,13 @@ _GENERATION: Final = replace(
 def backend_of(name: str, parameters: Mapping[str, str]) -> Backend:
     """The backend of a model with these ``parameters``; the task among them has been completed from its checkpoint.
 
+    A remote model answers as models of the backend do that runs it on the other server.
+
     Raises KeyError for a name that is none of ``BACKENDS``.
     """
     if name == "huggingface" and parameters.get("task") == TEXT_GENERATION:
         return _GENERATION
+    there = BACKENDS.get(parameters.get("backend", "")) if name == "remote" else None
+    if there is not None:
+        return replace(BACKENDS[name], on_request=there.on_request, by_row=there.by_row)
     return BACKENDS[name]

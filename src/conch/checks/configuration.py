@@ -10,6 +10,7 @@ from conch.checks.finding import Finding
 from conch.checks.model import CheckedModel
 from conch.config.effects import ineffective_problems
 from conch.config.problem import Problem
+from conch.config.remote import field_problems, is_remote
 from conch.config.schema import InstanceGroup, ModelConfig, SequenceBatching, implementation, is_ensemble, scheduler
 from conch.config.validate import directory_name_problems, static_problems
 from conch.config.validate_instances import instance_problems, warmup_problems
@@ -35,6 +36,8 @@ def check_configuration(model: CheckedModel) -> Iterator[Finding]:
     problems += state_problems(config)
     problems += instance_problems(config, named_gpus(files.config))
     problems += warmup_problems(config)
+    if is_remote(config):
+        problems += field_problems(config)
     yield from (model.finding(problem) for problem in problems)
     yield from (model.finding(problem, "warning") for problem in ineffective_problems(config))
     yield from _tensor_findings(model, completed)

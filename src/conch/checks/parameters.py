@@ -16,6 +16,7 @@ from conch.backends.table import BACKENDS
 from conch.checks.finding import Finding, line_of, with_fix
 from conch.config.parameters import ParameterTable
 from conch.config.reading import read_small
+from conch.config.remote import is_remote, value_problems
 from conch.config.schema import ModelConfig, implementation
 from conch.config.signature import parameters
 from conch.repository.scan import ModelFiles
@@ -54,6 +55,9 @@ def check_parameters(config: ModelConfig, files: ModelFiles, versions: Iterable[
                 "warning",
                 f"parameter '{name}' has no effect: backend '{config.backend}' has none of that name",
             )
+    if is_remote(config):
+        for problem in value_problems(config):
+            yield _in_config(files, str(problem.field[1]), "error", problem.message, "")
     if config.backend in ("huggingface", "vllm"):
         arguments = table if table.strict else _table("conch.backends.contracts.vllm:ENGINE_ARGUMENTS")
         for version in versions:
@@ -100,7 +104,7 @@ def _json_fix(error: json.JSONDecodeError, path: Path) -> str:
     return f"python -m json.tool {path} shows the place"
 
 
-def _in_config(files: ModelFiles, name: str, severity: str, problem: str) -> Finding:
+def _in_config(files: ModelFiles, name: str, severity: str, problem: str, fix: str = "leave it out") -> Finding:
     if files.config_path is None:
-        return with_fix(files.directory, 0, severity, problem, "leave it out")
-    return with_fix(files.config_path, line_of(files.config_text, name), severity, problem, "leave it out")
+        return with_fix(files.directory, 0, severity, problem, fix)
+    return with_fix(files.config_path, line_of(files.config_text, name), severity, problem, fix)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.checks.finding import Finding
+from conch.config.remote import is_remote
 from conch.repository.places import is_checkpoint, is_model_directory, repository_problem
 from conch.repository.scan import CONFIG_FILE, ModelFiles, ModelRepository
 
@@ -39,7 +40,7 @@ def check_placement(files: ModelFiles) -> Iterator[Finding]:
         yield from _misspelt_configuration(directory, names)
     if not files.versions:
         yield from _outside_versions(directory, names)
-    for version in files.versions:
+    for version in [] if is_remote(files.config) else files.versions:
         yield from _misspelt_model(files.version_directory(version), files.config.default_model_filename)
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from conch.config.problem import Problem
 from conch.config.reading import shown_name
+from conch.config.remote import is_remote
 from conch.config.schema import (
     PYTHON_RUNTIME,
     InstanceGroup,
@@ -203,7 +204,7 @@ def _prefer_full_batches(sizes: list[int], max_batch_size: int) -> None:
 
 def complete_instances(config: ModelConfig, gpus: Sequence[int] = (), preference: InstancePreference = ANY) -> None:
     """Fill the instance groups in place: names, kinds, counts and devices.  ``gpus`` are the usable devices' ids."""
-    if scheduler(config) == "ensemble_scheduling":
+    if scheduler(config) == "ensemble_scheduling" or is_remote(config):
         return
     if not config.instance_group:
         group = config.instance_group.add(name=config.name)

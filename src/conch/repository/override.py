@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conch.config import render
+from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
 from conch.repository.backends import USUAL_PLACES, BackendPlaces
@@ -86,6 +87,16 @@ def _type_name(value: object) -> str:
             return "<invalid>"
 
 
+def needs_no_directory(override: Override) -> bool:
+    """Whether a load brings all that there is of its model: a configuration for one that another server runs."""
+    if override.config is None:
+        return False
+    try:
+        return is_remote(render.from_json(override.config))
+    except ConchError:
+        return False  # whoever describes the model says why
+
+
 class UploadedModel:
     """The temporary model directory of a load that brought files; :meth:`close` removes it."""
 
@@ -118,10 +129,15 @@ def describe_override(
 
     Raises :class:`PollError`, for JSON that is no configuration as well.
     """
-    override: ModelConfig | None = None
-    if config is not None:
-        try:
-            override = render.from_json(config)
-        except ConchError as error:
-            raise PollError.of(name, internal(error.message)) from error
+    override = read_override(name, config)
     return describe(name, directory, override=override, backends=backends, namespace=namespace)
+
+
+def read_override(name: str, config: str | None) -> ModelConfig | None:
+    """The overriding configuration, None where there is none; :class:`PollError` for JSON that is no configuration."""
+    if config is None:
+        return None
+    try:
+        return render.from_json(config)
+    except ConchError as error:
+        raise PollError.of(name, internal(error.message)) from error

@@ -20,6 +20,7 @@ from conch.config.complete import complete
 from conch.config.parameters import nearest
 from conch.config.problem import ConfigError
 from conch.config.reading import read_small
+from conch.config.remote import ONLY_VERSION, REMOTE
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
 from conch.repository.backends import ENVIRONMENT_ARCHIVE, USUAL_PLACES, BackendPlaces
@@ -319,7 +320,7 @@ def describe(
             config=config,
             config_path=path,
             config_text=text,
-            versions=versions.found,
+            versions=versions.found or ((ONLY_VERSION,) if config.backend == REMOTE else ()),
             artefacts=artefacts,
             warnings=versions.warnings,
             backend_directory=backends.directory_of(config, name, artefacts),

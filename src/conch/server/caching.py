@@ -49,6 +49,10 @@ class CachedExecutor:
         return self.inner.ready
 
     @property
+    def away(self) -> str:
+        return self.inner.away
+
+    @property
     def processes(self) -> Sequence[WorkerProcess]:
         return self.inner.processes
 

@@ -24,6 +24,11 @@ class EnsembleExecutor:
         return True
 
     @property
+    def away(self) -> str:
+        """Its members know it of themselves."""
+        return ""
+
+    @property
     def processes(self) -> Sequence[WorkerProcess]:
         """An ensemble has none of its own."""
         return ()

@@ -17,6 +17,7 @@ from conch.caching.cache import ResponseCache
 from conch.config.complete import complete_ensemble, merge_completion
 from conch.config.effects import ineffective_problems
 from conch.config.problem import refuse
+from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, copied, implementation
 from conch.config.signature import first_response_buckets, parameters, signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load
@@ -44,6 +45,7 @@ from conch.server.limited import (
 from conch.server.model import Executor, Model, origins_of
 from conch.server.origins import MembersArea, joint_identity
 from conch.server.places import LeavePlace
+from conch.server.remote.loading import complete_remote, make_executor
 from conch.server.resources import is_limited
 from conch.server.scheduling import make_scheduler, preserves_ordering
 from conch.server.sequences import SequenceDispatcher
@@ -120,6 +122,8 @@ class Loader:
 
         ``on_stalled`` is called while a worker stands still.
         """
+        if is_remote(config):
+            return await self._load_remote(files, version, config)
         LOG.info("loading: %s:%d", files.key, version)
         begun = monotonic_ns()
         if config.runtime or config.backend not in BACKENDS:
@@ -156,6 +160,26 @@ class Loader:
                 first.kill()
             raise
         model.tell(dispatcher.runs_with)
+        statistics.load_ns = monotonic_ns() - begun
+        return model
+
+    async def _load_remote(self, files: ModelFiles, version: int, config: ModelConfig) -> Model:
+        """A model that other servers run; without their help where its configuration says all."""
+        LOG.info("loading: %s:%d", files.key, version)
+        begun = monotonic_ns()
+        if not self._settings.disable_auto_complete_config:
+            config = await complete_remote(config, files.directory)
+        validate_load(config, self._gpus)
+        decoupled = config.model_transaction_policy.decoupled
+        statistics = self._new_statistics(
+            files.name, version, decoupled=decoupled, buckets=first_response_buckets(config)
+        )
+        identity = await self._identity(files, version, config)
+        labels = await asyncio.to_thread(files.labels)
+        remote = await make_executor(config, version, files.directory, statistics, self._settings.max_pending_requests)
+        executor = self._behind_cache(remote, identity, version, config, statistics, files.namespace)
+        model = Model(config, version, executor, statistics, labels, namespace=files.namespace, identity=identity)
+        model.repeats = repeats_of(executor)
         statistics.load_ns = monotonic_ns() - begun
         return model
 

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Final
 
 from conch.backends.table import BACKENDS
+from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
 from conch.errors import ConchError, unavailable
@@ -171,7 +172,7 @@ class MemoryLedger:
             self._refreshing = None
 
     async def _estimate(self, files: ModelFiles, version: int, config: ModelConfig) -> ModelMemory:
-        if is_ensemble(config) or implementation(config) not in BACKENDS:
+        if is_ensemble(config) or is_remote(config) or implementation(config) not in BACKENDS:
             return ModelMemory()
         weights = await asyncio.to_thread(_weights, files, version, config)
         worker = self._worker_bytes(implementation(config))
@@ -212,6 +213,8 @@ class MemoryLedger:
 
 
 def _weights(files: ModelFiles, version: int, config: ModelConfig) -> WeightFiles:
+    if is_remote(config):
+        return WeightFiles()
     gpu = any(placement.kind == "GPU" for placement in placements_of(config))
     return find_weights(files.version_directory(version), parameters(config), gpu=gpu)
 

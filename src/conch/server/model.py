@@ -45,6 +45,10 @@ class Executor(Protocol):
     def ready(self) -> bool: ...
 
     @property
+    def away(self) -> str:
+        """Why other servers, which are to run the requests, cannot; empty where they can, or this one runs them."""
+
+    @property
     def processes(self) -> Sequence[WorkerProcess]: ...
 
     @property
@@ -122,6 +126,11 @@ class Model:
     def ready(self) -> bool:
         """Whether requests can run right now."""
         return self.executor.ready
+
+    @property
+    def away(self) -> str:
+        """Why the servers that are to run its requests cannot; empty where they can, or this one does."""
+        return self.executor.away
 
     @property
     def in_use(self) -> bool:

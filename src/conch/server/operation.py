@@ -13,8 +13,14 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import cycle_problem
 from conch.errors import ConchError, invalid, unavailable
-from conch.repository.errors import NotUniqueError, PollError
-from conch.repository.override import Override, UploadedModel, describe_override
+from conch.repository.errors import NotFoundError, NotUniqueError, PollError
+from conch.repository.override import (
+    Override,
+    UploadedModel,
+    describe_override,
+    needs_no_directory,
+    read_override,
+)
 from conch.repository.scan import ModelFiles, ModelRepository
 from conch.server.loading import Loader
 from conch.server.overrides import check_same_code
@@ -128,7 +134,7 @@ class LoadOperation:
             files, uploaded = await self._files(name, override)
             config = self._configure(files)
             if override and not override.of_any_code:
-                written = self._configure(await asyncio.to_thread(self._repository.describe, name))
+                written = self._configure(await self._repository.described(name))
                 serving = model_state.config if model_state is not None else None
                 versions = model_state.models() if model_state is not None else []
                 known = [written, *([serving] if serving else []), *(model.config for model in versions)]
@@ -154,10 +160,11 @@ class LoadOperation:
 
     async def _files(self, name: str, override: Override | None) -> tuple[ModelFiles, UploadedModel | None]:
         if not override:
-            return await asyncio.to_thread(self._repository.describe, name), None
+            return await self._repository.described(name), None
         backends, naming = self._repository.backends, self._repository.naming
         plain, namespace = naming.name(name), naming.namespace(name)
-        if override.files:
+        brought = bool(override.files) or await asyncio.to_thread(self._has_no_directory, name, override)
+        if brought:
             uploaded = await asyncio.to_thread(UploadedModel, plain, override.files)
             try:
                 return await asyncio.to_thread(
@@ -166,8 +173,18 @@ class LoadOperation:
             except BaseException:
                 await asyncio.to_thread(uploaded.close)
                 raise
-        directory = await asyncio.to_thread(self._repository.directory, name)
-        return await asyncio.to_thread(describe_override, plain, directory, override.config, backends, namespace), None
+        written = await asyncio.to_thread(read_override, plain, override.config)
+        return await self._repository.described(name, written), None
+
+    def _has_no_directory(self, name: str, override: Override) -> bool:
+        """Whether the model of a load is in no repository, and need not be; blocking."""
+        if not needs_no_directory(override):
+            return False
+        try:
+            self._repository.check_unique(name)
+        except NotFoundError:
+            return True
+        return False
 
     async def _load_members(self, name: str, config: ModelConfig) -> dict[str, str]:
         """Load the models that the steps of an ensemble name; returns their keys by name."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 
+from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import member_not_loaded, member_not_valid, version_problem
 from conch.errors import ConchError, internal, invalid
@@ -133,7 +134,11 @@ class Rollout:
             return {}
         if model_state.fingerprint is None or fingerprint is None:
             return {}
-        if is_ensemble(config) or without_placement(model_state.config) != without_placement(config):
+        if (
+            is_ensemble(config)
+            or is_remote(config)
+            or without_placement(model_state.config) != without_placement(config)
+        ):
             return {}
         return {
             model.version: model

@@ -47,6 +47,13 @@ class VersionState:
     reason: str = ""
     model: Model | None = None
 
+    @property
+    def shown(self) -> tuple[State, str]:
+        """State and reason for clients, for whom a model that other servers run is there if those are."""
+        if self.state is State.READY and self.model is not None and self.model.away:
+            return State.UNAVAILABLE, self.model.away
+        return self.state, self.reason
+
     def make_unavailable(self, reason: str) -> None:
         self.state, self.reason, self.model = State.UNAVAILABLE, reason, None
 
@@ -229,11 +236,12 @@ class ModelTable:
                     entries.append({"name": name, **({"reason": reason} if reason else {})})
                 continue
             for version, version_state in sorted(model_state.versions.items()):
-                if ready_only and version_state.state is not State.READY:
+                state, reason = version_state.shown
+                if ready_only and state is not State.READY:
                     continue
-                entry = {"name": name, "version": str(version), "state": str(version_state.state)}
-                if version_state.reason:
-                    entry["reason"] = version_state.reason
+                entry = {"name": name, "version": str(version), "state": str(state)}
+                if reason:
+                    entry["reason"] = reason
                 entries.append(entry)
         return entries
 
@@ -244,7 +252,7 @@ class ModelTable:
             if not model_state.versions:
                 rows.append((shown_name(name), "-", "Not loaded: No model version was found"))
             for version, version_state in sorted(model_state.versions.items()):
-                status = ": ".join(filter(None, (version_state.state, version_state.reason)))
+                status = ": ".join(filter(None, version_state.shown))
                 rows.append((shown_name(name), str(version), status))
         return rows
 

@@ -198,6 +198,11 @@ class _Waiting:
             request.fail(error)
 
     @property
+    def away(self) -> str:
+        """The test runs its requests."""
+        return ""
+
+    @property
     def sequences(self) -> int:
         """A model under test is given what the test gives it, sequences or not."""
         return 0

@@ -47,6 +47,8 @@ class Mistake:
     absent: tuple[str, ...] = ()
 
 
+REMOTE = 'backend: "remote"\nparameters { key: "url" value { string_value: "grpc://host:8001" } }\n'
+
 MISTAKES = {
     # Names and places of files.
     "a configuration with a misspelt name": Mistake(
@@ -103,6 +105,21 @@ MISTAKES = {
         {"README.md": ""},
         "R: warning: there are no models in this repository "
         "(fix: make a directory for each model, such as R/NAME/1/model.json)",
+    ),
+    # Models that other servers run.
+    "a remote model with instances": Mistake(
+        {"m/config.pbtxt": REMOTE + "instance_group { count: 2 }\n"},
+        "R/m/config.pbtxt:3: error: remote model 'm' may not have 'instance_group': its instances are those of the "
+        "remote server (fix: leave 'instance_group' out)",
+    ),
+    "a remote model with an address without a protocol": Mistake(
+        {"m/config.pbtxt": REMOTE.replace("grpc://", "")},
+        "R/m/config.pbtxt:2: error: url 'host:8001' is no address of a server (fix: it must begin with http://, "
+        "https://, grpc:// or grpcs://)",
+    ),
+    "a remote model with a misspelt parameter": Mistake(
+        {"m/config.pbtxt": REMOTE + 'parameters { key: "timeout_sec" value { string_value: "5" } }\n'},
+        "R/m/config.pbtxt:3: error: parameter 'timeout_sec' is not known (fix: did you mean 'timeout_secs'?)",
     ),
     # config.pbtxt.
     "a misspelt field": Mistake(

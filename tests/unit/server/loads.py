@@ -30,6 +30,7 @@ class FakeExecutor:
     ready = True
     processes = ()
     sequences = 0
+    away = ""
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []

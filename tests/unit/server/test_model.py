@@ -23,6 +23,7 @@ output [{name: "y" data_type: TYPE_FP32 dims: [1, 1] reshape: {shape: [1]}}]
 class FakeExecutor:
     ready = True
     sequences = 0
+    away = ""
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []

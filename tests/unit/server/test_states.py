@@ -16,6 +16,8 @@ from conch.server.states import MAX_UNLOADED, UNLOADED, ModelState, ModelTable, 
 class FakeModel:
     """A version; ``steps`` are the members of an ensemble."""
 
+    away = ""
+
     def __init__(self, name: str = "m", ready: bool = True, *steps: str) -> None:
         text = ", ".join(f'{{model_name: "{step}" model_version: -1}}' for step in steps)
         self.name, self.ready = name, ready

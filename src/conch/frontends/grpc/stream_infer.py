@@ -2,8 +2,8 @@
 
 The service opens a ``StreamInferCall`` for every stream of this RPC; runs on the event loop.  A request that fails
 does not end the stream, unless its execution failed and the client asks for that (metadata
-``triton_grpc_error: true``).  Requests to models that are not decoupled get one response each, in the order of the
-requests; responses of decoupled models are sent as they come.
+``triton_grpc_error: true``, or ``conch_grpc_error``).  Requests to models that are not decoupled get one response each,
+in the order of the requests; responses of decoupled models are sent as they come.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from conch.wire.grpc.infer import (
     encode_stream_error,
     encode_stream_response,
 )
+from conch.wire.grpc.parameters import ERRORS_WITH_CODES
 from conch.wire.regions import NO_REGIONS
 
 #: Bytes of responses that may wait, for a slow client or for earlier responses, before further requests wait too.
@@ -62,7 +63,7 @@ class StreamInferCall(Call):
     def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
         self._context = context
         #: Whether an execution that fails ends the stream.
-        self.strict = (head.get("triton_grpc_error") or "").lower() == "true"
+        self.strict = any((head.get(name) or "").lower() == "true" for name in ("triton_grpc_error", ERRORS_WITH_CODES))
         self._running: dict[int, InferRequest] = {}
         self._pending: deque[_ResponseSlot] = deque()
         #: What gives up waiting for the model of a request, by the request's place.

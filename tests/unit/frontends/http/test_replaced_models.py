@@ -54,6 +54,7 @@ class Executor:
     """Answers every request at once; ``label`` is the text, and says which load of the model it was."""
 
     ready = True
+    away = ""
 
     processes = ()
 
