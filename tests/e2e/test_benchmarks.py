@@ -28,7 +28,7 @@ VARIANT = "onnxruntime-int8"
 STARTED = {
     "__main__", "serving", "agreement", "layers", "huggingface", "direct", "offline", "inside", "generation.__main__",
     "exporters.__main__", "day_zero.__main__", "soak.__main__", "load_cycles", "queueing", "analyze_modes",
-    "tutorial_story", "sequences", "features",
+    "tutorial_story", "sequences", "features", "remote",
 }  # fmt: skip
 STARTED_BY_THEM = {"load", "peers.padding", "generation.client", "generation.alone"}
 #: Programs that are run once, ahead of a benchmark with peers, and the peer that runs in an environment of its own.
@@ -96,6 +96,14 @@ def test_features_measures_both_servers() -> None:
     for title, _, conch, triton, ratio, _ in table[1:]:
         assert number(conch) > 0 and number(triton) > 0 and number(ratio) > 0, title
     assert re.search(r"With 1 more models loaded, the latency of a request is \d+\.\d\d times", output)
+
+
+def test_remote_asks_directly_and_through_another_server() -> None:
+    (table,) = tables(run("benchmarks.remote", "--rounds", 1, "--seconds", 0.1))
+    assert [row[0] for row in table[1:]] == [
+        f"{what}, {protocol}" for what in ("BYTES identity", "1 MiB FP32 in and out") for protocol in ("HTTP", "gRPC")
+    ]
+    assert all(number(cell) > 0 for row in table[1:] for cell in row[1:3])
 
 
 def test_agreement_asks_both_tools() -> None:

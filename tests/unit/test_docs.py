@@ -23,6 +23,7 @@ from conch.checkpoints.options import CHECKPOINT_PARAMETERS
 from conch.cli.convert import convert_command
 from conch.cli.perf import perf_command
 from conch.cli.perf_options import REFUSED
+from conch.config import remote
 from conch.config.parameters import Parameter
 from conch.convert.causal import agreement
 from conch.convert.encoder import tolerances as encoder
@@ -68,6 +69,7 @@ def declared(parameters: Iterable[Parameter]) -> dict[str, list[str]]:
     ("name", "tables"),
     [
         ("huggingface.md", [CHECKPOINT_PARAMETERS, TASK_PARAMETERS]),
+        ("remote.md", [remote.PARAMETERS.declared]),
         ("backends.md", [onnxruntime.PARAMETERS.declared, openvino.PARAMETERS.declared, pytorch.PARAMETERS.declared]),
     ],
 )
