@@ -22,7 +22,7 @@ from conch.errors import Code, ConchError, internal, invalid
 from conch.frontends import exposure
 from conch.frontends.codec.pool import Codec
 from conch.frontends.grpc.server import GrpcFrontend
-from conch.frontends.http.platforms import PlatformRouter, SageMaker, VertexAi, check_ports, only_model
+from conch.frontends.http.platforms import OciDataScience, PlatformRouter, SageMaker, VertexAi, check_ports, only_model
 from conch.frontends.http.routes import Router
 from conch.frontends.http.sagemaker_models import SageMakerModels
 from conch.frontends.http.server import HttpListener, MetricsPage
@@ -168,7 +168,7 @@ class Application:
 
     Belongs to one event loop: ``listen``, ``load_models``, and in any case ``stop``, once each and in this order.
     ``addresses`` has the host and port of every front end that listens: ``grpc``, ``http``, ``openai``, ``sagemaker``,
-    ``vertex-ai``, ``metrics``.
+    ``vertex-ai``, ``oci``, ``metrics``.
     Raises INVALID_ARG without a model repository.
     """
 
@@ -225,6 +225,11 @@ class Application:
             vertex_ai = VertexAi(os.environ, partial(only_model, server, settings.vertex_ai_default_model))
             router = Router(server, codec, limits.slices, address=PLATFORM_ADDRESS)
             self._vertex_ai = HttpListener(PlatformRouter(router, vertex_ai), limits)
+        self._oci: HttpListener | None = None
+        if settings.allow_oci:
+            named = partial(only_model, server, settings.oci_default_model, flag="oci-default-model")
+            router = Router(server, codec, limits.slices, address=PLATFORM_ADDRESS)
+            self._oci = HttpListener(PlatformRouter(router, OciDataScience(os.environ, named)), limits)
         self._grpc: GrpcFrontend | None = GrpcFrontend(server, settings, limits, codec) if settings.allow_grpc else None
         self._metrics: HttpListener | None = (
             HttpListener(MetricsPage(registry, limits.slices), limits) if settings.allow_metrics else None
@@ -258,6 +263,9 @@ class Application:
         if self._vertex_ai is not None:
             starting = self._vertex_ai.start(PLATFORM_ADDRESS, settings.vertex_ai_port)
             taken += await self._bind("vertex-ai", "Vertex AI HTTPService", starting)
+        if self._oci is not None:
+            starting = self._oci.start(PLATFORM_ADDRESS, settings.oci_port)
+            taken += await self._bind("oci", "OCI Data Science HTTPService", starting)
         if self._metrics is not None:
             starting = self._metrics.start(settings.metrics_address, settings.metrics_port)
             taken += await self._bind("metrics", "Metrics Service", starting)
@@ -297,7 +305,8 @@ class Application:
 
     async def stop(self, seconds: float) -> bool:
         """Refuse connections, finish requests, unload models, close; False if that takes longer than ``seconds``."""
-        every = (self._http, self._openai, self._sagemaker, self._vertex_ai, self._metrics)
+        self.server.repository.close()
+        every = (self._http, self._openai, self._sagemaker, self._vertex_ai, self._oci, self._metrics)
         listeners = [listener for listener in every if listener is not None]
         for listener in listeners:
             listener.refuse_new()

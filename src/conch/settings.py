@@ -240,6 +240,9 @@ class Settings:
     allow_vertex_ai: bool = option(False, "Platforms", "Serve Google Vertex AI, on all addresses.")
     vertex_ai_port: Port = option(8080, "Platforms", "Port for Vertex AI; 0 takes a free one.")
     vertex_ai_default_model: str = option("", "Platforms", "Model of Vertex AI's requests; the only one by default.")
+    allow_oci: bool = option(False, "Platforms", "Serve OCI Data Science, on all addresses.")
+    oci_port: Port = option(8080, "Platforms", "Port for OCI Data Science; 0 takes a free one.")
+    oci_default_model: str = option("", "Platforms", "Model of OCI's /predict; the only one by default.")
 
     allow_metrics: bool = option(True, "Metrics", "Serve metrics.")
     metrics_address: str = option("", "Metrics", "Address to listen on; that of HTTP by default.")
@@ -317,6 +320,7 @@ class Settings:
             ("metrics", self.allow_metrics, self.metrics_address, self.metrics_port),
             ("Vertex AI", self.allow_vertex_ai, PLATFORM_ADDRESS, self.vertex_ai_port),
             ("SageMaker", self.allow_sagemaker, PLATFORM_ADDRESS, self.sagemaker_port),
+            ("OCI Data Science", self.allow_oci, PLATFORM_ADDRESS, self.oci_port),
         ]
         used = [listener for listener in listeners if listener[1] and listener[3]]
         for (first, _, address, port), (second, _, *other) in combinations(used, 2):

@@ -20,6 +20,7 @@ def warnings(settings: Settings) -> Iterator[str]:
         ("gRPC", settings.allow_grpc, settings.grpc_address, settings.grpc_restricted_protocol,
          "grpc-restricted-protocol"),
         ("Vertex AI", settings.allow_vertex_ai, PLATFORM_ADDRESS, settings.http_restricted_api, "http-restricted-api"),
+        ("OCI Data Science", settings.allow_oci, PLATFORM_ADDRESS, settings.http_restricted_api, "http-restricted-api"),
     )  # fmt: skip
     for name, listens, address, restrictions, flag in front_ends:
         if listens and not is_local(address) and not _restricts_control(restrictions):

@@ -1,8 +1,8 @@
-"""Requests of managed platforms, Amazon SageMaker and Google Vertex AI, as those of the KServe protocol.
+"""Requests of managed platforms, Amazon SageMaker, Google Vertex AI and OCI Data Science, as those of the protocol.
 
 Each platform has a port of its own, whose router answers translated requests with the same handlers and checks as the
 HTTP port.  Runs on the event loop.  Sources: SageMaker's contract for inference containers, Vertex AI's requirements
-for custom containers, and what Triton adds to both.
+for custom containers, what Triton adds to both, and OCI's interface for containers that are brought along.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ _LENGTH: Final = b"inference-header-content-length"
 _INVOKE: Final = re.compile(rb"/models/([^/]+)/invoke")
 _MODELS: Final = re.compile(rb"/models(/[^/]*)?")
 _PING_MODES: Final = ("live", "ready")
+_INFERENCE_TYPES: Final = ("infer", "generate", "generate_stream")
+#: Where OCI asks, and the environment variables by which a deployment maps both places.
+_OCI_PREDICT: Final = b"/predict"
+_OCI_STREAM: Final = b"/predictWithResponseStream"
+_OCI_HEALTH: Final = b"/health"
+_OCI_PREDICT_VARIABLE: Final = "MODEL_DEPLOY_PREDICT_ENDPOINT"
+_OCI_HEALTH_VARIABLE: Final = "MODEL_DEPLOY_HEALTH_ENDPOINT"
 
 
 class Platform(Protocol):
@@ -67,8 +74,10 @@ class PlatformRouter:
 class SageMaker:
     """``/ping`` and ``/invocations`` for one model, ``/models`` for those that it has loaded, ``given`` by name.
 
-    The environment names the model (``SAGEMAKER_TRITON_DEFAULT_MODEL_NAME``) and what ``/ping`` asks
-    (``SAGEMAKER_TRITON_PING_MODE``: ``live`` or ``ready``).  Raises INVALID_ARG for another mode.
+    The environment names the model (``SAGEMAKER_TRITON_DEFAULT_MODEL_NAME``), what ``/ping`` asks
+    (``SAGEMAKER_TRITON_PING_MODE``: ``live`` or ``ready``) and what ``/invocations`` is
+    (``SAGEMAKER_TRITON_INFERENCE_TYPE``: ``infer``, ``generate`` or ``generate_stream``).  Raises INVALID_ARG for
+    another mode or type.
     """
 
     def __init__(self, environment: Mapping[str, str], given: Container[str]) -> None:
@@ -79,13 +88,17 @@ class SageMaker:
         if mode not in _PING_MODES:
             raise invalid(f"SAGEMAKER_TRITON_PING_MODE is '{mode}', and can be 'live' or 'ready'")
         self._ping = f"/v2/health/{mode}".encode()
+        kind = environment.get("SAGEMAKER_TRITON_INFERENCE_TYPE", "infer")
+        if kind not in _INFERENCE_TYPES:
+            raise invalid(f"SAGEMAKER_TRITON_INFERENCE_TYPE is '{kind}', and can be {', '.join(_INFERENCE_TYPES)}")
+        self._kind = kind.encode()
 
     def translate(self, exchange: HttpExchange, router: Router) -> bool:
         path = exchange.path
         if path == b"/ping":
             exchange.path = self._ping
         elif path == b"/invocations":
-            self._infer(exchange, quote(self._model, safe="").encode())
+            self._infer(exchange, quote(self._model, safe="").encode(), self._kind)
         elif (invoked := _INVOKE.fullmatch(path)) is not None:
             if (name := unquote(invoked[1].decode("utf-8", "replace"))) not in self._given:
                 raise not_loaded(name)
@@ -94,12 +107,13 @@ class SageMaker:
             return False
         return True
 
-    def _infer(self, exchange: HttpExchange, model: bytes) -> None:
-        exchange.path = b"/v2/models/%b/infer" % model
+    def _infer(self, exchange: HttpExchange, model: bytes, kind: bytes = b"infer") -> None:
+        exchange.path = b"/v2/models/%b/%b" % (model, kind)
         # The platform passes on no headers of the protocol's own.
         exchange.headers.pop(_LENGTH, None)
-        _take_header_size(exchange, _SAGEMAKER_BINARY)
-        exchange.binary_type = _SAGEMAKER_BINARY
+        if kind == b"infer":
+            _take_header_size(exchange, _SAGEMAKER_BINARY)
+            exchange.binary_type = _SAGEMAKER_BINARY
 
 
 class VertexAi:
@@ -136,6 +150,36 @@ class VertexAi:
         return True
 
 
+class OciDataScience:
+    """``/predict``, ``/predictWithResponseStream`` and ``/health``, and whatever the HTTP port has under its own path.
+
+    A deployment that maps its endpoints (``MODEL_DEPLOY_PREDICT_ENDPOINT``, ``MODEL_DEPLOY_HEALTH_ENDPOINT``) asks for
+    those paths; where the platform leaves the mapping to the container, it is done here.  Without one, ``/predict`` is
+    an ``infer`` to the model that ``default_model`` tells.  Raises INVALID_ARG for a mapping to anything but a path.
+    """
+
+    def __init__(self, environment: Mapping[str, str], default_model: Callable[[], str]) -> None:
+        self._predict, self._health = (
+            _mapped(environment, *one)
+            for one in ((_OCI_PREDICT_VARIABLE, _OCI_PREDICT), (_OCI_HEALTH_VARIABLE, _OCI_HEALTH))
+        )
+        self._default_model = default_model
+
+    def translate(self, exchange: HttpExchange, router: Router) -> bool:
+        if exchange.path == _OCI_HEALTH:
+            exchange.path = self._health or b"/v2/health/ready"
+        elif exchange.path == _OCI_PREDICT:
+            exchange.path = self._predict or self._of_default_model(b"infer")
+        elif exchange.path == _OCI_STREAM:
+            exchange.path = self._predict or self._of_default_model(b"generate")
+            if exchange.path.endswith(b"/generate"):
+                exchange.path += b"_stream"
+        return True
+
+    def _of_default_model(self, kind: bytes) -> bytes:
+        return b"/v2/models/%b/%b" % (quote(self._default_model(), safe="").encode(), kind)
+
+
 def check_ports(settings: Settings) -> None:
     """Raise INVALID_ARG where SageMaker allows other front ends no port that the settings ask for."""
     ports = (
@@ -144,6 +188,7 @@ def check_ports(settings: Settings) -> None:
         ("metrics", settings.allow_metrics, settings.metrics_port),
         ("openai", settings.openai_port >= 0, settings.openai_port),
         ("vertex-ai", settings.allow_vertex_ai, settings.vertex_ai_port),
+        ("oci", settings.allow_oci, settings.oci_port),
     )
     for low, high in settings.sagemaker_safe_port_range[-1:]:
         for name, used, port in ports:
@@ -156,15 +201,18 @@ def not_loaded(name: str) -> ConchError:
     return not_found(f"model '{name}' is not loaded")
 
 
-def only_model(server: InferenceServer, named: str) -> str:
-    """The model of requests that name none: ``named``, or the only one.  Raises INVALID_ARG if there are others."""
+def only_model(server: InferenceServer, named: str, flag: str = "vertex-ai-default-model") -> str:
+    """The model of requests that name none: ``named`` by the flag, or the only one.
+
+    Raises INVALID_ARG if there are others.
+    """
     if named:
         return named
     names = server.ready_models()
     if len(names) != 1:
         raise invalid(
             "Expect the model repository contains only a single model if default model is not specified:"
-            " --vertex-ai-default-model names it"
+            f" --{flag} names it"
         )
     return names[0]
 
@@ -174,3 +222,11 @@ def _take_header_size(exchange: HttpExchange, binary: bytes) -> None:
     content = exchange.headers.get(b"content-type", b"")
     if content.startswith(binary):
         exchange.headers[_LENGTH] = content.removeprefix(binary)
+
+
+def _mapped(environment: Mapping[str, str], variable: str, own: bytes) -> bytes:
+    """The path that a variable maps the platform's ``own`` path to; empty where it maps it to nothing else."""
+    path = environment.get(variable, "").encode()
+    if path and not path.startswith(b"/"):
+        raise invalid(f"{variable} is '{path.decode()}', and must be a path that begins with '/'")
+    return b"" if path == own else path

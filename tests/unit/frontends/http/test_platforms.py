@@ -13,7 +13,7 @@ import pytest
 from conch.app import Application
 from conch.errors import ConchError, unavailable
 from conch.frontends.http import sagemaker_models
-from conch.frontends.http.platforms import SageMaker, VertexAi, check_ports, only_model
+from conch.frontends.http.platforms import OciDataScience, SageMaker, VertexAi, check_ports, only_model
 from conch.options import platform_defaults
 from conch.settings import Settings
 from tests.models import build
@@ -67,6 +67,24 @@ def test_other_ports_are_where_sagemaker_allows_them() -> None:
     check_ports(Settings(grpc_port=9000, allow_grpc=False, **ports))
     with pytest.raises(ConchError, match="--grpc-port=9000 is outside of --sagemaker-safe-port-range=8100-8102"):
         check_ports(Settings(grpc_port=9000, **ports))
+
+
+def test_sagemaker_infers_or_generates_as_its_environment_says() -> None:
+    SageMaker({"SAGEMAKER_TRITON_INFERENCE_TYPE": "generate_stream"}, ())
+    message = "SAGEMAKER_TRITON_INFERENCE_TYPE is 'chat', and can be infer, generate, generate_stream"
+    with pytest.raises(ConchError, match=message):
+        SageMaker({"SAGEMAKER_TRITON_INFERENCE_TYPE": "chat"}, ())
+
+
+def test_oci_maps_its_endpoints_to_paths_only() -> None:
+    OciDataScience({"MODEL_DEPLOY_PREDICT_ENDPOINT": "/v1/completions"}, lambda: "m")
+    with pytest.raises(ConchError, match="MODEL_DEPLOY_HEALTH_ENDPOINT is 'health', and must be a path that begins"):
+        OciDataScience({"MODEL_DEPLOY_HEALTH_ENDPOINT": "health"}, lambda: "m")
+
+
+def test_the_flag_that_names_a_platforms_model_is_told() -> None:
+    with pytest.raises(ConchError, match="--oci-default-model names it"):
+        only_model(Models("a", "b"), "", "oci-default-model")  # type: ignore[arg-type]
 
 
 class SageMakerPort:
@@ -158,3 +176,44 @@ async def test_models_that_do_not_load_are_not_listed(endpoint: SageMakerPort, m
     monkeypatch.setattr(endpoint.application.server, "load", full)
     assert await endpoint.load("one", url) == (507, {"error": "there is no memory left"})
     assert await endpoint.ask("GET", "/models") == (200, {"models": []})
+
+
+class Asked:
+    """An exchange as far as a platform reads it."""
+
+    def __init__(self, path: str) -> None:
+        self.method, self.path = b"POST", path.encode()
+        self.headers: dict[bytes, bytes] = {}
+
+
+@pytest.mark.parametrize(
+    ("mapped", "asked", "found"),
+    [
+        ("", "/predict", "/v2/models/a%20b/infer"),
+        ("", "/predictWithResponseStream", "/v2/models/a%20b/generate_stream"),
+        ("", "/health", "/v2/health/ready"),
+        ("", "/v2/models/other/infer", "/v2/models/other/infer"),
+        ("/predict", "/predict", "/v2/models/a%20b/infer"),
+        ("/v2/models/m/generate", "/predict", "/v2/models/m/generate"),
+        ("/v2/models/m/generate", "/predictWithResponseStream", "/v2/models/m/generate_stream"),
+        ("/v1/completions", "/predictWithResponseStream", "/v1/completions"),
+    ],
+)
+def test_oci_asks_at_its_own_paths_and_at_mapped_ones(mapped: str, asked: str, found: str) -> None:
+    exchange = Asked(asked)
+    platform = OciDataScience({"MODEL_DEPLOY_PREDICT_ENDPOINT": mapped}, lambda: "a b")
+    assert platform.translate(exchange, None)  # type: ignore[arg-type]
+    assert exchange.path.decode() == found
+
+
+def test_oci_may_map_health_elsewhere() -> None:
+    exchange = Asked("/health")
+    OciDataScience({"MODEL_DEPLOY_HEALTH_ENDPOINT": "/v2/health/live"}, str).translate(exchange, None)  # type: ignore[arg-type]
+    assert exchange.path == b"/v2/health/live"
+
+
+def test_sagemaker_generates_where_its_environment_says_so() -> None:
+    environment = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "m", "SAGEMAKER_TRITON_INFERENCE_TYPE": "generate"}
+    exchange = Asked("/invocations")
+    assert SageMaker(environment, ()).translate(exchange, None)  # type: ignore[arg-type]
+    assert exchange.path == b"/v2/models/m/generate"
