@@ -18,7 +18,7 @@ from conch import extras
 from conch.checks.finding import Finding
 from conch.checks.imports import UNREADABLE, Imported, changes_path, imports_of
 from conch.checks.model import CheckedModel
-from conch.checks.modules import interpreter_of, missing_modules, neighbour, neighbour_source
+from conch.checks.modules import GIVEN, interpreter_of, missing_modules, neighbour, neighbour_source
 from conch.config.reading import read_small
 from conch.config.schema import implementation
 from conch.config.signature import parameters
@@ -61,6 +61,30 @@ def check_imports(models: Iterable[CheckedModel]) -> Iterator[Finding]:
         outside = {use.imported.top for use in found if not use.imported.level}
         missing = missing_modules(python, outside)
         yield from (finding for use in found if (finding := _finding(use, missing, python)) is not None)
+
+
+def packages_of(model: CheckedModel) -> set[str]:
+    """The modules of other packages that a Python model is sure to import, by their top-level names.
+
+    Empty for a model with an environment of its own.
+    """
+    if parameters(model.config).get("EXECUTION_ENV_PATH") or model.files.backend_environment():
+        return set()
+    uses = [use for path in model.sources() for use in _uses(path)]
+    return {
+        use.imported.top
+        for use in uses
+        if use.imported.certain
+        and not use.imported.level
+        and use.imported.top not in sys.stdlib_module_names
+        and use.imported.top not in GIVEN
+        and neighbour(use.imported, use.version_directory) is None
+    }
+
+
+def package_with(module: str) -> str:
+    """What pip calls the package with a module: the module's own name for most."""
+    return _PACKAGES.get(module, module)
 
 
 def _uses(path: Path) -> Iterator[_Use]:

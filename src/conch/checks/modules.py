@@ -17,7 +17,7 @@ from conch.checks.imports import Imported
 from conch.config.reading import read_small
 
 #: Modules that every worker gives its model.
-_GIVEN: Final = frozenset({"triton_python_backend_utils", "c_python_backend_utils", "conch"})
+GIVEN: Final = frozenset({"triton_python_backend_utils", "c_python_backend_utils", "conch"})
 
 #: The first entry of the path is the current directory, which a worker does not look into.
 _PROGRAM: Final = """
@@ -41,7 +41,7 @@ _HARMLESS: Final = frozenset({"distutils-precedence.pth", "_virtualenv.pth"})
 
 def missing_modules(python: str, names: Collection[str]) -> frozenset[str]:
     """Those of the top-level ``names`` that the interpreter does not find; none where that cannot be told."""
-    wanted = sorted(set(names) - _GIVEN)
+    wanted = sorted(set(names) - GIVEN)
     if not wanted:
         return frozenset()
     if python != sys.executable:

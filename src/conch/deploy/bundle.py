@@ -1,0 +1,95 @@
+"""What a deployment consists of, and writing it: the artifact with the repository, and the files beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from conch.deploy.contents import Contents, contents
+from conch.deploy.examples import example
+from conch.deploy.needs import Needs, needs
+from conch.deploy.output import check_output, staged
+from conch.deploy.rendering import shown
+from conch.errors import invalid
+
+#: A name that every platform takes, and that needs no quotation marks in a shell.
+_NAME: Final = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is deployed: a repository that has been looked through, the model that answers, and how it is asked.
+
+    ``endpoint`` is one of ``endpoint.ENDPOINTS``; ``name`` is what the platform calls the deployment; ``example`` is
+    the body of a request, as JSON.
+    """
+
+    name: str
+    model: str
+    endpoint: str
+    needs: Needs
+    contents: Contents
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """How the artifact is written, and the files beside it by their names, some of which are programs.
+
+    ``artifact`` is its name in the output; ``pack`` is called with its path and the contents of the repository, and
+    ``texts`` with the bytes that it has got.
+    """
+
+    texts: Callable[[int], Mapping[str, str]]
+    artifact: str
+    pack: Callable[[Path, Contents], None]
+    programs: frozenset[str] = frozenset()
+
+
+#: What a platform needs for a deployment.  Raises INVALID_ARG for what the platform does not take.
+Planner = Callable[[Deployment], Bundle]
+
+
+def deployment(
+    repository: Path, out: Path, mount: str, name: str, model: str, endpoint: str, *, several: bool = False
+) -> Deployment:
+    """Look through a repository, whose files the platform puts below ``mount``.
+
+    Empty texts are chosen; with ``several``, requests name their model, and the first is an example.  Raises
+    INVALID_ARG for a name that some platform does not take, and as ``check_output``, ``needs`` and ``contents`` do.
+    """
+    if name and not _NAME.fullmatch(name):
+        raise invalid(f"--name takes letters, digits and single dashes between them, at most 63, and not '{name}'")
+    found = needs(repository, mount)
+    check_output(out, repository)
+    chosen = found.models[0] if several and not model else found.chosen(model)
+    name = name or f"conch-{re.sub(r'[^A-Za-z0-9]+', '-', chosen).strip('-')}"[:63].strip("-")
+    asked = example(found.configs[chosen], endpoint, chosen)
+    return Deployment(name, chosen, endpoint, found, contents(repository), asked)
+
+
+def check_size(contents: Contents, limit: int, place: str) -> None:
+    """Raise INVALID_ARG for a repository of more bytes than ``place`` takes."""
+    if contents.size > limit:
+        raise invalid(
+            f"the repository has {shown(contents.size)}, and {place} takes at most {shown(limit)}: leave models out, "
+            "or name their checkpoints on the Hugging Face Hub instead of packing them"
+        )
+
+
+def write(bundle: Bundle, found: Contents, out: Path) -> int:
+    """Write all of it into the folder ``out``; returns the bytes of the artifact.  Nothing is left where it fails."""
+    with staged(out) as folder:
+        artifact = folder / bundle.artifact
+        artifact.parent.mkdir(parents=True, exist_ok=True)
+        bundle.pack(artifact, found)
+        size = found.size if artifact.is_dir() else artifact.stat().st_size
+        for name, text in bundle.texts(size).items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o755 if name in bundle.programs else 0o644)
+        return size

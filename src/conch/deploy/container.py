@@ -1,0 +1,53 @@
+"""Container files: the image of ``deploy/container/Containerfile``, and what a platform asks for besides."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from conch.deploy.needs import Needs
+
+#: Where checkpoints from the Hub go: a folder that every user may write to.
+HUB_CACHE: Final = "/tmp/huggingface"
+_PACKAGES: Final = """
+# What the Python models import: the image of conch has no pip.
+FROM python:${{PYTHON}}-slim AS packages
+COPY --from=conch /opt/conch /opt/conch
+RUN python -m pip --python /opt/conch/bin/python install --no-cache-dir --disable-pip-version-check \\
+    {packages}
+"""
+
+
+def containerfile(platform: str, needs: Needs, steps: Iterable[str]) -> str:
+    """The container file with the platform's own ``steps`` at the end, instructions with their comments."""
+    lines = [
+        f"# conch on {platform}.  Build the image that this begins with in a checkout of conch:",
+        "#",
+        *(f"#     {line}" for line in base_commands(needs)),
+    ]
+    if needs.hub:
+        lines += [
+            "#",
+            f"# The server downloads {', '.join(needs.hub)} when it starts, into {HUB_CACHE},",
+            "# unless the files are in the image already.",
+        ]
+    lines += ["ARG CONCH=conch", *(["ARG PYTHON=3.12"] if needs.packages else []), "FROM ${CONCH} AS conch"]
+    if needs.packages:
+        lines += _PACKAGES.format(packages=" ".join(shlex.quote(one) for one in needs.packages)).splitlines()
+    lines += ["", "FROM conch"]
+    if needs.packages:
+        lines.append("COPY --from=packages /opt/conch /opt/conch")
+    return "\n".join([*lines, f"ENV HF_HOME={HUB_CACHE}", *steps]) + "\n"
+
+
+def base_commands(needs: Needs) -> list[str]:
+    """The command lines that build the image which a container file begins with."""
+    extras = f" --build-arg EXTRAS={','.join(needs.extras)}" if needs.extras else ""
+    return ["make wheel", f"docker build -f deploy/container/Containerfile{extras} -t conch ."]
+
+
+def words(command: Sequence[str]) -> str:
+    """A command in the list form that container files, JSON and Terraform have."""
+    return json.dumps(list(command))

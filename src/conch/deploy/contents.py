@@ -1,0 +1,100 @@
+"""What of a repository goes into an artifact: its files by name, without what belongs to no model.
+
+Called before anything is written; reads directories, not files.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+from conch.errors import ConchError, invalid
+
+#: Names of files and folders that belong to no model.
+_LEFT_OUT: Final = (".*", "__pycache__", "*.pyc", "*~", "*.tmp", "*.swp", "*.partial")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of the repository: ``name`` from its root with ``/`` between the parts, ``size`` in bytes.
+
+    ``source`` is None for a directory without files, as an ensemble's version is.
+    """
+
+    name: str
+    source: Path | None
+    size: int = 0
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The entries, sorted by name, and the names of what is left out."""
+
+    entries: tuple[Entry, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(entry.size for entry in self.entries)
+
+
+def contents(root: Path) -> Contents:
+    """What is below ``root``.
+
+    A link to a file or a folder of the repository counts as a copy of it.  Raises INVALID_ARG for one that leads
+    elsewhere, into itself or to nothing, for a name that is no UTF-8, and for what cannot be read.
+    """
+    left_out: list[str] = []
+    try:
+        entries = sorted(_below(root, "", root.resolve(), (root.resolve(),), left_out), key=lambda entry: entry.name)
+    except OSError as error:
+        raise invalid(f"{error.filename or root} cannot be read: {error.strerror}") from None
+    return Contents(tuple(entries), tuple(sorted(left_out)))
+
+
+def _below(folder: Path, prefix: str, root: Path, above: tuple[Path, ...], left_out: list[str]) -> Iterator[Entry]:
+    with os.scandir(folder) as found:
+        for one in found:
+            path, name = Path(one.path), f"{prefix}{one.name}"
+            if any(fnmatch(one.name, pattern) for pattern in _LEFT_OUT):
+                left_out.append(name)
+                continue
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise invalid(f"{path} cannot be in an artifact, as its name is no UTF-8: rename it") from None
+            if one.is_symlink():
+                _check_link(path, root, above)
+            status = path.stat()
+            if stat.S_ISDIR(status.st_mode):
+                inner = list(_below(path, f"{name}/", root, (*above, path.resolve()), left_out))
+                yield from inner or [Entry(name, None)]
+            elif stat.S_ISREG(status.st_mode):
+                if not os.access(path, os.R_OK):
+                    raise invalid(f"{path} cannot be read: permission denied")
+                yield Entry(name, path, status.st_size, bool(status.st_mode & stat.S_IXUSR))
+            else:
+                left_out.append(name)
+
+
+def _check_link(link: Path, root: Path, above: tuple[Path, ...]) -> None:
+    """Raise INVALID_ARG for a link whose target cannot be packed in its place."""
+    try:
+        target = link.resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise _bad_link(link, "to nothing: remove it") from None
+    if not target.is_relative_to(root):
+        raise _bad_link(link, f"out of the repository, to {target}: put a copy in its place (cp -rL)")
+    if target in above:
+        raise _bad_link(link, f"to a folder that it lies in, {target}: remove it")
+
+
+def _bad_link(link: Path, where: str) -> ConchError:
+    return invalid(f"{link} is a link that leads {where}")

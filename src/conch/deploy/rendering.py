@@ -1,0 +1,26 @@
+"""Files made from templates, in which ``@{name}`` stands for a value: ``$`` means something to shells and Terraform."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Final
+
+_SIZES: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+_PLACE: Final = re.compile(r"@\{(\w+)\}")
+
+
+def render(template: str, /, **values: object) -> str:
+    """The file ``template`` of ``templates/`` with the values in it.  Raises KeyError for one that is not given."""
+    text = (files("conch.deploy") / "templates" / template).read_text(encoding="utf-8")
+    return _PLACE.sub(lambda found: str(values[found[1]]), text)
+
+
+def shown(size: int) -> str:
+    """A number of bytes, in the decimal units in which platforms give their limits."""
+    for unit, name in _SIZES:
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"

@@ -1,0 +1,59 @@
+"""The output folder is whole, or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conch.deploy.output import check_output, staged
+from conch.errors import Code, ConchError
+
+
+def test_a_folder_appears_at_the_end(tmp_path: Path) -> None:
+    with staged(tmp_path / "out") as folder:
+        (folder / "file").touch()
+        assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    check_output(tmp_path / "out", tmp_path / "models")
+    with staged(tmp_path / "out") as folder:
+        (folder / "file").touch()
+    assert (tmp_path / "out" / "file").exists()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_of_what_fails(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), staged(tmp_path / "out") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").touch()
+        raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_got_files_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match="cannot be written: Directory not empty"), staged(tmp_path / "out"):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "other").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "other"]
+
+
+def test_output_that_is_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full" / "x").mkdir(parents=True)
+    for name, what in (("file", "and is no folder"), ("full", "and is not empty")):
+        with pytest.raises(ConchError, match=f"{name} is there already {what}: name another folder") as caught:
+            check_output(tmp_path / name, tmp_path / "models")
+        assert caught.value.code is Code.ALREADY_EXISTS
+
+
+def test_output_without_a_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConchError, match=f"there is no folder {tmp_path}/a"):
+        check_output(tmp_path / "a" / "b", tmp_path / "models")
+    for inside in (tmp_path / "models", tmp_path / "models" / "out"):
+        with pytest.raises(ConchError, match="lies in the model repository"):
+            check_output(inside, tmp_path / "models")
