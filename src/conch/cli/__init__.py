@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Final
 
 import click
-from click.shell_completion import CompletionItem
 
 from conch import __version__
+from conch.cli.lazy import LazyGroup
 from conch.cli.status import INTERRUPTED
-from conch.cli.suggest import unknown_command, unknown_option
+from conch.cli.suggest import unknown_option
 from conch.errors import ConchError
 
 #: Name, where it is (module, attribute), and its line in the help.
@@ -31,6 +30,7 @@ COMMANDS: Final = {
         "analyze_command",
         "Find the best configuration of models: measure several, rank them, say why.",
     ),
+    "deploy": ("conch.cli.deploy", "deploy_command", "Write what a managed platform needs to serve a repository."),
     "request": (
         "conch.cli.request",
         "request_command",
@@ -41,37 +41,7 @@ COMMANDS: Final = {
 }
 
 
-class _Lazy(click.Group):
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module, attribute, _ = COMMANDS[name]
-        command: click.Command = getattr(import_module(module), attribute)
-        return command
-
-    def resolve_command(
-        self, context: click.Context, arguments: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if arguments[0] not in COMMANDS and not arguments[0].startswith("-") and not context.resilient_parsing:
-            raise click.UsageError(unknown_command(arguments[0], COMMANDS), context)
-        return super().resolve_command(context, arguments)
-
-    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        # From the table: click's own would import every command for its line of help.
-        found = [
-            CompletionItem(name, help=help) for name, (_, _, help) in COMMANDS.items() if name.startswith(incomplete)
-        ]
-        return [*found, *click.Command.shell_complete(self, context, incomplete)]
-
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, help) for name, (_, _, help) in COMMANDS.items()])
-
-
-@click.group(cls=_Lazy)
+@click.group(cls=LazyGroup, table=COMMANDS)
 @click.version_option(__version__, message="conch %(version)s")
 def conch() -> None:
     """A model server that does what NVIDIA Triton does, and serves Hugging Face models as they are."""

@@ -55,6 +55,9 @@ def test_commands_are_offered() -> None:
         ("serve --load-model ", ["*", "greeter", "minilm"]),
         ("serve --model-config-name ", ["large"]),
         ("check ", ["<dir>"]),
+        ("deploy o", ["oci"]),
+        ("deploy oci --endpoint gen", ["generate", "generate_stream"]),
+        ("deploy oci --model-repository ", ["<dir>"]),
         ("check models --model-config-name l", ["large"]),
         ("request g", ["greeter"]),
         ("convert --layout ", ["huggingface", "triton"]),
@@ -105,4 +108,4 @@ def test_completing_a_command_imports_none() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names, modules = done.stdout.splitlines()
     assert "doctor" in names
-    assert modules == "['conch.cli.status', 'conch.cli.suggest']"
+    assert modules == "['conch.cli.suggest', 'conch.cli.lazy', 'conch.cli.status']"

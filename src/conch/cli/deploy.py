@@ -1,0 +1,21 @@
+"""``conch deploy``: what a managed platform needs, for each platform a command."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from conch.cli.lazy import LazyGroup
+
+#: Name, where it is (module, attribute), and its line in the help.
+PLATFORMS: Final = {
+    "oci": ("conch.cli.deploy_clouds", "oci_command", "OCI Data Science: artifact, image, Terraform."),
+    "sagemaker": ("conch.cli.deploy_clouds", "sagemaker_command", "Amazon SageMaker: artifact, image, API calls."),
+    "vertex": ("conch.cli.deploy_clouds", "vertex_command", "Google Vertex AI: repository, image, commands."),
+}
+
+
+@click.group("deploy", cls=LazyGroup, table=PLATFORMS)
+def deploy_command() -> None:
+    """Write what a managed platform needs to serve a model repository."""

@@ -1,0 +1,131 @@
+"""OCI Data Science: a zip archive for its model catalog, a container that it starts, and Terraform for both.
+
+Sources: Oracle's pages on containers that are brought along (interfaces, environment variables, limits), on invoking a
+deployment and on large artifacts, and its walkthroughs for Triton, which map the endpoints by environment variables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from conch.deploy.archives import write_zip
+from conch.deploy.bundle import Bundle, Deployment, check_size
+from conch.deploy.container import base_commands, containerfile, words
+from conch.deploy.endpoint import path_of
+from conch.deploy.rendering import render, shown
+from conch.errors import invalid
+
+#: Where the platform unpacks the archive, and the folder that it has.
+MOUNT: Final = "/opt/ds/model/deployed_model"
+BELOW: Final = "model_repository"
+PORT: Final = 9000
+#: What the model catalog takes: from the console, in one upload, and copied from a bucket.
+CONSOLE_LIMIT: Final = 100 * 10**6
+UPLOAD_LIMIT: Final = 6 * 10**9
+LIMIT: Final = 400 * 10**9
+#: The bytes of a command, and those of all environment variables with their names.
+_TEXT_LIMIT: Final = 2048
+#: Room on the disk for the image, and how often the artifact is there: packed and unpacked (GB).
+_IMAGE_GB: Final = 40
+_COPIES: Final = 2
+
+
+def plan(given: Deployment) -> Bundle:
+    """The files of a deployment.  Raises INVALID_ARG for a repository or a model's name that is too large for OCI."""
+    check_size(given.contents, LIMIT, "OCI's model catalog")
+    variables, arguments = environment(given), command(given)
+    _check_limits(variables, arguments)
+    return Bundle(partial(_texts, given, variables, arguments), "artifact.zip", partial(write_zip, below=BELOW))
+
+
+def command(given: Deployment) -> list[str]:
+    """The arguments of the image's entry point, ``conch serve``."""
+    return [
+        f"--model-repository={MOUNT}/{BELOW}",
+        "--allow-oci=true",
+        f"--oci-port={PORT}",
+        f"--oci-default-model={given.model}",
+        "--allow-http=false",
+        "--allow-grpc=false",
+    ]
+
+
+def environment(given: Deployment) -> dict[str, str]:
+    """The environment variables of the deployment, by which OCI maps its endpoints and sizes the disk."""
+    artifact = -(-given.contents.size // 10**9)
+    variables = {
+        "MODEL_DEPLOY_PREDICT_ENDPOINT": path_of(given.endpoint, given.model),
+        "MODEL_DEPLOY_HEALTH_ENDPOINT": "/v2/health/ready",
+        "STORAGE_SIZE_IN_GB": str(max(50, _IMAGE_GB + _COPIES * artifact)),
+    }
+    if given.endpoint in ("generate_stream", "openai"):
+        variables["MODEL_DEPLOY_ENABLE_STREAMING"] = "true"
+    return variables
+
+
+def _texts(given: Deployment, variables: Mapping[str, str], arguments: Sequence[str], size: int) -> dict[str, str]:
+    """The files beside the archive, which has ``size`` bytes."""
+    values = {
+        "name": given.name,
+        "display_name": _hcl(given.name),
+        "model": given.model,
+        "endpoint": path_of(given.endpoint, given.model),
+        "folder": f"{MOUNT}/{BELOW}",
+        "port": PORT,
+        "size": size,
+        "artifact_size": shown(size),
+        "command": "".join(f"        {_hcl(word)},\n" for word in arguments),
+        "variables": "".join(f"        {key} = {_hcl(value)}\n" for key, value in variables.items()),
+        "local_environment": "\n".join(f"    -e {key}={value} \\" for key, value in variables.items()),
+        "base": "\n".join(base_commands(given.needs)),
+        "upload": _upload(size),
+        "console": shown(CONSOLE_LIMIT),
+        "limit": shown(LIMIT),
+        "hub": _hub(given.needs.hub),
+    }
+    steps = (
+        "# OCI asks for the container's health with curl, from inside it.",
+        "USER root",
+        "RUN apt-get update && apt-get install --yes --no-install-recommends curl && rm -rf /var/lib/apt/lists/*",
+        "USER 65532:65532",
+        f"EXPOSE {PORT}",
+        "HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \\",
+        f'    CMD ["curl", "--fail", "--silent", "http://127.0.0.1:{PORT}/health"]',
+        f"CMD {words(arguments)}",
+    )
+    return {
+        "request.json": f"{given.example}\n",
+        "README.md": render("oci/README.md", **values),
+        "container/Containerfile": containerfile("OCI Data Science", given.needs, steps),
+        "terraform/main.tf": render("oci/main.tf", **values),
+        "terraform/variables.tf": render("oci/variables.tf"),
+    }
+
+
+def _check_limits(variables: Mapping[str, str], arguments: Sequence[str]) -> None:
+    for name, size in (
+        ("the container's command", len(" ".join(("conch", "serve", *arguments)).encode())),
+        ("the environment variables", sum(len(f"{key}={value}".encode()) for key, value in variables.items())),
+    ):
+        if size >= _TEXT_LIMIT:
+            raise invalid(f"{name} would have {size} bytes, and OCI takes less than {_TEXT_LIMIT}: rename the model")
+
+
+def _hcl(text: str) -> str:
+    """A string of Terraform's language."""
+    return json.dumps(text).replace("${", "$${").replace("%{", "%%{")
+
+
+def _upload(size: int) -> str:
+    """How the archive gets into the model catalog."""
+    if size <= UPLOAD_LIMIT:
+        return "Terraform uploads it in one request."
+    return render("oci/bucket.md", limit=shown(UPLOAD_LIMIT)).rstrip()
+
+
+def _hub(ids: Sequence[str]) -> str:
+    """What the deployment needs for checkpoints that are downloaded."""
+    return render("oci/hub.md", ids=", ".join(ids)).rstrip() if ids else render("oci/no_hub.md").rstrip()

@@ -1,0 +1,165 @@
+"""Amazon SageMaker: ``model.tar.gz``, or an archive for each model, a container, and the calls that create an endpoint.
+
+Sources: AWS's pages on inference containers (the argument ``serve``, ports, root) and multi-model endpoints, the
+description of its API, and what Triton's container for it takes from the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from conch.deploy.archives import write_tar_gz
+from conch.deploy.bundle import Bundle, Deployment, check_size
+from conch.deploy.container import base_commands, containerfile, words
+from conch.deploy.contents import Contents, Entry
+from conch.deploy.rendering import render, shown
+from conch.errors import invalid
+
+#: Where the platform unpacks the archive of an endpoint with one model.
+MOUNT: Final = "/opt/ml/model"
+#: The largest volume of an instance.
+LIMIT: Final = 512 * 10**9
+#: Stand for what is the user's, in the form that AWS's own documentation uses.
+_ACCOUNT: Final = "123456789012"
+_REGION: Final = "us-east-1"
+#: Below this (GB), the volume that an instance comes with is large enough.
+_SMALL_GB: Final = 10
+_START_SECONDS: Final = 1800
+
+
+def plan(given: Deployment, *, multi_model: bool = False) -> Bundle:
+    """The files of an endpoint with one model, or with several, each loaded when it is asked for.
+
+    Raises INVALID_ARG for a repository that SageMaker does not take.
+    """
+    for models in _by_model(given.contents).values() if multi_model else (given.contents,):
+        check_size(models, LIMIT, "the volume of a SageMaker instance")
+    if multi_model and given.endpoint != "infer":
+        raise invalid(f"an endpoint with several models answers 'infer' alone, and not '{given.endpoint}'")
+    if multi_model and given.needs.ensembles:
+        raise invalid(
+            "an endpoint with several models loads each by itself, so it cannot have the ensemble "
+            f"'{given.needs.ensembles[0]}': leave --multi-model out"
+        )
+    artifact, pack = ("models", _write_each) if multi_model else ("model.tar.gz", write_tar_gz)
+    return Bundle(partial(_texts, given, multi_model), artifact, pack, frozenset({"container/serve"}))
+
+
+def create_model(given: Deployment, multi_model: bool = False) -> dict[str, Any]:
+    """The call CreateModel."""
+    return {
+        "ModelName": given.name,
+        "ExecutionRoleArn": f"arn:aws:iam::{_ACCOUNT}:role/conch",
+        "PrimaryContainer": {
+            "Image": f"{_ACCOUNT}.dkr.ecr.{_REGION}.amazonaws.com/conch:1",
+            "Mode": "MultiModel" if multi_model else "SingleModel",
+            "ModelDataUrl": f"s3://BUCKET/{given.name}/{'models/' if multi_model else 'model.tar.gz'}",
+            "Environment": environment(given, multi_model),
+        },
+    }
+
+
+def environment(given: Deployment, multi_model: bool = False) -> dict[str, str]:
+    """The environment of the container, which the platform adds to."""
+    if multi_model:
+        return {}
+    variables = {"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": given.model}
+    if given.endpoint != "infer":
+        variables["SAGEMAKER_TRITON_INFERENCE_TYPE"] = given.endpoint
+    return variables
+
+
+def create_endpoint_config(given: Deployment) -> dict[str, Any]:
+    """The call CreateEndpointConfig."""
+    variant: dict[str, Any] = {
+        "VariantName": "AllTraffic",
+        "ModelName": given.name,
+        "InstanceType": "ml.g5.xlarge" if "vllm" in given.needs.extras else "ml.m5.xlarge",
+        "InitialInstanceCount": 1,
+        "ModelDataDownloadTimeoutInSeconds": _START_SECONDS,
+        "ContainerStartupHealthCheckTimeoutInSeconds": _START_SECONDS,
+    }
+    needed = -(-2 * given.contents.size // 10**9)  # packed and unpacked
+    if needed > _SMALL_GB and "vllm" not in given.needs.extras:
+        variant["VolumeSizeInGB"] = min(needed, LIMIT // 10**9)
+    return {"EndpointConfigName": given.name, "ProductionVariants": [variant]}
+
+
+def create_endpoint(given: Deployment) -> dict[str, Any]:
+    """The call CreateEndpoint."""
+    return {"EndpointName": given.name, "EndpointConfigName": given.name}
+
+
+def _texts(given: Deployment, multi_model: bool, size: int) -> Mapping[str, str]:
+    values = {
+        "name": given.name,
+        "model": given.model,
+        "endpoint": given.endpoint,
+        "artifact": "models/" if multi_model else "model.tar.gz",
+        "artifact_size": shown(size),
+        "base": "\n".join(base_commands(given.needs)),
+        "account": _ACCOUNT,
+        "region": _REGION,
+        "limit": shown(LIMIT),
+        "start_minutes": _START_SECONDS // 60,
+        "layout": render(f"sagemaker/{'several' if multi_model else 'one'}.md", model=given.model).rstrip(),
+        "upload": f"--recursive models s3://BUCKET/{given.name}/models/"
+        if multi_model
+        else f"model.tar.gz s3://BUCKET/{given.name}/model.tar.gz",
+        "invoke": _invoke(given, multi_model),
+        "hub": render("sagemaker/hub.md", ids=", ".join(given.needs.hub)) if given.needs.hub else "",
+    }
+    steps = (
+        "# SageMaker expects root, tells the port by the environment, and has an argument of its own: serve.",
+        "USER root",
+        "LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true",
+        "LABEL com.amazonaws.sagemaker.capabilities.multi-models=true",
+        "COPY serve /opt/conch/bin/serve-sagemaker",
+        "EXPOSE 8080",
+        "HEALTHCHECK NONE",
+        f"ENTRYPOINT {words(['/opt/conch/bin/serve-sagemaker'])}",
+        f"CMD {words(['serve'])}",
+    )
+    return {
+        "request.json": f"{given.example}\n",
+        "README.md": render("sagemaker/README.md", **values),
+        "container/Containerfile": containerfile("Amazon SageMaker", given.needs, steps),
+        "container/serve": render("sagemaker/serve"),
+        "create-model.json": _document(create_model(given, multi_model)),
+        "create-endpoint-config.json": _document(create_endpoint_config(given)),
+        "create-endpoint.json": _document(create_endpoint(given)),
+    }
+
+
+def _invoke(given: Deployment, multi_model: bool) -> str:
+    """How to ask: answers that stream are none of the command line's."""
+    if given.endpoint == "generate_stream":
+        return render("sagemaker/stream.md", name=given.name).rstrip()
+    target = f"    --target-model {shlex.quote(given.model)}.tar.gz \\\n" if multi_model else ""
+    return render("sagemaker/invoke.md", name=given.name, target=target).rstrip()
+
+
+def _document(call: Mapping[str, Any]) -> str:
+    return f"{json.dumps(call, indent=2)}\n"
+
+
+def _write_each(folder: Path, contents: Contents) -> None:
+    """Write an archive for each model into ``folder``, which has the model's directory at its root."""
+    folder.mkdir()
+    for model, of_model in _by_model(contents).items():
+        write_tar_gz(folder / f"{model}.tar.gz", of_model)
+
+
+def _by_model(contents: Contents) -> dict[str, Contents]:
+    """The files of each model."""
+    found: dict[str, list[Entry]] = {}
+    for entry in contents.entries:
+        model, _, inside = entry.name.partition("/")
+        if inside:
+            found.setdefault(model, []).append(entry)
+    return {model: Contents(tuple(entries)) for model, entries in found.items()}

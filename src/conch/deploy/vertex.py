@@ -1,0 +1,100 @@
+"""Google Vertex AI: a container with the repository in it or in a bucket, and the commands that upload and deploy it.
+
+Sources: Google's pages on requirements for custom containers (ports, routes, ``AIP_…`` variables), on requests for
+online inference, and the reference of ``gcloud ai``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from conch.deploy.archives import copy
+from conch.deploy.bundle import Bundle, Deployment, check_size
+from conch.deploy.container import base_commands, containerfile, words
+from conch.deploy.contents import Contents
+from conch.deploy.endpoint import path_of
+from conch.deploy.rendering import render, shown
+from conch.errors import invalid
+
+#: Where the repository is in the image.
+MOUNT: Final = "/models"
+FOLDER: Final = "model_repository"
+PORT: Final = 8080
+#: The largest file that Cloud Storage and Artifact Registry take; a layer of an image is one.
+LIMIT: Final = 5 * 10**12
+
+
+def plan(given: Deployment, *, from_bucket: bool = False) -> Bundle:
+    """The files of a deployment whose repository is in the image, or in a bucket of Cloud Storage.
+
+    Raises INVALID_ARG for a repository that the platform does not take.
+    """
+    if from_bucket:
+        for entry in given.contents.entries:
+            if entry.size > LIMIT:
+                raise invalid(f"{entry.name} has {shown(entry.size)}, and Cloud Storage takes at most {shown(LIMIT)}")
+        needs = replace(given.needs, extras=tuple(sorted({*given.needs.extras, "stores"})))
+        given = replace(given, needs=needs)
+    else:
+        check_size(given.contents, LIMIT, "Artifact Registry")
+    return Bundle(partial(_texts, given, from_bucket), FOLDER, _copy, frozenset({"container/start"}))
+
+
+def routes(given: Deployment) -> tuple[str, str]:
+    """The paths of requests and of health."""
+    if given.endpoint == "infer":
+        return "/predict", "/health"
+    return path_of(given.endpoint, given.model), "/v2/health/ready"
+
+
+def _texts(given: Deployment, from_bucket: bool, size: int) -> Mapping[str, str]:
+    predict, health = routes(given)
+    where = "bucket" if from_bucket else "image"
+    values = {
+        "name": given.name,
+        "model": given.model,
+        "predict": predict,
+        "health": health,
+        "port": PORT,
+        "folder": FOLDER,
+        "artifact_size": shown(size),
+        "base": "\n".join(base_commands(given.needs)),
+        "where": render(f"vertex/{where}.md", name=given.name, folder=FOLDER).rstrip(),
+        "artifact": f"    --artifact-uri=gs://BUCKET/{given.name}/{FOLDER} \\\n" if from_bucket else "",
+        "call": "stream-raw-predict" if given.endpoint == "generate_stream" else "raw-predict",
+        "hub": render("vertex/hub.md", ids=", ".join(given.needs.hub)) if given.needs.hub else "",
+    }
+    packed = () if from_bucket else (f"COPY {FOLDER} {MOUNT}",)
+    steps = (
+        *packed,
+        "# Vertex AI tells the port, the routes and the bucket by the environment.",
+        "COPY container/start /opt/conch/bin/start-vertex",
+        f"EXPOSE {PORT}",
+        "HEALTHCHECK NONE",
+        f"ENTRYPOINT {words(['/opt/conch/bin/start-vertex'])}",
+    )
+    return {
+        "request.json": f"{given.example}\n",
+        "README.md": render("vertex/README.md", **values),
+        "container/Containerfile": containerfile("Google Vertex AI", given.needs, steps),
+        "container/start": render("vertex/start", front_ends=_front_ends(given)),
+    }
+
+
+def _front_ends(given: Deployment) -> str:
+    """Which front end has the platform's port: its own, for ``infer``, or HTTP, which has all paths."""
+    port = f'"${{AIP_HTTP_PORT:-{PORT}}}"'
+    if given.endpoint == "infer":
+        model = shlex.quote(f"--vertex-ai-default-model={given.model}")
+        return f"--allow-vertex-ai=true --vertex-ai-port={port} {model} --allow-http=false"
+    return f"--allow-vertex-ai=false --allow-http=true --http-address=0.0.0.0 --http-port={port}"
+
+
+def _copy(folder: Path, contents: Contents) -> None:
+    folder.mkdir()
+    copy(folder, contents)
