@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -109,6 +109,10 @@ class AsyncServer(AsyncInferenceService):
         """Where its ports are: ``http``, ``grpc``, ``metrics`` and ``openai``, those that were asked for."""
         addresses = {} if self._application is None else self._application.addresses
         return {kind: _url(kind, host, port) for kind, (host, port) in addresses.items()}
+
+    def under_way(self, models: Collection[str] = ()) -> int:
+        """How many requests of ``models`` wait or run; without names of all, and an ensemble's beside its steps."""
+        return self._core.under_way(models)
 
     async def live(self) -> bool:
         return self._closing is None and self._application is not None and self._application.server.live

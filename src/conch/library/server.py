@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -93,6 +93,10 @@ class Server(InferenceService):
         """Where its ports are: ``http``, ``grpc``, ``metrics`` and ``openai``, those that were asked for."""
         return self._server.urls
 
+    def under_way(self, models: Collection[str] = ()) -> int:
+        """How many requests of ``models`` wait or run; without names of all, and an ensemble's beside its steps."""
+        return self._run(_under_way(self._server, models))
+
     def live(self) -> bool:
         return self._open and self._run(self._server.live())
 
@@ -170,6 +174,10 @@ class _BlockingStream(ResultStream):
 
 async def _signature(server: AsyncServer, model: str, version: int) -> ModelSignature:
     return await server._loaded_signature(model, version, None)
+
+
+async def _under_way(server: AsyncServer, models: Collection[str]) -> int:
+    return server.under_way(models)
 
 
 async def _stream(server: AsyncServer, request: OutgoingRequest) -> LocalStream:

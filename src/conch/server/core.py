@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -126,6 +126,10 @@ class InferenceServer:
             return self._table.ready_names(self.settings.load_model)
         return self._table.all_ready()
 
+    def under_way(self, names: Collection[str] = ()) -> int:
+        """How many requests of these models wait or run; without names of all, and an ensemble's beside its steps."""
+        return sum(model.in_flight for model in self._table.loaded() if not names or model.name in names)
+
     @property
     def loads_on_demand(self) -> bool:
         """Whether :meth:`model` may raise :class:`LoadNeeded`."""
@@ -151,6 +155,10 @@ class InferenceServer:
             if self._on_demand is None:
                 raise
             raise self._on_demand.needed(name, missing) from None
+
+    def versions_of(self, name: str) -> list[Model]:
+        """The versions of a model that serve; none for one that does not."""
+        return [model for model in self._table.loaded() if model.name == name]
 
     async def loaded_model(self, name: str, version: int = -1) -> Model:
         """A model that serves, for which the caller waits while it is loaded on demand."""
@@ -309,6 +317,17 @@ class InferenceServer:
         if self._polling is not None:
             self._polling.start()
         return failed
+
+    async def load_anew(self, names: Sequence[str]) -> dict[str, ConchError]:
+        """Load models of the repository whose files are new or others; returns the errors of failed ones by name."""
+        return await self._lifecycle.load_all(list(names))
+
+    async def unload_removed(self, name: str) -> None:
+        """Stop serving a model whose files have gone, or are others when a request asks for it again."""
+        if self._on_demand is None:
+            await self._lifecycle.unload(name)
+        else:
+            await self._on_demand.unload(name, dependents=False)
 
     def _say_why_there_are_no_models(self) -> None:
         if self.settings.model_control_mode == "explicit" and not self.settings.load_model:

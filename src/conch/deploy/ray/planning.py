@@ -1,0 +1,118 @@
+"""From what ``conch deploy ray`` was asked for to the deployments that Ray Serve is to run.  Reads the repository."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final
+
+from conch import __version__
+from conch.errors import invalid
+from conch.repository.roots import read_place
+from conch.repository.scan import ModelRepository
+from conch.repository.stores.urls import StoreUrl
+
+#: The deployment that all models share, where each replica has some of them at a time.
+SHARED: Final = "models"
+#: Names that deployments of ours have.
+_TAKEN: Final = frozenset({"directory", "ingress", "entry"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayOptions:
+    """The options of ``conch deploy ray``; resources are those of one replica."""
+
+    model_repository: tuple[str, ...]
+    models: tuple[str, ...] = ()
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_ongoing_requests: float = 16.0
+    upscale_delay_secs: float = 10.0
+    downscale_delay_secs: float = 300.0
+    cpus_per_replica: float = 1.0
+    gpus_per_replica: float = 0.0
+    max_models_per_replica: int = 0
+    max_surge_percent: int = 25
+    drain_secs: int = 30
+    replica_options: dict[str, Any] = field(default_factory=dict)
+    ingress_options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentPlan:
+    """One deployment: its name, the models that clients ask it for, those that each replica loads, and its version.
+
+    ``version`` is another one whenever the replicas must be replaced: when files of a model or options have changed.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    loads: tuple[str, ...]
+    version: str
+
+
+def plan_deployments(options: RayOptions) -> list[DeploymentPlan]:
+    """The deployments of a repository's models.  Raises INVALID_ARG for a model that is not there."""
+    repository = ModelRepository([read_place(path) for path in options.model_repository])
+    try:
+        return _plans(repository, options)
+    finally:
+        repository.close()
+
+
+def _plans(repository: ModelRepository, options: RayOptions) -> list[DeploymentPlan]:
+    groups = [tuple(one.split("+")) for one in options.models] or [(name,) for name in repository.names()]
+    if not groups:
+        raise invalid(f"the model repository is empty: {', '.join(options.model_repository)} has no folder of a model")
+    for name in (name for group in groups for name in group):
+        if not repository.keys(name):
+            raise invalid(f"--models: {repository.no_such_model(name)}")
+    if options.max_models_per_replica:
+        models = tuple(dict.fromkeys(name for group in groups for name in group))
+        return [DeploymentPlan(SHARED, models, (), _version(repository, models, options))]
+    plans = [DeploymentPlan(group[0], group[:1], group, _version(repository, group, options)) for group in groups]
+    _check_names([plan.name for plan in plans])
+    return plans
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise invalid(f"--models names '{name}' twice")
+        if "#" in name:
+            raise invalid(f"Ray Serve can have no deployment '{name}': its name must not contain '#'")
+        if name in _TAKEN:
+            raise invalid(f"Ray Serve can have no deployment '{name}': conch has one of that name, so rename the model")
+
+
+def _version(repository: ModelRepository, models: Sequence[str], options: RayOptions) -> str:
+    """A digest of what replicas with these models run: conch's version, the options, and the models' files.
+
+    What an ensemble in a store is made of would have to be downloaded: there, all models count.
+    """
+    said = (
+        f"{__version__} {options.model_repository} {options.replica_options} {options.max_models_per_replica} "
+        f"{options.drain_secs}"
+    )
+    digest = blake2b(said.encode(), digest_size=12)
+    stored = any(isinstance(place, StoreUrl) for place in repository.paths)
+    for name in repository.names() if stored else _with_members(repository, models):
+        taken = repository.fingerprint(name)
+        stamps = [*taken.config, *taken.rest, *(one for stamps in taken.versions.values() for one in stamps)]
+        digest.update(f"{name} {sorted(stamps)}".encode())
+    return digest.hexdigest()
+
+
+def _with_members(repository: ModelRepository, models: Sequence[str]) -> list[str]:
+    """The models and, of ensembles among them, the members that are there."""
+    found: dict[str, None] = {}
+    left = list(models)
+    while left:
+        name = left.pop(0)
+        if name in found or not repository.keys(name):
+            continue
+        found[name] = None
+        left += [step.model_name for step in repository.describe(name).config.ensemble_scheduling.step]
+    return list(found)

@@ -1,0 +1,133 @@
+"""The repository of an ingress: a remote model for every model of the cluster.
+
+Pure but for :class:`RemoteRepository`, which writes files and is called in threads.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf import text_format
+
+from conch.config import render
+from conch.config.remote import REMOTE, take_over
+from conch.config.schema import ModelConfig, datatype
+from conch.deploy.ray.affinity import PROMPTS
+from conch.deploy.ray.listing import ReplicaRecord, ServedModel, by_model
+
+#: What of a model's configuration is read: what decides how requests look.  The rest is its replicas' business, and may
+#: be that of another version of conch.
+_TAKEN_OVER: Final = (
+    "backend", "parameters", "max_batch_size", "input", "output", "model_transaction_policy", "sequence_batching",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterModel:
+    """A model of the cluster: who answers for it (URLs), its versions, and its configuration in an ingress.
+
+    ``generation`` changes when a model without inputs in its configuration may have got others.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    versions: tuple[int, ...]
+    config: str
+    generation: str = ""
+
+
+def cluster_models(replicas: Iterable[ReplicaRecord]) -> dict[str, ClusterModel]:
+    """The models that replicas answer for.
+
+    Where they differ in what a model takes or gives, as while it is replaced, those that agree with the newest count.
+    """
+    models = {}
+    for name, served in by_model(replicas).items():
+        newest = max(served, key=lambda one: one[0].started)[1]
+        config = remote_config(newest, ())
+        # Most replicas say the same: each configuration is read once, as many models may have many replicas.
+        agreeing = {model for model in {model for _, model in served} if remote_config(model, ()) == config}
+        urls = tuple(dict.fromkeys(_url(record, newest) for record, model in served if model in agreeing))
+        generation = "" if newest.config else " ".join(sorted({record.version for record, _ in served}))
+        models[name] = ClusterModel(name, urls, newest.versions or (1,), remote_config(newest, urls), generation)
+    return models
+
+
+def _url(record: ReplicaRecord, model: ServedModel) -> str:
+    """Where a replica is asked for a model: over HTTP, which costs less, unless it may have several responses."""
+    if not model.config or json.loads(model.config).get("model_transaction_policy", {}).get("decoupled"):
+        return record.grpc
+    return record.http
+
+
+def remote_config(model: ServedModel, urls: Sequence[str]) -> str:
+    """The ``config.pbtxt`` of the remote model that stands for ``model`` in an ingress."""
+    written: dict[str, Any] = json.loads(model.config) if model.config else {}
+    config = ModelConfig(name=model.name, backend=REMOTE)
+    take_over(config, render.from_json(json.dumps({key: written[key] for key in _TAKEN_OVER if key in written})))
+    for key, value in _parameters(model.name, config, urls).items():
+        config.parameters[key].string_value = value
+    if model.versions:
+        config.version_policy.specific.versions.extend(model.versions)
+    return text_format.MessageToString(config)
+
+
+def _parameters(name: str, config: ModelConfig, urls: Sequence[str]) -> Mapping[str, str]:
+    parameters = {"url": ",".join(urls), "model": name}
+    texts = {tensor.name for tensor in config.input if datatype(tensor.data_type) == "BYTES"}
+    prompt = next((one for one in PROMPTS if one in texts), "")
+    stateless = not config.HasField("sequence_batching") and not config.model_transaction_policy.decoupled
+    if prompt:
+        parameters["affinity"] = prompt
+    if stateless and config.input:
+        parameters["repeat_lost"] = "true"
+    if config.input:
+        parameters["version"] = "same"
+    else:  # one of many models that share the replicas: it stays where it is loaded
+        parameters["sticky"] = "true"
+    return parameters
+
+
+@dataclass
+class RemoteRepository:
+    """The model repository that an ingress serves, in ``directory``.
+
+    ``written`` has what each model's files say, and what of that depends on no URL.
+    """
+
+    directory: Path
+    written: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def write(self, models: Mapping[str, ClusterModel]) -> list[str]:
+        """Write the models that are new or others; returns the names of those that take something else than before.
+
+        Other URLs alone do not count: the executors of loaded models are told of those, and the files are for loads.
+        """
+        changed = []
+        for name, model in models.items():
+            essence = f"{model.generation} {model.versions} {model.config.replace(','.join(model.urls), '')}"
+            config, before = self.written.get(name, ("", ""))
+            if config != model.config:
+                self._write(model)
+            self.written[name] = model.config, essence
+            if essence != before:
+                changed.append(name)
+        return changed
+
+    def remove(self, name: str) -> None:
+        """Remove a model."""
+        del self.written[name]
+        shutil.rmtree(self.directory / name)
+
+    def _write(self, model: ClusterModel) -> None:
+        folder = self.directory / model.name
+        for version in model.versions:
+            (folder / str(version)).mkdir(parents=True, exist_ok=True)
+        draft = self.directory / f".{model.name}"
+        draft.write_text(model.config, encoding="utf-8")
+        draft.replace(folder / "config.pbtxt")  # a load may be reading it

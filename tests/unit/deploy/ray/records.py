@@ -1,0 +1,45 @@
+"""Replicas and ingresses as they announce themselves, and waiting for what they bring about."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from conch.deploy.ray.listing import IngressRecord, News, ReplicaRecord, ServedModel
+
+#: What a replica says of a model that repeats a text.
+ECHO: Mapping[str, Any] = {
+    "name": "echo",
+    "backend": "python",
+    "input": [{"name": "IN", "data_type": "TYPE_STRING", "dims": [1]}],
+    "output": [{"name": "OUT", "data_type": "TYPE_STRING", "dims": [1]}],
+}
+
+
+def served(name: str = "echo", versions: tuple[int, ...] = (1,), **config: Any) -> ServedModel:
+    """A model that is loaded, with ``config`` beside or in place of what :data:`ECHO` has."""
+    return ServedModel(name, json.dumps({**ECHO, "name": name, **config}), versions)
+
+
+def replica(
+    id: str = "a", *models: ServedModel, grpc: str = "", started: int = 0, version: str = "1", deployment: str = "echo"
+) -> ReplicaRecord:
+    url = grpc or f"grpc://{id}:1"
+    return ReplicaRecord(id, deployment, version, started, "node", url.replace("grpc", "http", 1), url, models)
+
+
+def ingress(id: str = "i") -> IngressRecord:
+    return IngressRecord(id, "node", {"http": ("127.0.0.1", 8000)})
+
+
+def news(*replicas: ReplicaRecord, revision: int = 1, withdrawn: tuple[str, ...] = ()) -> News:
+    return News(revision, replicas, frozenset(withdrawn))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let others run until the condition holds."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
