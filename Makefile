@@ -95,7 +95,7 @@ $(STAMPS)/venv:
 
 $(STAMPS)/engines: $(STAMPS)/models
 	@echo "Installing ONNX Runtime, OpenVINO, what converts to them, and what text generation can use ..."
-	@$(PIP) -e ".[analyze,audio,convert,image,lora,opentelemetry,structured]"
+	@$(PIP) -e ".[analyze,audio,convert,image,lora,opentelemetry,ray,structured]"
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml $(CONSTRAINTS)

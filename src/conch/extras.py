@@ -59,6 +59,7 @@ PACKAGES: Dict[str, Package] = {
     "vl_convert": Package("vl-convert-python", ("report",), "1.7"),
     "fpdf": Package("fpdf2", ("report",), "2.8"),
     "optuna": Package("optuna", ("analyze",), "4"),
+    "ray": Package("ray[serve]", ("ray",), "2.60"),
     "redis": Package("redis", ("redis",), "5"),
     "fsspec": Package("fsspec", ("stores",), "2025.3"),
     "s3fs": Package("s3fs", ("stores",), "2025.3"),
