@@ -10,6 +10,11 @@ from conch.cli.lazy import LazyGroup
 
 #: Name, where it is (module, attribute), and its line in the help.
 PLATFORMS: Final = {
+    "ray": (
+        "conch.cli.deploy_ray",
+        "ray_command",
+        "A Ray cluster: replicas on several machines, and an ingress on each.",
+    ),
     "oci": ("conch.cli.deploy_clouds", "oci_command", "OCI Data Science: artifact, image, Terraform."),
     "sagemaker": ("conch.cli.deploy_clouds", "sagemaker_command", "Amazon SageMaker: artifact, image, API calls."),
     "vertex": ("conch.cli.deploy_clouds", "vertex_command", "Google Vertex AI: repository, image, commands."),

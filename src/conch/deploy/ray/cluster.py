@@ -1,0 +1,224 @@
+"""Runs an application on a Ray cluster, waits until it answers, and takes it away."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from conch.deploy.ray.application import DIRECTORY, application
+from conch.deploy.ray.ingress import INGRESS
+from conch.deploy.ray.listing import IngressRecord, ReplicaRecord
+from conch.deploy.ray.planning import DeploymentPlan, RayOptions
+from conch.deploy.ray.service import SERVICER
+from conch.errors import ConchError, internal, invalid, one_line, unavailable
+from conch.extras import require
+
+#: How often the state is looked at (s), and how long the directory may take to answer.
+_LOOK_SECONDS: Final = 0.5
+_ANSWER_SECONDS: Final = 10.0
+#: How long a connection to the cluster may take to be made (s).
+_CONNECT_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeProxies:
+    """The ports of Ray Serve's own proxies on every node; without one, Ray Serve has no such proxy."""
+
+    host: str = "127.0.0.1"
+    http_port: int | None = None
+    grpc_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What answers now: an ingress on every node, and the replicas behind them."""
+
+    ingresses: Sequence[IngressRecord]
+    replicas: Sequence[ReplicaRecord]
+
+
+@contextmanager
+def connected(address: str, *, start: bool = True) -> Iterator[bool]:
+    """Be connected to the cluster at ``address``, or to the one that ``RAY_ADDRESS`` names or this machine is part of.
+
+    Where there is none, one is started here, until the end; yields whether that is so.  Raises UNSUPPORTED without Ray,
+    UNAVAILABLE where no cluster answers, or where there is none and ``start`` is false.
+    """
+    require("conch deploy ray", "ray", "ray.serve", extra="ray")
+    import ray
+
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "serve"}
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    if address not in ("", "auto", "local"):
+        _check_listens(address)
+    started = False
+    try:
+        ray.init(address=address or "auto", **quiet)
+    except ConnectionError as error:
+        if address or not start:
+            where = f"at {address}" if address else "on this machine"
+            raise unavailable(f"no Ray cluster answers {where}: {one_line(error)}") from None
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster of ours, nobody is told
+        ray.init(address="local", include_dashboard=False, **quiet)
+        started = True
+    try:
+        yield started
+    finally:
+        ray.shutdown()
+
+
+def _check_listens(address: str) -> None:
+    """Raises UNAVAILABLE where nothing listens at ``address``, which Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise invalid(f"'{address}' is no address of a Ray cluster: give HOST:PORT, as 'ray start --head' shows it")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise unavailable(f"no Ray cluster answers at {address}: {one_line(error)}") from None
+
+
+def start_serve(proxies: ServeProxies) -> None:
+    """Start Ray Serve with its proxies, unless the cluster has it already; its proxies are then as they are."""
+    from ray import serve
+    from ray.serve.config import HTTPOptions, gRPCOptions
+
+    location = "Disabled" if proxies.http_port is None and proxies.grpc_port is None else "EveryNode"
+    http = HTTPOptions(host=proxies.host, port=proxies.http_port or 0)
+    grpc = gRPCOptions(port=proxies.grpc_port, grpc_servicer_functions=[SERVICER]) if proxies.grpc_port else None
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(proxy_location=location, http_options=http, **({"grpc_options": grpc} if grpc else {}))
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Within it, whatever Ray raises is INTERNAL, with its last line."""
+    try:
+        yield
+    except ConchError:
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise internal(f"Ray Serve: {lines[-1] if lines else type(error).__name__}") from error
+
+
+class RayApplication:
+    """The application ``name`` of the cluster that this process is connected to."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has been deployed before and not removed."""
+        from ray import serve
+
+        return self._name in serve.status().applications
+
+    def deploy(self, options: RayOptions, plans: Sequence[DeploymentPlan], route_prefix: str | None) -> None:
+        """Have Ray Serve run ``plans``, in place of what it ran before; replicas that need not be replaced stay.
+
+        Its own proxies pass on what begins with ``route_prefix``.  Returns at once; :meth:`wait` waits.
+        """
+        from ray import serve
+
+        if self.is_there:
+            with suppress(ConchError):
+                self._ask("forget_failures")
+        target = serve.RunTarget(application(options, plans), name=self._name, route_prefix=route_prefix)
+        with _in_one_line():
+            serve.run_many([target], wait_for_ingress_deployment_creation=True, wait_for_applications_running=False)
+
+    def wait(self, plans: Sequence[DeploymentPlan], seconds: float, tell: Callable[[str], None]) -> Deployed:
+        """Wait until every deployment of ``plans`` has a replica of its version, and every node its ingress.
+
+        ``tell`` is called with every new word of Ray Serve's on the way.  Raises INTERNAL with the reason why a replica
+        cannot start, and UNAVAILABLE with what Ray Serve says after ``seconds``.
+        """
+        from ray import serve
+
+        ends = time.monotonic() + seconds
+        said = ""
+        while True:
+            with _in_one_line():
+                state = serve.status().applications.get(self._name)
+            failures: dict[str, str] = {}
+            with suppress(ConchError):
+                failures = dict(self._ask("failures"))
+                found = Deployed(self._ask("ingresses"), self._ask("replicas"))
+                if state is not None and state.status == "RUNNING" and _complete(found, plans, _nodes()):
+                    return found
+            words = _words(state)
+            if failures or (state is not None and state.status == "DEPLOY_FAILED"):
+                raise _failure(failures, words)
+            if words != said:
+                said = words
+                tell(words)
+            if time.monotonic() > ends:
+                raise unavailable(f"the models do not answer after {seconds:g} s: {words or 'Ray Serve says nothing'}")
+            time.sleep(_LOOK_SECONDS)
+
+    def replicas(self) -> Sequence[ReplicaRecord]:
+        """The replicas that answer.  Raises UNAVAILABLE where nobody knows."""
+        found: Sequence[ReplicaRecord] = self._ask("replicas")
+        return found
+
+    def remove(self) -> None:
+        """Take the application away, with everything that it runs; requests that run may end."""
+        from ray import serve
+
+        if self.is_there:
+            serve.delete(self._name)
+
+    def _ask(self, method: str) -> Any:
+        """What the directory answers.  Raises UNAVAILABLE where it does not."""
+        from ray import serve
+
+        try:
+            handle = serve.get_deployment_handle(DIRECTORY, self._name)
+            return handle.options(method_name=method).remote().result(timeout_s=_ANSWER_SECONDS)
+        except Exception as error:  # whatever Ray raises
+            raise unavailable(f"the directory does not answer: {one_line(error)}") from None
+
+
+def _nodes() -> set[str]:
+    """The nodes of the cluster that are alive, by their ids."""
+    import ray
+
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def _complete(found: Deployed, plans: Sequence[DeploymentPlan], nodes: Set[str]) -> bool:
+    """Whether all ``nodes`` have an ingress and ``plans`` their replicas, and no replica of another version is left."""
+    if not nodes <= {record.node for record in found.ingresses}:
+        return False
+    versions = {(record.deployment, record.version) for record in found.replicas}
+    return versions == {(plan.name, plan.version) for plan in plans}
+
+
+def _failure(failures: dict[str, str], words: str) -> ConchError:
+    if not failures:
+        return internal(f"Ray Serve cannot run the models: {words}")
+    told = "; ".join(
+        f"the ingress: {reason}" if name == INGRESS else f"a replica of '{name}': {reason}"
+        for name, reason in sorted(failures.items())
+    )
+    return invalid(f"cannot start {told}")
+
+
+def _words(state: Any) -> str:
+    """What Ray Serve says of the deployments that are not there yet, in one line."""
+    if state is None:
+        return ""
+    waiting = [
+        f"{name}: {' '.join(deployment.message.split()) or deployment.status.value.lower()}"
+        for name, deployment in state.deployments.items()
+        if deployment.status != "HEALTHY"
+    ]
+    return "; ".join(waiting) or " ".join(state.message.split())
