@@ -43,6 +43,7 @@ DOCUMENTS = (
     "reports.md",
     "stores.md",
     "tracing.md",
+    "ray.md",
 )
 
 

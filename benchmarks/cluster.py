@@ -1,0 +1,178 @@
+"""What ``conch deploy ray`` costs and gives: latency by each way, throughput by replicas, time to recover.
+
+    python -m benchmarks.cluster [--rounds 5] [--seconds 1] [--replicas 1,2,4] [--parts latency,throughput,recovery]
+
+Starts a cluster of three Ray nodes on this machine.  Latency: one client asks the port of a replica itself (a bare
+server), the ingress in front of it, and Ray Serve's own proxy, in turns.  Throughput: a model that sleeps, with one
+instance and one request at a time, so that replicas add up also on few cores.  Recovery: from the moment at which a
+replica, or a node with one, is killed, to that at which as many replicas answer as before; and what the callers saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+
+from benchmarks.remote import spend
+from tests.deploy.ray.cluster import Load, RayCluster, ask, urls
+from tests.models import HERE as MODELS
+from tests.models import write
+from tests.oracle.run import free_ports
+
+_MODULES: Final[dict[str, Any]] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
+_IDENTITY: Final = """
+backend: "identity"
+max_batch_size: 8
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
+"""
+#: Times that the ways change places within a round.
+_TURNS: Final = 4
+#: How long the model sleeps (s), and how many callers it has for each replica.
+_SLEEP: Final = 0.05
+_CALLERS: Final = 4
+PARTS: Final = ("latency", "throughput", "recovery")
+
+
+def write_models(repository: Path) -> None:
+    """Write ``identity``, which gives back what it gets, and ``where``, which sleeps and says where it runs."""
+    write(repository, "identity", _IDENTITY)
+    (repository / "identity" / "1").mkdir()
+    shutil.copytree(MODELS / "ray" / "where", repository / "where")
+    config = repository / "where" / "config.pbtxt"
+    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 1"))
+
+
+def caller(protocol: str, address: str) -> Callable[[], object]:
+    """What sends a request to ``address`` and waits for the answer."""
+    module = _MODULES[protocol]
+    client = module.InferenceServerClient(address)
+    tensor = module.InferInput("INPUT0", [1, 16], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, 16), np.float32))
+    return lambda: client.infer("identity", [tensor])
+
+
+def latency(cluster: RayCluster, said: str, proxies: tuple[int, int], rounds: int, seconds: float) -> None:
+    print("Median latency (ms) of one request at a time:\n")
+    print("| protocol | a replica's own port | the ingress | more | Ray Serve's proxy | more |")
+    print("|---|---|---|---|---|---|")
+    replica = next(one for one in cluster.replicas() if one.deployment == "identity")
+    for protocol, proxy in zip(("http", "grpc"), proxies, strict=True):
+        direct = str(getattr(replica, protocol)).partition("://")[2]
+        ingress = next(iter(urls(said, protocol).values())).partition("://")[2]
+        ways = [caller(protocol, address) for address in (direct, ingress, f"127.0.0.1:{proxy}")]
+        found: list[list[float]] = [[] for _ in ways]
+        for way in ways:
+            way()
+        for _ in range(rounds * _TURNS):
+            for way, times in zip(ways, found, strict=True):
+                times += spend(way, seconds / _TURNS)
+        bare, ours, rays = (statistics.median(times) * 1e3 for times in found)
+        name = {"http": "HTTP", "grpc": "gRPC"}[protocol]
+        print(f"| {name} | {bare:.2f} | {ours:.2f} | **{ours - bare:.2f}** | {rays:.2f} | {rays - bare:.2f} |")
+
+
+def throughput(deploy: Callable[[int], str], counts: Sequence[int], seconds: float) -> None:
+    print(f"\nRequests per second of a model that sleeps {_SLEEP * 1e3:.0f} ms, {_CALLERS} callers for each replica:\n")
+    print("| replicas | requests/s | of what the replicas could do |")
+    print("|---|---|---|")
+    for replicas in counts:
+        url = next(iter(urls(deploy(replicas), "http").values()))
+        with Load([url], _CALLERS * replicas, _SLEEP) as load:
+            load.more(replicas * 2)
+            before, begun = len(load.answers), time.perf_counter()
+            time.sleep(seconds)
+            rate = (len(load.answers) - before) / (time.perf_counter() - begun)
+        if load.failures:
+            sys.exit(load.failures[0])
+        print(f"| {replicas} | {rate:.1f} | {rate * _SLEEP / replicas:.0%} |")
+
+
+def recovery(cluster: RayCluster, said: str) -> None:
+    print("\nTwo replicas and four callers; what is killed, until two replicas answer again:\n")
+    print("| killed | seconds | requests meanwhile | failed |")
+    print("|---|---|---|---|")
+    head = cluster.head()
+    url = urls(said, "http")[head[:8]]
+    with Load([url], 4, 0.01) as load:
+        load.more(20)
+        victim = load.answers[-1]["PROCESS"]
+        row("a replica", load, lambda: os.kill(victim, signal.SIGKILL), {victim})
+        replicas = [one for one in cluster.replicas() if one.deployment == "where" and one.node != head]
+        if replicas:
+            process = int(ask(replicas[0].http)["PROCESS"])
+            row("a node", load, lambda: cluster.kill(replicas[0].node), {process})
+
+
+def row(what: str, load: Load, kill: Callable[[], object], gone: set[int]) -> None:
+    """Print how long it takes after ``kill`` until two others than those ``gone`` answer."""
+    answers, failures, begun = len(load.answers), len(load.failures), time.perf_counter()
+    kill()
+    while len({one["PROCESS"] for one in load.answers[answers:][-100:]} - gone) < 2:
+        time.sleep(0.01)
+    took = time.perf_counter() - begun
+    failed = len(load.failures) - failures
+    print(f"| {what} | {took:.1f} | {len(load.answers) - answers + failed} | {failed} |")
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long each way is asked in a round")
+    parser.add_argument("--replicas", default="1,2,4", help="how many replicas the throughput is measured with")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure")
+    return parser.parse_args(arguments)
+
+
+def measure(cluster: RayCluster, proxies: tuple[int, int], asked: argparse.Namespace) -> None:
+    """Measure on a cluster whose Ray Serve has, or is to have, ``proxies`` on these ports, and print the tables."""
+    parts = asked.parts.split(",")
+    with tempfile.TemporaryDirectory() as home:
+        repository = Path(home)
+        write_models(repository)
+        ports = (f"--serve-http-port={proxies[0]}", f"--serve-grpc-port={proxies[1]}")
+
+        def deploy(replicas: int) -> str:
+            ended = cluster.deploy(repository, "--cpus-per-replica=0.25", f"--min-replicas={replicas}", *ports)
+            if ended.returncode:
+                sys.exit(ended.stderr)
+            return ended.stdout
+
+        try:
+            said = deploy(1)
+            if "latency" in parts:
+                latency(cluster, said, proxies, asked.rounds, asked.seconds)
+            if "throughput" in parts:
+                throughput(deploy, [int(count) for count in asked.replicas.split(",")], asked.rounds * asked.seconds)
+            if "recovery" in parts:
+                recovery(cluster, deploy(2))
+        finally:
+            cluster.remove()
+
+
+def main() -> None:
+    asked = options()
+    cluster = RayCluster(nodes=3, cores=4)
+    try:
+        http, grpc = free_ports(2)
+        measure(cluster, (http, grpc), asked)
+    finally:
+        cluster.close()
+
+
+if __name__ == "__main__":
+    main()
