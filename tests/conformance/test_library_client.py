@@ -57,3 +57,13 @@ def test_refusals_have_their_codes(client: conch.Client) -> None:
         with pytest.raises(ConchError) as raised:
             call()
         assert raised.value.code is code
+
+
+def test_a_model_may_go_on_after_an_error(server: Server, server_kind: str) -> None:
+    """Asked for errors with codes, or cancelled just then, Triton crashes of it after some dozens of streams."""
+    with conch.Client(server.grpc) as client:
+        for _ in range(100):
+            with pytest.raises(ConchError, match="negative") as raised:
+                list(client.infer_stream("repeat", {"IN": [1, -1, 3, 4]}))
+            assert raised.value.code is (Code.INVALID_ARG if server_kind == "conch" else Code.UNKNOWN)
+        assert client.live()

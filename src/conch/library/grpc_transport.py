@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +22,12 @@ from conch.library.transport import TlsFiles
 from conch.library.values import decode
 from conch.tensors import WireTensor
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, write_parameters
-from conch.wire.grpc.parameters import FINAL_RESPONSE
+from conch.wire.grpc.parameters import ERRORS_WITH_CODES, FINAL_RESPONSE
 
-#: Makes the server say errors on a stream with their codes, as the end of the stream.
-_ERRORS_WITH_CODES: Final = (("triton_grpc_error", "true"),)
+#: Makes conch say errors on a stream with their codes, as the end of the stream.
+_METADATA: Final = ((ERRORS_WITH_CODES, "true"),)
+#: How long a server may take to end a stream whose error has come (s).
+_END_SECONDS: Final = 5.0
 
 
 class GrpcTransport:
@@ -91,7 +95,7 @@ class GrpcTransport:
     def stream(self, request: OutgoingRequest) -> ResultStream:
         message = _message(request)
         try:
-            call = self._stub.ModelStreamInfer(iter([message]), timeout=request.timeout, metadata=_ERRORS_WITH_CODES)
+            call = self._stub.ModelStreamInfer(iter([message]), timeout=request.timeout, metadata=_METADATA)
         except ValueError:
             raise _closed() from None
         return _GrpcStream(call, request)
@@ -125,7 +129,7 @@ class _GrpcStream(ResultStream):
                     break
                 raise _error(error, self._request) from None
             if message.error_message:
-                self.close()
+                self._leave_to_end()
                 raise ConchError(message.error_message, Code.UNKNOWN)  # the protocol has no code for it
             if message.infer_response.outputs:
                 return _result(message.infer_response)
@@ -134,6 +138,16 @@ class _GrpcStream(ResultStream):
     def close(self) -> None:
         self._closed = True
         self._call.cancel()
+
+    def _leave_to_end(self) -> None:
+        """Wait until the server has ended the stream: to be cancelled just then makes Triton crash."""
+        timer = threading.Timer(_END_SECONDS, self._call.cancel)
+        timer.start()
+        with contextlib.suppress(grpc.RpcError):
+            for _ in self._call:
+                pass
+        timer.cancel()
+        self.close()
 
 
 def _credentials(files: TlsFiles) -> Any:

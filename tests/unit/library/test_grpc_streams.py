@@ -1,0 +1,85 @@
+"""Streams of ``conch.Client`` over gRPC, from a server that answers what the test says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from conch.errors import Code, ConchError
+from conch.inference import ModelSignature
+from conch.library import grpc_transport
+from conch.library.grpc_transport import GrpcTransport
+from conch.library.requests import OutgoingRequest
+from conch.library.service import ResultStream
+
+REQUEST = OutgoingRequest(ModelSignature("m", 1, 0, {}, {}, decoupled=True), -1, {})
+
+
+class FakeService(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Answers a stream with an error, as Triton does, and goes on for ``seconds``."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.metadata: dict[str, str] = {}
+        self.cancelled = threading.Event()
+        self.ended = False
+
+    def ModelStreamInfer(self, requests: Any, context: Any) -> Iterator[Any]:
+        self.metadata = dict(context.invocation_metadata())
+        context.add_callback(lambda: self.ended or self.cancelled.set())
+        yield service_pb2.ModelStreamInferResponse(error_message="negative")
+        until = time.monotonic() + self.seconds
+        while time.monotonic() < until and not self.cancelled.wait(0.01):
+            pass
+        self.ended = not self.cancelled.is_set()
+
+
+@contextmanager
+def streamed(service: FakeService) -> Iterator[ResultStream]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    transport = GrpcTransport("127.0.0.1", port, None)
+    try:
+        yield transport.stream(REQUEST)
+    finally:
+        transport.close()
+        server.stop(None).wait()
+
+
+def test_a_stream_whose_error_has_come_is_ended_by_the_server() -> None:
+    """Triton crashes of a cancellation that comes as a decoupled model goes on after an error."""
+    service = FakeService(0.1)
+    with streamed(service) as stream:
+        with pytest.raises(ConchError, match="negative") as raised:
+            next(stream)
+        assert service.ended and not service.cancelled.is_set()
+        assert list(stream) == []
+    assert raised.value.code is Code.UNKNOWN
+
+
+def test_a_stream_that_goes_on_after_its_error_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_transport, "_END_SECONDS", 0.05)
+    service = FakeService(60)
+    with streamed(service) as stream:
+        with pytest.raises(ConchError, match="negative"):
+            next(stream)
+        assert service.cancelled.wait(10)
+
+
+def test_triton_is_not_asked_for_errors_with_codes() -> None:
+    """With ``triton_grpc_error`` it crashes of its own where a decoupled model goes on after an error."""
+    service = FakeService(0)
+    with streamed(service) as stream:
+        with pytest.raises(ConchError):
+            next(stream)
+    assert service.metadata["conch_grpc_error"] == "true" and "triton_grpc_error" not in service.metadata
