@@ -27,6 +27,20 @@ _HEADER_LENGTH: Final = "inference-header-content-length"
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 #: Requests of a stream that may be under way, and its answers that may wait to be sent.
 _AHEAD: Final = 64
+#: Metadata that gRPC makes itself for each connection, and what Ray Serve's proxies are told by theirs.
+_OF_GRPC: Final = ("grpc-", ":")
+_OF_A_PROXY: Final = frozenset(
+    {
+        "accept-encoding",
+        "application",
+        "content-type",
+        "multiplexed_model_id",
+        "request_id",
+        "session_id",
+        "te",
+        "user-agent",
+    }
+)
 
 
 class ServeEntry:
@@ -106,7 +120,7 @@ for _name in UNARY:
 class _EntryStream:
     """The requests of one stream that are under way, and their ``answers``; None ends them."""
 
-    def __init__(self, replicas: Callable[[ModelInferRequest], Any], metadata: list[tuple[str, str]]) -> None:
+    def __init__(self, replicas: Callable[[ModelInferRequest], Any], metadata: list[tuple[str, str | bytes]]) -> None:
         self.answers: asyncio.Queue[bytes | RpcError | None] = asyncio.Queue(_AHEAD)
         self._replicas = replicas
         self._metadata = metadata
@@ -178,10 +192,10 @@ async def _unary(handle: Any, method: str, message: bytes, context: Any) -> RawM
     return RawMessage(answer)
 
 
-def _metadata(context: Any) -> list[tuple[str, str]]:
+def _metadata(context: Any) -> list[tuple[str, str | bytes]]:
     """What the client sent beside its messages that is for the server."""
     sent = context.invocation_metadata()
-    return [(key, value) for key, value in sent if isinstance(value, str) and key.startswith("triton")]
+    return [(key, value) for key, value in sent if not key.startswith(_OF_GRPC) and key not in _OF_A_PROXY]
 
 
 def _fail(context: Any, error: RpcError) -> None:

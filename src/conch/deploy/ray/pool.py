@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
-from conch.deploy.ray.relay import Headers, HttpHead, RpcError
+from conch.deploy.ray.relay import Headers, HttpHead, Metadata, RpcError
 from conch.deploy.ray.replica import ModelReplica
 from conch.errors import ConchError
 from conch.library.server import Server
@@ -47,11 +47,11 @@ def pool_class(most: int) -> type[ModelReplica]:
             async for part in super().http(method, target, headers, body):
                 yield part
 
-        async def rpc(self, method: str, message: bytes, metadata: Headers) -> bytes | RpcError:
+        async def rpc(self, method: str, message: bytes, metadata: Metadata) -> bytes | RpcError:
             await self._take(serve.get_multiplexed_model_id())
             return await super().rpc(method, message, metadata)
 
-        async def rpc_stream(self, method: str, message: bytes, metadata: Headers) -> AsyncIterator[bytes | RpcError]:
+        async def rpc_stream(self, method: str, message: bytes, metadata: Metadata) -> AsyncIterator[bytes | RpcError]:
             await self._take(serve.get_multiplexed_model_id())
             async for answer in super().rpc_stream(method, message, metadata):
                 yield answer

@@ -24,6 +24,8 @@ _OF_A_CONNECTION: Final = frozenset(
 _UNSAID: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 Headers = Sequence[tuple[str, str]]
+#: What is sent beside the messages of a call over gRPC; bytes where a key ends with ``-bin``.
+Metadata = Sequence[tuple[str, str | bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Relay:
             async for chunk in answer.content.iter_any():
                 yield chunk
 
-    async def rpc(self, method: str, message: bytes, metadata: Headers) -> bytes | RpcError:
+    async def rpc(self, method: str, message: bytes, metadata: Metadata) -> bytes | RpcError:
         """Call a method that has one answer, with the bytes of its message."""
         call: Any = self._channel.unary_unary(SERVICE_PATH + method)
         try:
@@ -92,7 +94,7 @@ class Relay:
             return RpcError(error.code().name, error.details() or "")
 
     async def rpc_stream(
-        self, method: str, message: bytes, metadata: Headers
+        self, method: str, message: bytes, metadata: Metadata
     ) -> AsyncGenerator[bytes | RpcError, None]:
         """Send one message on a stream and close that side; the answers as they come."""
         call: Any = self._channel.stream_stream(SERVICE_PATH + method)
@@ -120,11 +122,11 @@ class Relaying:
         async for part in self._relay.http(method, target, headers, body):
             yield part
 
-    async def rpc(self, method: str, message: bytes, metadata: Headers) -> bytes | RpcError:
+    async def rpc(self, method: str, message: bytes, metadata: Metadata) -> bytes | RpcError:
         """A call over gRPC."""
         return await self._relay.rpc(method, message, metadata)
 
-    async def rpc_stream(self, method: str, message: bytes, metadata: Headers) -> AsyncIterator[bytes | RpcError]:
+    async def rpc_stream(self, method: str, message: bytes, metadata: Metadata) -> AsyncIterator[bytes | RpcError]:
         """One message of a stream over gRPC."""
         async for answer in self._relay.rpc_stream(method, message, metadata):
             yield answer

@@ -157,12 +157,13 @@ def infer(name: str = "a model", sequence: int = 0, id: str = "") -> bytes:
 
 async def test_a_call_goes_to_the_replicas_of_its_model_with_what_is_for_the_server() -> None:
     entry, model, _ = handles(rpc_answer)
-    context = Context(("triton_x", "1"), ("triton-bin", b"2"), ("application", "conch"))
+    kept = [("triton_x", "1"), ("conch_grpc_error", "true"), ("x-key", "secret"), ("x-bin", b"2")]
+    context = Context(*kept, ("application", "conch"), ("user-agent", "grpc"), ("grpc-accept-encoding", "gzip"))
     answer = await entry.ModelInfer(infer(sequence=7), context)
     assert answer.SerializeToString() == b"answer"
     (options, arguments) = model.calls[0]
     assert options == {"method_name": "rpc", "session_id": "sequence 7"}
-    assert arguments == ("ModelInfer", infer(sequence=7), [("triton_x", "1")])
+    assert arguments == ("ModelInfer", infer(sequence=7), kept)
 
 
 @pytest.mark.parametrize("message", [infer("unknown"), b"\xff\xff no message"])
