@@ -69,6 +69,7 @@ def copy(folder: Path, contents: Contents) -> None:
         if entry.source is None:
             target.mkdir(parents=True, exist_ok=True)
             (target / ".keep").touch()
+            (target / ".keep").chmod(0o644)
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         with _opened(entry.source) as source, target.open("wb") as file:

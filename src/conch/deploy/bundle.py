@@ -82,7 +82,7 @@ def check_size(contents: Contents, limit: int, place: str) -> None:
 
 def write(bundle: Bundle, found: Contents, out: Path) -> int:
     """Write all of it into the folder ``out``; returns the bytes of the artifact.  Nothing is left where it fails."""
-    with staged(out) as folder:
+    with staged(out, found.size) as folder:
         artifact = folder / bundle.artifact
         artifact.parent.mkdir(parents=True, exist_ok=True)
         bundle.pack(artifact, found)

@@ -89,7 +89,7 @@ def test_a_folder_with_files_is_left_as_it_is(models: Path, capsys: pytest.Captu
     Path("out").mkdir()
     Path("out/mine").touch()
     assert run("vertex") == 1
-    assert capsys.readouterr().err == "out is there already and is not empty: name another folder\n"
+    assert capsys.readouterr().err == "out exists and is not empty: name another folder\n"
     assert [path.name for path in Path("out").iterdir()] == ["mine"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,47 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").exists()
 
 
+def test_a_folder_that_is_there_stays_the_same_folder(tmp_path: Path) -> None:
+    """Whose current folder it is sees the files; a link leads to them."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    before = (tmp_path / "real").stat().st_ino
+    check_output(tmp_path / "link", tmp_path / "models")
+    with staged(tmp_path / "link") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").touch()
+    assert (tmp_path / "real").stat().st_ino == before
+    assert [path.name for path in (tmp_path / "real").iterdir()] == ["inner"]
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path: Path, there: bool) -> None:
+    if there:
+        (tmp_path / "out").mkdir()
+    with pytest.raises(ConchError, match=r"out cannot be written: it needs .* and the disk has .* left"):
+        with staged(tmp_path / "out", 10**18):
+            pytest.fail("it was begun")
+    assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there else [])
+
+
+def test_everybody_may_read_what_an_image_gets(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with staged(tmp_path / "out") as folder:
+            (folder / "models" / "m").mkdir(parents=True)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "out", *(tmp_path / "out").rglob("*")):
+        assert path.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("gone")
+    with pytest.raises(ConchError, match="out is a link that leads to nothing: remove it"):
+        check_output(tmp_path / "out", tmp_path / "models")
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_nothing_is_left_of_what_fails(tmp_path: Path, error: type[BaseException]) -> None:
     with pytest.raises(error), staged(tmp_path / "out") as folder:
@@ -35,9 +77,20 @@ def test_nothing_is_left_of_what_fails(tmp_path: Path, error: type[BaseException
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_got_files_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConchError, match="cannot be written: Directory not empty"), staged(tmp_path / "out"):
+def test_nothing_is_left_in_a_folder_that_was_there(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError), staged(tmp_path / "out") as folder:
+        (folder / "file").touch()
+        raise ValueError
+    assert [path.name for path in tmp_path.rglob("*")] == ["out"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_that_got_files_meanwhile_is_left_alone(tmp_path: Path, there: bool) -> None:
+    if there:
         (tmp_path / "out").mkdir()
+    with pytest.raises(ConchError, match="cannot be written: Directory not empty"), staged(tmp_path / "out"):
+        (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "out" / "other").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "other"]
 
@@ -45,8 +98,8 @@ def test_a_folder_that_got_files_meanwhile_is_left_alone(tmp_path: Path) -> None
 def test_output_that_is_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "full" / "x").mkdir(parents=True)
-    for name, what in (("file", "and is no folder"), ("full", "and is not empty")):
-        with pytest.raises(ConchError, match=f"{name} is there already {what}: name another folder") as caught:
+    for name, what in (("file", "exists and is not a folder"), ("full", "exists and is not empty")):
+        with pytest.raises(ConchError, match=f"{name} {what}: name another folder") as caught:
             check_output(tmp_path / name, tmp_path / "models")
         assert caught.value.code is Code.ALREADY_EXISTS
 
