@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Final
 
@@ -82,9 +83,14 @@ def packages_of(model: CheckedModel) -> set[str]:
     }
 
 
-def package_with(module: str) -> str:
-    """What pip calls the package with a module: the module's own name for most."""
-    return _PACKAGES.get(module, module)
+def packages_with(module: str) -> list[str]:
+    """What pip calls the packages with a top-level module that is installed here.
+
+    Several where packages share a namespace; the module's own name where no package is known to have it.
+    """
+    if module in _PACKAGES:
+        return [_PACKAGES[module]]
+    return sorted(set(packages_distributions().get(module, [module])))
 
 
 def _uses(path: Path) -> Iterator[_Use]:

@@ -15,7 +15,7 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_DIRECTORY, MODEL_FILE, is_hub_id, local_path, read_model_file
 from conch.checkpoints.options import Options, extra_of
 from conch.checks.configuration import named_gpus
-from conch.checks.missing_imports import package_with, packages_of
+from conch.checks.missing_imports import packages_of, packages_with
 from conch.checks.model import CheckedModel
 from conch.checks.repository import check
 from conch.config.schema import ModelConfig, implementation, is_ensemble
@@ -151,7 +151,7 @@ def _add(model: CheckedModel, found: _Found) -> None:
             if package is not None and package.extras and package.extras[0] in _SERVING:
                 found.extras.add(package.extras[0])
             else:
-                found.packages.add(package.name if package is not None else package_with(module))
+                found.packages.update([package.name] if package is not None else packages_with(module))
     elif backend in _GRAPHS:
         found.extras.add(_GRAPHS[backend])
     elif backend == "vllm":

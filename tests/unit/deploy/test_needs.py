@@ -40,6 +40,21 @@ def test_what_python_models_import_is_installed(tmp_path: Path) -> None:
     assert needs(tmp_path, MOUNT).extras == ()
 
 
+def test_a_package_is_named_as_it_is_installed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module's name may be that of another package: ``pip install jwt`` installs something else."""
+    installed = {"shells": ["python-shells"], "sea": ["sea-urchins", "sea-core", "sea-core"]}
+    for module, packages in installed.items():
+        write(tmp_path / "site", module, None, {"__init__.py": ""})
+        for package in packages:
+            metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n"
+            files = {"METADATA": metadata, "RECORD": f"{module}/__init__.py,,\n"}
+            write(tmp_path / "site", f"{package.replace('-', '_')}-1.dist-info", None, files)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=":")
+    write(tmp_path / "models", "m", PYTHON, {"1/model.py": f"import shells\nimport sea\n{MODEL}"})
+    assert needs(tmp_path / "models", MOUNT).packages == ("python-shells", "sea-core", "sea-urchins")
+
+
 def test_checkpoints_from_the_hub_are_told(tmp_path: Path) -> None:
     checkpoint(tmp_path, "a", model="org/encoder")
     checkpoint(tmp_path, "b", model="org/other", engine="openvino", task="text-classification")
