@@ -78,7 +78,9 @@ def _texts(given: Deployment, variables: Mapping[str, str], arguments: Sequence[
         "size": size,
         "artifact_size": shown(size),
         "command": "".join(f"        {_hcl(word)},\n" for word in arguments),
-        "variables": "".join(f"        {key} = {_hcl(value)}\n" for key, value in variables.items()),
+        "variables": "".join(
+            f"        {key.ljust(max(map(len, variables)))} = {_hcl(value)}\n" for key, value in variables.items()
+        ),
         "local_environment": "\n".join(f"    -e {key}={value} \\" for key, value in variables.items()),
         "base": "\n".join(base_commands(given.needs)),
         "upload": _upload(size),

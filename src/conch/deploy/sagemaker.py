@@ -99,7 +99,9 @@ def _texts(given: Deployment, multi_model: bool, size: int) -> Mapping[str, str]
     values = {
         "name": given.name,
         "model": given.model,
-        "endpoint": given.endpoint,
+        "answers": "Requests name their model."
+        if multi_model
+        else f"Requests are `{given.endpoint}` to the model `{given.model}`.",
         "artifact": "models/" if multi_model else "model.tar.gz",
         "artifact_size": shown(size),
         "base": "\n".join(base_commands(given.needs)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,28 @@ def test_the_same_repository_gives_the_same_files(platform: str, models: Path) -
     files = sorted(path.relative_to("out") for path in Path("out").rglob("*") if path.is_file())
     assert files == sorted(path.relative_to("first") for path in Path("first").rglob("*") if path.is_file())
     assert [("out" / path).read_bytes() for path in files] == [("first" / path).read_bytes() for path in files]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["oci", "--endpoint=openai"],
+        ["sagemaker"],
+        ["sagemaker", "--multi-model"],
+        ["vertex", "--endpoint=generate"],
+        ["vertex", "--from-bucket"],
+    ],
+)
+def test_the_steps_can_be_pasted_into_a_shell(options: list[str], models: Path) -> None:
+    """Each block is valid, and a server that one starts does not keep the next command waiting."""
+    assert run(*options) == 0
+    blocks = re.findall(r"```sh\n(.*?)```", Path("out/README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        checked = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, check=False)
+        assert (checked.returncode, checked.stderr) == (0, ""), block
+        for started in re.findall(r"^docker run .*", block, re.MULTILINE):
+            assert "--detach" in started.split() and "docker stop" in block
 
 
 @pytest.mark.parametrize(

@@ -64,4 +64,5 @@ def test_the_steps_are_those_of_the_endpoint() -> None:
     assert "invoke_endpoint_with_response_stream(" in one and "downloads org/a from the Hugging Face Hub" in one
     several = sagemaker.plan(given("m"), multi_model=True).texts(10)
     assert "--target-model m.tar.gz" in several["README.md"]
+    assert "Requests name their model." in several["README.md"]
     assert not [name for text in (several, {"one": one}) for name in text if "@{" in text[name]]

@@ -19,6 +19,11 @@ resource "oci_datascience_model" "artifact" {
   model_artifact               = "${path.module}/../artifact.zip"
   artifact_content_length      = @{size}
   artifact_content_disposition = "attachment; filename=artifact.zip"
+
+  # The deployment gets the new model before the old one is deleted.
+  lifecycle {
+    create_before_destroy = true
+  }
 }
 
 resource "oci_datascience_model_deployment" "server" {

@@ -9,24 +9,24 @@ variable "project_id" {
 }
 
 variable "image" {
-  description = "The image in the container registry, as iad.ocir.io/NAMESPACE/conch:1."
+  description = "The image in the container registry, such as iad.ocir.io/NAMESPACE/conch:1."
   type        = string
 }
 
 variable "model_id" {
-  description = "OCID of a model that is in the model catalog already; without one, ../artifact.zip is uploaded."
+  description = "OCID of a model that is already in the model catalog; without one, ../artifact.zip is uploaded."
   type        = string
   default     = null
 }
 
 variable "region" {
-  description = "Region, as us-ashburn-1; that of ~/.oci/config by default."
+  description = "Region, such as us-ashburn-1; that of ~/.oci/config by default."
   type        = string
   default     = null
 }
 
 variable "instance_shape" {
-  description = "Shape of the instances, as VM.GPU.A10.1."
+  description = "Shape of the instances, such as VM.GPU.A10.1."
   type        = string
   default     = "VM.Standard.E4.Flex"
 }
@@ -44,7 +44,7 @@ variable "memory_in_gbs" {
 }
 
 variable "instance_count" {
-  description = "Instances."
+  description = "Number of instances."
   type        = number
   default     = 1
 }
@@ -56,7 +56,7 @@ variable "bandwidth_mbps" {
 }
 
 variable "subnet_id" {
-  description = "OCID of a subnet, where the server needs a way out to the internet."
+  description = "OCID of a subnet, needed where the server must reach the internet."
   type        = string
   default     = null
 }
