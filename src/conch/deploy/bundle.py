@@ -62,12 +62,14 @@ def deployment(
     INVALID_ARG for a name that some platform does not take, and as ``check_output``, ``needs`` and ``contents`` do.
     """
     if name and not _NAME.fullmatch(name):
-        raise invalid(f"--name takes letters, digits and single dashes between them, at most 63, and not '{name}'")
+        raise invalid(
+            f"--name takes letters, digits and single dashes between them, 63 characters at most, and not '{name}'"
+        )
     found = needs(repository, mount)
     check_output(out, repository)
     chosen = found.models[0] if several and not model else found.chosen(model)
     name = name or f"conch-{re.sub(r'[^A-Za-z0-9]+', '-', chosen).strip('-')}"[:63].strip("-")
-    asked = example(found.configs[chosen], endpoint, chosen)
+    asked = example(found.configs[chosen], endpoint, chosen, chosen in found.writers)
     return Deployment(name, chosen, endpoint, found, contents(repository), asked)
 
 

@@ -14,13 +14,17 @@ _TEXT: Final = "What is a conch?"
 _UNKNOWN: Final = (("text_input", "BYTES", (1, 1)),)
 
 
-def example(config: ModelConfig, endpoint: str, model: str) -> str:
-    """The body, as JSON, of a request to an endpoint of ``endpoint.ENDPOINTS``; dimensions that vary are 1."""
+def example(config: ModelConfig, endpoint: str, model: str, writes: bool = False) -> str:
+    """The body, as JSON, of a request to an endpoint of ``endpoint.ENDPOINTS``; dimensions that vary are 1.
+
+    ``writes`` says that the model is a language model, whose inputs its configuration need not have.
+    """
     if endpoint == "openai":
         return json.dumps({"model": model, "messages": [{"role": "user", "content": _TEXT}]})
+    declared = signature(config, 1).inputs
     inputs = [
         (one.name, one.datatype, tuple(max(size, 1) for size in full_shape(config, one.dims)))
-        for one in signature(config, 1).inputs.values()
+        for one in declared.values()
         if not one.optional
     ] or _UNKNOWN
     if endpoint == "infer":
@@ -29,10 +33,12 @@ def example(config: ModelConfig, endpoint: str, model: str) -> str:
             for name, datatype, shape in inputs
         ]
         return json.dumps({"inputs": tensors})
-    values = {
+    values: dict[str, Any] = {
         name: _element(datatype) if prod(shape) == 1 else [_element(datatype)] * prod(shape)
         for name, datatype, shape in inputs
     }
+    if endpoint == "generate_stream" and (writes or "stream" in declared):
+        values["stream"] = True  # without it, the whole text is one response
     return json.dumps(values)
 
 

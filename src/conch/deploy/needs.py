@@ -50,6 +50,7 @@ _INSTALLED: Final = frozenset({
 class Needs:
     """The models of a repository with their configurations, the ensembles among them, and what they need; all sorted.
 
+    ``writers`` are the language models among those that take text as ``text_input``.
     ``extras`` are conch's, ``packages`` what pip has to install besides, ``hub`` the ids of checkpoints that are
     downloaded from the Hugging Face Hub when the server starts.
     """
@@ -59,6 +60,7 @@ class Needs:
     extras: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     hub: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -84,6 +86,7 @@ class _Found:
     extras: set[str] = field(default_factory=set)
     packages: set[str] = field(default_factory=set)
     hub: set[str] = field(default_factory=set)
+    writers: set[str] = field(default_factory=set)
 
 
 def needs(root: Path, mount: str) -> Needs:
@@ -116,6 +119,7 @@ def needs(root: Path, mount: str) -> Needs:
         tuple(sorted(found.extras)),
         tuple(sorted(found.packages)),
         tuple(sorted(found.hub)),
+        tuple(sorted(found.writers)),
     )
 
 
@@ -156,6 +160,7 @@ def _add(model: CheckedModel, found: _Found) -> None:
         found.extras.add(_GRAPHS[backend])
     elif backend == "vllm":
         found.extras.update(_TEXT["vllm"])
+        found.writers.add(model.files.name)
         found.hub.update(_hub_ids(model))
     elif backend == "tensorrtllm":
         found.extras.update(_TEXT["transformers"])
@@ -165,7 +170,10 @@ def _add(model: CheckedModel, found: _Found) -> None:
         if given.extra.get("lora_modules"):
             found.extras.add("lora")
         for version in model.versions:
-            found.extras.update(_of_checkpoint(model.files.version_directory(version), given))
+            extras, task = _of_checkpoint(model.files.version_directory(version), given)
+            found.extras.update(extras)
+            if task == TEXT_GENERATION:
+                found.writers.add(model.files.name)
 
 
 def _hub_ids(model: CheckedModel) -> Iterator[str]:
@@ -176,8 +184,8 @@ def _hub_ids(model: CheckedModel) -> Iterator[str]:
             yield named
 
 
-def _of_checkpoint(directory: Path, given: Options) -> set[str]:
-    """The extras for a checkpoint; of one on the Hub as far as its options tell."""
+def _of_checkpoint(directory: Path, given: Options) -> tuple[set[str], str]:
+    """The extras for a checkpoint, and its task; of one on the Hub as far as its options tell."""
     document = _document(directory)
     options = given.over(document)
     engine, task = options.engine, options.task
@@ -189,7 +197,7 @@ def _of_checkpoint(directory: Path, given: Options) -> set[str]:
         wanted.add("audio")
     elif any(part in task for part in _IMAGES):
         wanted.add("image")
-    return wanted
+    return wanted, task
 
 
 def _document(directory: Path) -> dict[str, Any]:

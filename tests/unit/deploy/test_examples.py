@@ -27,6 +27,11 @@ QUESTION = "What is a conch?"
         (CONFIG, "openai", {"model": "m", "messages": [{"role": "user", "content": QUESTION}]}),
         ("", "generate_stream", {"text_input": QUESTION}),
         (
+            'input { name: "stream" data_type: TYPE_BOOL dims: [1] optional: true } ' + CONFIG,
+            "generate_stream",
+            {"TEXT": QUESTION, "SCALES": [0.0, 0.0], "ON": False, "stream": True},
+        ),
+        (
             CONFIG,
             "infer",
             {
@@ -41,3 +46,9 @@ QUESTION = "What is a conch?"
 )
 def test_an_example_has_the_inputs_that_must_be_given(config: str, endpoint: str, body: Any) -> None:
     assert json.loads(example(parse(config, "config.pbtxt"), endpoint, "m")) == body
+
+
+def test_a_language_model_is_asked_to_stream_where_requests_stream() -> None:
+    config = parse("", "config.pbtxt")
+    assert json.loads(example(config, "generate_stream", "m", writes=True)) == {"text_input": QUESTION, "stream": True}
+    assert json.loads(example(config, "generate", "m", writes=True)) == {"text_input": QUESTION}

@@ -63,6 +63,7 @@ def test_checkpoints_from_the_hub_are_told(tmp_path: Path) -> None:
     found = needs(tmp_path, MOUNT)
     assert found.hub == ("org/ears", "org/encoder", "org/other", "org/writer")
     assert found.extras == ("audio", "huggingface", "openvino", "vllm")
+    assert found.writers == ("c",)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ def test_a_checkpoint_in_the_repository_says_what_it_needs(
     write(tmp_path, "m", 'backend: "huggingface"', {f"1/{name}": text for name, text in files.items()})
     found = needs(tmp_path, MOUNT)
     assert (found.extras, found.hub) == (extras, ())
+    assert found.writers == (("m",) if kind == "llama" else ())
 
 
 def test_graphs_need_their_engine(tmp_path: Path) -> None:
