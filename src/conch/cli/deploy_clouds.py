@@ -24,10 +24,11 @@ def _options(platform: str, endpoints: tuple[str, ...] = ENDPOINTS) -> list[clic
         click.Option(["-o", "--output"], required=True, metavar="OUT", type=click.Path(path_type=Path),
                      help="Folder to write; it must be new or empty."),
         click.Option(["--model"], default="", metavar="NAME",
-                     help="The model that answers: the only one, or the only ensemble, by default."),
+                     help="The model that answers; by default the only one, or the only ensemble."),
         click.Option(["--endpoint"], type=click.Choice(endpoints), default="infer", show_default=True,
-                     help="What requests to it are."),
-        click.Option(["--name"], default="", metavar="TEXT", help=f"What {platform} calls it; conch-MODEL by default."),
+                     help="The kind of request that it gets."),
+        click.Option(["--name"], default="", metavar="TEXT",
+                     help=f"Name of the deployment on {platform}; conch-MODEL by default."),
     ]  # fmt: skip
 
 
@@ -50,7 +51,9 @@ def _sagemaker(repository: Path, output: Path, model: str, endpoint: str, name: 
 
 
 _several = click.Option(
-    ["--multi-model"], is_flag=True, help="An archive for each model, which the platform has loaded when it is asked."
+    ["--multi-model"],
+    is_flag=True,
+    help="An archive for each model, which the platform has loaded when a request names it.",
 )
 sagemaker_command = click.Command(
     "sagemaker",

@@ -49,7 +49,7 @@ def contents(root: Path) -> Contents:
     """What is below ``root``.
 
     A link to a file or a folder of the repository counts as a copy of it.  Raises INVALID_ARG for one that leads
-    elsewhere, into itself or to nothing, for a name that is no UTF-8, and for what cannot be read.
+    elsewhere, into itself or to nothing, for a name that is not UTF-8, and for what cannot be read.
     """
     left_out: list[str] = []
     try:
@@ -69,7 +69,7 @@ def _below(folder: Path, prefix: str, root: Path, above: tuple[Path, ...], left_
             try:
                 name.encode()
             except UnicodeEncodeError:
-                raise invalid(f"{path} cannot be in an artifact, as its name is no UTF-8: rename it") from None
+                raise invalid(f"{path} cannot be in an artifact, as its name is not UTF-8: rename it") from None
             if one.is_symlink():
                 _check_link(path, root, above)
             status = path.stat()
@@ -93,7 +93,7 @@ def _check_link(link: Path, root: Path, above: tuple[Path, ...]) -> None:
     if not target.is_relative_to(root):
         raise _bad_link(link, f"out of the repository, to {target}: put a copy in its place (cp -rL)")
     if target in above:
-        raise _bad_link(link, f"to a folder that it lies in, {target}: remove it")
+        raise _bad_link(link, f"to a folder that contains it, {target}: remove it")
 
 
 def _bad_link(link: Path, where: str) -> ConchError:

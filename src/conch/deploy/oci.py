@@ -113,7 +113,9 @@ def _check_limits(variables: Mapping[str, str], arguments: Sequence[str]) -> Non
         ("the environment variables", sum(len(f"{key}={value}".encode()) for key, value in variables.items())),
     ):
         if size >= _TEXT_LIMIT:
-            raise invalid(f"{name} would have {size} bytes, and OCI takes less than {_TEXT_LIMIT}: rename the model")
+            raise invalid(
+                f"{name} would have {size} bytes, and OCI takes less than {_TEXT_LIMIT}: give the model a shorter name"
+            )
 
 
 def _hcl(text: str) -> str:

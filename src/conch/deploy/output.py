@@ -17,7 +17,7 @@ from conch.errors import Code, ConchError, invalid
 def check_output(out: Path, repository: Path) -> None:
     """Raise ALREADY_EXISTS where ``out`` has something in it, INVALID_ARG where it cannot be made."""
     if out.resolve().is_relative_to(repository.resolve()):
-        raise invalid(f"{out} lies in the model repository, which would then have it as a model: name another folder")
+        raise invalid(f"{out} is in the model repository, which would take it for a model: name another folder")
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             what = "exists and is not empty" if out.is_dir() else "exists and is not a folder"

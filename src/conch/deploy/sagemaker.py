@@ -40,7 +40,7 @@ def plan(given: Deployment, *, multi_model: bool = False) -> Bundle:
     for models in _by_model(given.contents).values() if multi_model else (given.contents,):
         check_size(models, LIMIT, "the volume of a SageMaker instance")
     if multi_model and given.endpoint != "infer":
-        raise invalid(f"an endpoint with several models answers 'infer' alone, and not '{given.endpoint}'")
+        raise invalid(f"an endpoint with several models answers only 'infer', and not '{given.endpoint}'")
     if multi_model and given.needs.ensembles:
         raise invalid(
             "an endpoint with several models loads each by itself, so it cannot have the ensemble "

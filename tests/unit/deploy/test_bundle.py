@@ -82,9 +82,12 @@ def test_the_steps_can_be_pasted_into_a_shell(options: list[str], models: Path) 
     ("options", "complaint"),
     [
         (["--model=other"], "there is no model 'other' in the repository, which has my_model"),
-        (["--name=my model"], "--name takes letters, digits and single dashes between them, at most 63, and not"),
-        (["--name=" + "a" * 64], "at most 63"),
-        (["--output=models/out"], "models/out lies in the model repository"),
+        (
+            ["--name=my model"],
+            "--name takes letters, digits and single dashes between them, 63 characters at most, and not",
+        ),
+        (["--name=" + "a" * 64], "63 characters at most"),
+        (["--output=models/out"], "models/out is in the model repository"),
         (["--output=gone/out"], "gone/out cannot be written: there is no folder"),
         (["--model-repository=gone"], "gone does not exist"),
         (["--endpoint=chat"], "Invalid value for '--endpoint': 'chat' is not one of"),

@@ -61,7 +61,7 @@ def test_a_link_within_the_repository_is_a_copy(root: Path) -> None:
     [
         ("/etc/hostname", "leads out of the repository, to /etc/hostname: put a copy in its place"),
         ("../../..", "leads out of the repository"),
-        ("..", "leads to a folder that it lies in"),
+        ("..", "leads to a folder that contains it"),
         ("nowhere", "leads to nothing"),
         ("link", "leads to nothing"),
     ],
@@ -74,7 +74,7 @@ def test_a_link_that_cannot_be_packed_is_refused(root: Path, target: str, where:
 
 def test_a_name_that_no_archive_has_is_refused(root: Path) -> None:
     Path(os.fsdecode(os.fsencode(root / "m") + b"/\xff.bin")).touch()
-    with pytest.raises(ConchError, match="its name is no UTF-8: rename it"):
+    with pytest.raises(ConchError, match="its name is not UTF-8: rename it"):
         contents(root)
 
 

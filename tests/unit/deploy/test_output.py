@@ -108,5 +108,5 @@ def test_output_without_a_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConchError, match=f"there is no folder {tmp_path}/a"):
         check_output(tmp_path / "a" / "b", tmp_path / "models")
     for inside in (tmp_path / "models", tmp_path / "models" / "out"):
-        with pytest.raises(ConchError, match="lies in the model repository"):
+        with pytest.raises(ConchError, match="is in the model repository"):
             check_output(inside, tmp_path / "models")
