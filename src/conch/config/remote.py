@@ -170,7 +170,7 @@ def read_url(text: str) -> RemoteUrl:
         raise invalid(f"url '{text}' cannot be read: {error}") from None
     if parts.scheme not in _DEFAULT_PORTS:
         raise invalid(
-            f"url '{text}' is no address of a server; it must begin with http://, https://, grpc:// or grpcs://"
+            f"url '{text}' is not the address of a server; it must begin with http://, https://, grpc:// or grpcs://"
         )
     if not host:
         raise invalid(f"url '{text}' names no host: write {parts.scheme}://host:port")
@@ -180,7 +180,7 @@ def read_url(text: str) -> RemoteUrl:
         raise invalid(f"url '{text}' must end after its path")
     path = parts.path.rstrip("/")
     if path and parts.scheme.startswith("grpc"):
-        raise invalid(f"url '{text}' has a path, which gRPC has not: write {parts.scheme}://{parts.netloc}")
+        raise invalid(f"url '{text}' has a path, but gRPC addresses have none: write {parts.scheme}://{parts.netloc}")
     return RemoteUrl(text, parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], path)
 
 

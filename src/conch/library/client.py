@@ -113,7 +113,7 @@ def _transport(url: str, files: TlsFiles) -> Transport:
     except ValueError:
         host, port = None, None
     if scheme not in ("grpc", "grpcs", "http", "https") or not host:
-        raise invalid(f"'{url}' is no address of a server: give localhost:8001 for gRPC, or http://localhost:8000")
+        raise invalid(f"'{url}' is not the address of a server: give localhost:8001 for gRPC, or http://localhost:8000")
     tls = files if scheme in ("grpcs", "https") else None
     if tls is None and any(files):
         raise invalid(f"'{url}' is not encrypted, so certificates have no use: give grpcs:// or https://")

@@ -40,7 +40,7 @@ class Watch:
             now = self.repository.fingerprints()
         except OSError as error:
             if str(error) != self._problem:
-                LOG.warning("the model repository cannot be read: %s; what serves goes on", error)
+                LOG.warning("the model repository cannot be read: %s; models go on serving", error)
             self._problem = str(error)
             return Changes()
         self._problem = ""

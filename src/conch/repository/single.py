@@ -152,7 +152,9 @@ def _checkpoint(folder: Path) -> Path:
 
 def _hub_id(model: str) -> str:
     if is_url(model):
-        raise invalid(f"'{parse_url(model)}' is no model: serve the repository of models there with --model-repository")
+        raise invalid(
+            f"'{parse_url(model)}' is not a model: serve the repository of models there with --model-repository"
+        )
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or model.endswith((".onnx", ".xml", ".gguf", "/")):
         raise invalid(f"'{model}' does not exist")
     return model

@@ -114,7 +114,7 @@ MISTAKES = {
     ),
     "a remote model with an address without a protocol": Mistake(
         {"m/config.pbtxt": REMOTE.replace("grpc://", "")},
-        "R/m/config.pbtxt:2: error: url 'host:8001' is no address of a server (fix: it must begin with http://, "
+        "R/m/config.pbtxt:2: error: url 'host:8001' is not the address of a server (fix: it must begin with http://, "
         "https://, grpc:// or grpcs://)",
     ),
     "a remote model with a misspelt parameter": Mistake(

@@ -223,7 +223,7 @@ def test_model_is_loaded_where_models_are_loaded_on_request(started: list[Starte
         (("nowhere.onnx",), "'nowhere.onnx' does not exist"),
         (
             ("s3://bucket/models",),
-            "'s3://bucket/models' is no model: serve the repository of models there with --model-",
+            "'s3://bucket/models' is not a model: serve the repository of models there with --model-",
         ),
     ],
 )

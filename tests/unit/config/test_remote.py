@@ -61,11 +61,14 @@ def test_the_version_asked_for_may_be_that_of_the_request() -> None:
     [
         (
             {"url": "host:1"},
-            "url 'host:1' is no address of a server; it must begin with http://, https://, grpc:// or grpcs://",
+            "url 'host:1' is not the address of a server; it must begin with http://, https://, grpc:// or grpcs://",
         ),
         ({"url": "http://"}, "url 'http://' names no host: write http://host:port"),
         ({"url": "http://a:port"}, "url 'http://a:port' cannot be read: "),
-        ({"url": "grpc://a:1/base"}, "url 'grpc://a:1/base' has a path, which gRPC has not: write grpc://a:1"),
+        (
+            {"url": "grpc://a:1/base"},
+            "url 'grpc://a:1/base' has a path, but gRPC addresses have none: write grpc://a:1",
+        ),
         ({"url": "http://me:secret@a:1"}, "url holds a user or a password: name an environment variable"),
         ({"url": "http://a:1/?x=1"}, "url 'http://a:1/?x=1' must end after its path"),
         ({"version": "one"}, "parameter 'version' is 'one'; it must be a whole number, 0 or more"),

@@ -86,11 +86,13 @@ class SageMaker:
         self._model = environment.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", default)
         mode = environment.get("SAGEMAKER_TRITON_PING_MODE", "ready")
         if mode not in _PING_MODES:
-            raise invalid(f"SAGEMAKER_TRITON_PING_MODE is '{mode}', and can be 'live' or 'ready'")
+            raise invalid(f"SAGEMAKER_TRITON_PING_MODE is '{mode}'; it must be 'live' or 'ready'")
         self._ping = f"/v2/health/{mode}".encode()
         kind = environment.get("SAGEMAKER_TRITON_INFERENCE_TYPE", "infer")
         if kind not in _INFERENCE_TYPES:
-            raise invalid(f"SAGEMAKER_TRITON_INFERENCE_TYPE is '{kind}', and can be {', '.join(_INFERENCE_TYPES)}")
+            raise invalid(
+                f"SAGEMAKER_TRITON_INFERENCE_TYPE is '{kind}'; it must be one of {', '.join(_INFERENCE_TYPES)}"
+            )
         self._kind = kind.encode()
 
     def translate(self, exchange: HttpExchange, router: Router) -> bool:

@@ -56,7 +56,7 @@ class SageMakerModels:
         path = Path(url)
         beyond = url.removeprefix(f"{self._models}/")
         if beyond == url or ".." in path.parts or not _URL.fullmatch(beyond):
-            raise invalid(f"'{url}' is no model of SageMaker's: expected {self._models}/<identifier>/model")
+            raise invalid(f"'{url}' is not a model of SageMaker's: expected {self._models}/<identifier>/model")
         self._server.require_explicit_control()
         if name in self._server.repository.given:
             message = f"model repository '{path}' has already been registered"

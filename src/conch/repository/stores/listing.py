@@ -77,7 +77,9 @@ def check_repository(url: StoreUrl, files: Sequence[RemoteFile], models: Mapping
         raise invalid(f"model repository {url} is a checkpoint, not a repository of models: {hint}")
     for name, model in models.items():
         if any(_is_model(one) for one in models_in(model.listed).values()):
-            raise invalid(f"model repository {url} is no repository of models, but {name} in it is: give {url}/{name}")
+            raise invalid(
+                f"model repository {url} is not a repository of models, but {name} in it is: give {url}/{name}"
+            )
 
 
 def nothing_there(url: StoreUrl) -> ConchError:

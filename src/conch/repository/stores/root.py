@@ -138,7 +138,7 @@ class StoreRoot:
     def _warn(self, error: ConchError) -> None:
         """Say that the repository cannot be read, until it can be, once for each reason."""
         if error.message != self._unreadable and not self._lookups.closed.is_set():
-            LOG.warning("%s; what serves goes on", error.message)
+            LOG.warning("%s; models go on serving", error.message)
         self._unreadable, self._failed = error.message, self._clock()
 
     def _model(self, name: str) -> StoredModel:
@@ -193,7 +193,7 @@ class StoreRoot:
                 LOG.warning("model '%s' of %s has changed while it was downloaded", name, self.url)
         except OSError as error:
             raise internal(f"no copy of {self.url}/{name} can be made in {self.folder}: {one_line(error)}") from error
-        raise unavailable(f"{self.url}/{name} is changed while it is downloaded, {_ATTEMPTS} times in a row")
+        raise unavailable(f"{self.url}/{name} changed while it was downloaded, {_ATTEMPTS} times in a row")
 
     def _tidy(self) -> None:
         with suppress(OSError):

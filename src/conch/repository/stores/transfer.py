@@ -121,12 +121,12 @@ class Transfer:
         """Raise UNAVAILABLE for a copy that is not what the listing says; write it to the disk otherwise."""
         size = part.stat().st_size
         if size != file.size:
-            raise unavailable(f"{file.path} has arrived with {size} bytes, and should have {file.size}")
+            raise unavailable(f"{file.path} has arrived with {size} bytes instead of {file.size}")
         with part.open("rb") as stream:
             os.fsync(stream.fileno())
             algorithm, _, wanted = file.digest.partition(":")
             if wanted and _digest(stream, algorithm, size) != wanted and self._store.digest_holds(file):
-                raise unavailable(f"{file.path} has not arrived as it is in the store: its {algorithm} is another")
+                raise unavailable(f"{file.path} is not what the store has: its {algorithm} is different")
 
     def _count(self, amount: int) -> None:
         """Note that so many bytes more have arrived, or fewer, and tell that from time to time."""

@@ -63,7 +63,8 @@ def parse_url(text: str) -> StoreUrl:
     if any(mark in rest for mark in "?#") or (scheme != "hf" and "@" in rest):
         # What follows these marks is credentials as a rule, which end up in logs.
         raise invalid(
-            f"the URL of a {scheme}:// repository may have no '?', '#' or '@': credentials are environment variables"
+            f"the URL of a {scheme}:// repository must not contain '?', '#' or '@': "
+            "credentials are environment variables"
         )
     if not rest.isprintable() or any(part in (".", "..") for part in rest.split("/")):
         raise invalid(f"model repository {text!r} has a name of '.' or '..' or a control character in it")
@@ -122,7 +123,7 @@ def _check(text: str, scheme: str, good: object) -> None:
 
 
 def _malformed(text: str, scheme: str) -> ConchError:
-    return invalid(f"model repository {text!r} is no URL of its kind: give {FORMS[scheme]}")
+    return invalid(f"model repository {text!r} is not a valid URL of its kind: give {FORMS[scheme]}")
 
 
 def _forms() -> str:

@@ -130,7 +130,7 @@ class RemoteGrpc:
         except grpc.aio.AioRpcError as error:
             status = error.code()
             if status is grpc.StatusCode.UNIMPLEMENTED:
-                raise unavailable("it is no server of this protocol (it does not know its methods)") from None
+                raise unavailable("it is not a server for this protocol (it does not know its methods)") from None
             if status is grpc.StatusCode.NOT_FOUND:
                 raise unavailable(f"it has no model '{self._model.name}' ({error.details()})") from None
             try:
@@ -177,7 +177,7 @@ def _decoded(answer: bytes) -> InferResponse:
     except ConchError:
         raise
     except Exception as error:  # of the protobuf library: whatever the bytes are, they are no message
-        raise internal(f"the answer is no message of the protocol: {error}") from None
+        raise internal(f"the answer is not a message of the protocol: {error}") from None
     response.final = True
     return response
 
@@ -189,5 +189,5 @@ def _cause(details: str) -> str:
     if certificate is not None:
         return f"its certificate is not accepted: {certificate[1] or certificate[0]}"
     if "http1.x server" in cause:
-        return "it is no server of this protocol (it speaks HTTP/1, so that an http:// address may be meant)"
+        return "it is not a server for this protocol (it speaks HTTP/1, so that an http:// address may be meant)"
     return f"no connection: {_BEFORE_CAUSE.sub('', cause)}"

@@ -25,7 +25,7 @@ _REFUSALS: Final = {
     403: "it forbids the request (HTTP 403)",
     407: "a proxy wants credentials (HTTP 407)",
 }
-_NO_SERVER: Final = "it is no server of this protocol"
+_NO_SERVER: Final = "it is not a server for this protocol"
 #: How many requests a server has at a time, each on a connection; more wait for one.
 MOST_CONNECTIONS: Final = 512
 #: How long a connection may have been idle that is used again (s); servers close theirs after a minute or more.

@@ -75,7 +75,7 @@ class RemoteHttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, ValueError):
-            self._fail(unavailable("it is no server of this protocol (its answer is not HTTP)"))
+            self._fail(unavailable("it is not a server for this protocol (its answer is not HTTP)"))
             self.close()
 
     def eof_received(self) -> bool:

@@ -56,7 +56,7 @@ def test_vertex_ai_is_served_alone_where_its_environment_says_so() -> None:
 
 def test_sagemaker_pings_as_its_environment_says() -> None:
     SageMaker({"SAGEMAKER_TRITON_PING_MODE": "live"}, ())
-    with pytest.raises(ConchError, match="SAGEMAKER_TRITON_PING_MODE is 'dead', and can be 'live' or 'ready'"):
+    with pytest.raises(ConchError, match="SAGEMAKER_TRITON_PING_MODE is 'dead'; it must be 'live' or 'ready'"):
         SageMaker({"SAGEMAKER_TRITON_PING_MODE": "dead"}, ())
 
 
@@ -71,7 +71,7 @@ def test_other_ports_are_where_sagemaker_allows_them() -> None:
 
 def test_sagemaker_infers_or_generates_as_its_environment_says() -> None:
     SageMaker({"SAGEMAKER_TRITON_INFERENCE_TYPE": "generate_stream"}, ())
-    message = "SAGEMAKER_TRITON_INFERENCE_TYPE is 'chat', and can be infer, generate, generate_stream"
+    message = "SAGEMAKER_TRITON_INFERENCE_TYPE is 'chat'; it must be one of infer, generate, generate_stream"
     with pytest.raises(ConchError, match=message):
         SageMaker({"SAGEMAKER_TRITON_INFERENCE_TYPE": "chat"}, ())
 
@@ -160,7 +160,7 @@ async def test_sagemaker_loads_lists_invokes_and_unloads_models(endpoint: SageMa
 async def test_sagemaker_loads_only_what_the_platform_has_put_there(endpoint: SageMakerPort, place: str) -> None:
     status, answer = await endpoint.load("one", place.format(models=endpoint.models))
     assert status == 400
-    assert "is no model of SageMaker's: expected" in answer["error"]
+    assert "is not a model of SageMaker's: expected" in answer["error"]
     assert await endpoint.ask("GET", "/models") == (200, {"models": []})
 
 

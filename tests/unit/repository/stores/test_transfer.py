@@ -82,9 +82,7 @@ def test_what_does_not_get_better_is_not_tried_again(fault: Exception, pool: Dae
     assert store.fetched == ["m/a"]
 
 
-@pytest.mark.parametrize(
-    ("content", "words"), [(b"aaa", "3 bytes, and should have 4"), (b"bbbb", "its md5 is another")]
-)
+@pytest.mark.parametrize(("content", "words"), [(b"aaa", "3 bytes instead of 4"), (b"bbbb", "its md5 is different")])
 def test_file_that_arrives_otherwise_than_it_is_listed_is_an_error(
     content: bytes, words: str, pool: DaemonPool, tmp_path: Path
 ) -> None:

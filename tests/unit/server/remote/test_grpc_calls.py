@@ -238,7 +238,7 @@ async def test_the_question_whether_a_model_is_ready_says_what_is_wrong() -> Non
             await transport.check()
         for status, reason in (
             ((Status.NOT_FOUND, "unknown model"), "it has no model 'm' (unknown model)"),
-            ((Status.UNIMPLEMENTED, ""), "it is no server of this protocol (it does not know its methods)"),
+            ((Status.UNIMPLEMENTED, ""), "it is not a server for this protocol (it does not know its methods)"),
             ((Status.PERMISSION_DENIED, ""), "it forbids the request (PERMISSION_DENIED)"),
         ):
             fake.status = status
@@ -286,7 +286,7 @@ async def test_an_http_server_is_no_server_of_this_protocol() -> None:
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     connect: Callable[..., RemoteTransport] = await connecting(RemoteSettings((), "m"), Path(), decoupled=False)
     transport = connect(read_url(f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
-    with pytest.raises(UnreachedError, match=r"it is no server of this protocol \(it speaks HTTP/1"):
+    with pytest.raises(UnreachedError, match=r"it is not a server for this protocol \(it speaks HTTP/1"):
         await transport.check()
     await transport.close()
     server.close()

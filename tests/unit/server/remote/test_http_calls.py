@@ -121,7 +121,7 @@ async def test_outputs_in_json_are_read_too() -> None:
         (response(401), Code.UNAVAILABLE, "it wants other credentials (HTTP 401; 'authorization_env' names them)"),
         (response(403, b"no"), Code.UNAVAILABLE, "it forbids the request (HTTP 403)"),
         (response(200, b"[]"), Code.INTERNAL, "the answer is none to an inference request"),
-        (b"SMTP ready\r\n", Code.UNAVAILABLE, "it is no server of this protocol (its answer is not HTTP)"),
+        (b"SMTP ready\r\n", Code.UNAVAILABLE, "it is not a server for this protocol (its answer is not HTTP)"),
     ],
 )
 async def test_what_a_server_refuses_is_said_in_its_words(answer: bytes, code: Code, message: str) -> None:
@@ -194,7 +194,7 @@ async def test_nobody_there_is_not_reached() -> None:
             "it has no model 'm' (Request for unknown model: 'm' is not found)",
         ),
         ({"ready": response(403)}, "it forbids the request (HTTP 403)"),
-        ({"ready": response(404, b"nginx"), "m": response(404, b"nginx")}, "it is no server of this protocol "),
+        ({"ready": response(404, b"nginx"), "m": response(404, b"nginx")}, "it is not a server for this protocol "),
     ],
 )
 async def test_the_question_whether_a_model_is_ready_says_what_is_wrong(answers: dict[str, bytes], reason: str) -> None:
