@@ -19,8 +19,11 @@ from conch.server.remote.transport import LostError, RemoteModel, UnreachedError
 from conch.wire.grpc.outgoing import ANY_SIZE, CODES, SERVICE_PATH, decode_response, encode_request
 from conch.wire.grpc.parameters import ERRORS_WITH_CODES
 
-#: How long a server may take to end a stream after the final response (s).
+#: How long a server may take to end a stream that has been answered (s), and how long when the model is unloaded.
 _END_SECONDS: Final = 5.0
+_LAST_END_SECONDS: Final = 1.0
+#: How many streams may be answered and not ended; of more, the oldest are cancelled.
+_MOST_ENDING: Final = 1000
 #: How gRPC begins the message of a call for which there was no connection.
 _NO_CONNECTION: Final = "failed to connect to all addresses"
 #: What stands before the cause: a status, and the address, which is known.
@@ -58,7 +61,9 @@ class RemoteGrpc:
         self._metadata = tuple(model.headers.items())
         self._infer: Any = self._channel.unary_unary(f"{SERVICE_PATH}ModelInfer")
         self._stream: Any = self._channel.stream_stream(f"{SERVICE_PATH}ModelStreamInfer")
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self._loop = asyncio.get_running_loop()
+        self._watching = self._loop.create_task(self._watch())
+        self._ending: dict[asyncio.Task[None], None] = {}
 
     async def check(self) -> None:
         request = service_pb2.ModelReadyRequest(name=self._model.name, version=self._version)
@@ -87,6 +92,8 @@ class RemoteGrpc:
 
     async def close(self) -> None:
         self._watching.cancel()
+        if self._ending:
+            await asyncio.wait(list(self._ending), timeout=_LAST_END_SECONDS)
         await self._channel.close()
 
     @property
@@ -101,24 +108,34 @@ class RemoteGrpc:
 
         metadata = (*self._metadata, (ERRORS_WITH_CODES, "true"))
         call = self._stream(messages(), timeout=seconds, metadata=metadata)
-        final = False
+        answered = False
         try:
             async for answer in call:
                 streamed = service_pb2.ModelStreamInferResponse.FromString(answer)
                 if streamed.error_message:
-                    await _end_of(call)
+                    answered = True
                     raise ConchError(streamed.error_message, Code.UNKNOWN)  # Triton's protocol has no code for it
                 response = decode_response(streamed.infer_response)
-                final = response.final
+                answered = response.final
                 deliver(response)
-                if final:
-                    await _end_of(call)
+                if answered:
                     return
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from None
         finally:
-            call.cancel()  # does nothing to a call that has ended
+            if answered:
+                self._let_end(call)
+            else:
+                call.cancel()  # does nothing to a call that has ended
         deliver(InferResponse())
+
+    def _let_end(self, call: Any) -> None:
+        """Leave the end of a stream that has been answered to the server: cancelled just then, Triton crashes."""
+        ending = self._loop.create_task(_end_of(call))
+        self._ending[ending] = None
+        ending.add_done_callback(lambda _: self._ending.pop(ending, None))
+        if len(self._ending) > _MOST_ENDING:
+            next(iter(self._ending)).cancel()
 
     async def _ask(self, method: str, request: Any) -> bytes:
         """Call a method that says something of the model.  Raises what is wrong in words for whoever set it up."""
@@ -164,11 +181,14 @@ class RemoteGrpc:
 
 
 async def _end_of(call: Any) -> None:
-    """Wait until a stream that is answered has ended: to be cancelled just then makes Triton crash."""
-    with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
-        async with asyncio.timeout(_END_SECONDS):
-            async for _ in call:
-                pass
+    """Read a stream until it ends, and cancel it if it does not."""
+    try:
+        with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError, asyncio.CancelledError):
+            async with asyncio.timeout(_END_SECONDS):
+                async for _ in call:
+                    pass
+    finally:
+        call.cancel()  # does nothing to a call that has ended
 
 
 def _decoded(answer: bytes) -> InferResponse:

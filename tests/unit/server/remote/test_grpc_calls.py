@@ -26,7 +26,10 @@ Status = grpc.StatusCode
 
 
 class GrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Answers requests with two outputs; ``status`` ends every call in its place, ``hang`` keeps them."""
+    """Answers requests with two outputs; ``status`` ends every call in its place, ``hang`` keeps them.
+
+    ``hold`` keeps them until it is set; ``ended`` says that they have gone on then.
+    """
 
     def __init__(self) -> None:
         self.status: tuple[Any, str] | None = None
@@ -37,20 +40,20 @@ class GrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.came = asyncio.Event()
         self.cancelled = asyncio.Event()
         self.responses: list[Any] = []
-        self.lingers = 0.0
-        self.lingered = False
+        self.hold: asyncio.Event | None = None
+        self.ended = asyncio.Event()
 
     async def _meet(self, request: Any, context: Any) -> None:
         self.requests.append(request)
         self.metadata = dict(context.invocation_metadata())
         self.came.set()
-        if self.lingers:
+        if self.hold is not None:
             try:
-                await asyncio.sleep(self.lingers)
+                await self.hold.wait()
             except asyncio.CancelledError:
                 self.cancelled.set()
                 raise
-            self.lingered = True
+            self.ended.set()
         if self.status is not None:
             await context.abort(*self.status)
         if self.hang:
@@ -194,13 +197,66 @@ async def test_a_request_that_is_given_up_is_cancelled() -> None:
         await fake.cancelled.wait()
 
 
-async def test_a_stream_that_is_answered_is_ended_by_the_server() -> None:
-    """Triton crashes of a cancellation that comes as it ends a stream."""
+def failed(message: str) -> Any:
+    return service_pb2.ModelStreamInferResponse(error_message=message)
+
+
+@pytest.mark.parametrize("last", [streamed(True), failed("in band")])
+async def test_what_ends_a_request_is_told_while_its_stream_goes_on(last: Any) -> None:
+    """Triton crashes of a cancellation that comes as it ends a stream, so that the server ends it."""
+    async with serving(decoupled=True) as (fake, transport, _):
+        fake.responses = [last]
+        fake.hold = asyncio.Event()
+        if last.error_message:
+            with pytest.raises(ConchError, match="in band") as raised:
+                await infer(transport)
+            assert raised.value.code is Code.UNKNOWN
+        else:
+            assert [response.final for response in await infer(transport)] == [True]
+        await fake.came.wait()
+        assert not fake.ended.is_set()
+        fake.hold.set()
+        await fake.ended.wait()
+        assert not fake.cancelled.is_set()
+
+
+async def test_a_stream_that_is_ending_as_the_model_is_unloaded_is_ended_by_the_server() -> None:
     async with serving(decoupled=True) as (fake, transport, _):
         fake.responses = [streamed(True)]
-        fake.lingers = 0.1
+        fake.hold = asyncio.Event()
         await infer(transport)
-        assert fake.lingered and not fake.cancelled.is_set()
+        await fake.came.wait()
+        closing = asyncio.create_task(transport.close())
+        await asyncio.sleep(0)
+        fake.hold.set()
+        await closing
+        assert fake.ended.is_set() and not fake.cancelled.is_set()
+
+
+async def test_a_stream_that_does_not_end_is_cancelled_as_the_model_is_unloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_calls, "_LAST_END_SECONDS", 0.01)
+    async with serving(decoupled=True) as (fake, transport, _):
+        fake.responses = [streamed(True)]
+        fake.hang = True
+        await infer(transport)
+        await fake.came.wait()
+        await transport.close()
+        await fake.cancelled.wait()
+
+
+async def test_of_too_many_streams_that_do_not_end_the_oldest_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_calls, "_MOST_ENDING", 1)
+    monkeypatch.setattr(grpc_calls, "_LAST_END_SECONDS", 0.01)
+    async with serving(decoupled=True) as (fake, transport, _):
+        fake.responses = [streamed(True)]
+        fake.hang = True
+        await infer(transport)
+        await fake.came.wait()
+        assert not fake.cancelled.is_set()
+        await infer(transport)
+        await fake.cancelled.wait()
 
 
 async def test_a_stream_that_its_server_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
