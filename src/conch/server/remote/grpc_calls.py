@@ -26,6 +26,8 @@ _LAST_END_SECONDS: Final = 1.0
 _MOST_ENDING: Final = 1000
 #: How gRPC begins the message of a call for which there was no connection.
 _NO_CONNECTION: Final = "failed to connect to all addresses"
+#: ... and of one whose host has no address; before and since 1.75.
+_NO_ADDRESS: Final = ("DNS resolution failed", "errors resolving ")
 #: What stands before the cause: a status, and the address, which is known.
 _BEFORE_CAUSE: Final = re.compile(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?(?:Failed to connect to remote host: )?")
 #: How BoringSSL, and gRPC itself, say what is wrong with a certificate.
@@ -163,6 +165,8 @@ class RemoteGrpc:
         if status is grpc.StatusCode.UNAVAILABLE:
             if details.startswith(_NO_CONNECTION):
                 return UnreachedError(_cause(details))
+            if details.startswith(_NO_ADDRESS):
+                return UnreachedError(f"no connection: no address is known for '{self._url.host}'")
             if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
                 return LostError(f"the connection broke ({details})")
         if status in _REFUSALS:

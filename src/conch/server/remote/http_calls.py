@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -142,6 +143,8 @@ class RemoteHttp:
             raise UnreachedError(f"its certificate is not accepted: {error.verify_message}") from None
         except ssl.SSLError as error:
             raise UnreachedError(f"no encrypted connection: {error.reason or error}") from None
+        except socket.gaierror:
+            raise UnreachedError(f"no connection: no address is known for '{url.host}'") from None
         except OSError as error:
             raise UnreachedError(f"no connection: {os.strerror(error.errno) if error.errno else error}") from None
         self._open.add(connection)

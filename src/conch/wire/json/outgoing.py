@@ -106,7 +106,7 @@ def decode_response(body: bytes, header_length: int | None) -> InferResponse:
     view = memoryview(body)
     binary = view[header_length:] if header_length is not None else view[:0]
     try:
-        document: Any = text.loads(view[:header_length] if header_length is not None else body)
+        document = _document(view[:header_length] if header_length is not None else body)
         outputs, at = [], 0
         for entry in document["outputs"]:
             name, datatype, shape = str(entry["name"]), str(entry["datatype"]), tuple(map(int, entry["shape"]))
@@ -125,7 +125,14 @@ def decode_response(body: bytes, header_length: int | None) -> InferResponse:
             outputs, parameters={name: one for name, one in parameters.items() if isinstance(one, _SCALARS)}
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise internal(f"the answer is none to an inference request: {type(error).__name__} {error}") from None
+        raise internal(f"the answer is not an inference response: {type(error).__name__} {error}") from None
+
+
+def _document(data: Buffer) -> Any:
+    try:
+        return text.loads(data)
+    except ConchError:  # whose words are those for a request
+        raise internal("the answer is not an inference response: it is not JSON") from None
 
 
 def decode_error(status: int, body: bytes) -> ConchError:

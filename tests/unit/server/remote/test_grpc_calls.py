@@ -333,6 +333,14 @@ async def test_certificates_are_checked_against_the_file(tmp_path: Path) -> None
             await infer(transport)
 
 
+async def test_a_host_without_an_address_is_not_reached() -> None:
+    connect: Callable[..., RemoteTransport] = await connecting(RemoteSettings((), "m"), Path(), decoupled=False)
+    transport = connect(read_url("grpc://no-such-host.invalid"))
+    with pytest.raises(UnreachedError, match="no connection: no address is known for 'no-such-host.invalid'"):
+        await infer(transport)
+    await transport.close()
+
+
 async def test_an_http_server_is_no_server_of_this_protocol() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(24)

@@ -120,7 +120,8 @@ async def test_outputs_in_json_are_read_too() -> None:
         (response(502, b"<html>Bad  Gateway</html>"), Code.UNKNOWN, "<html>Bad Gateway</html>"),
         (response(401), Code.UNAVAILABLE, "it wants other credentials (HTTP 401; 'authorization_env' names them)"),
         (response(403, b"no"), Code.UNAVAILABLE, "it forbids the request (HTTP 403)"),
-        (response(200, b"[]"), Code.INTERNAL, "the answer is none to an inference request"),
+        (response(200, b"[]"), Code.INTERNAL, "the answer is not an inference response: TypeError"),
+        (response(200, b"<html>"), Code.INTERNAL, "the answer is not an inference response: it is not JSON"),
         (b"SMTP ready\r\n", Code.UNAVAILABLE, "it is not a server for this protocol (its answer is not HTTP)"),
     ],
 )
@@ -182,6 +183,12 @@ async def test_nobody_there_is_not_reached() -> None:
     connect = await connecting(RemoteSettings((), "m"), Path(), decoupled=False)
     with pytest.raises(UnreachedError, match="no connection: "):
         await infer(connect(read_url("http://127.0.0.1:1")))
+
+
+async def test_a_host_without_an_address_is_not_reached() -> None:
+    connect = await connecting(RemoteSettings((), "m"), Path(), decoupled=False)
+    with pytest.raises(UnreachedError, match="no connection: no address is known for 'no-such-host.invalid'"):
+        await infer(connect(read_url("http://no-such-host.invalid")))
 
 
 @pytest.mark.parametrize(
