@@ -336,7 +336,7 @@ async def test_certificates_are_checked_against_the_file(tmp_path: Path) -> None
 async def test_a_host_without_an_address_is_not_reached() -> None:
     connect: Callable[..., RemoteTransport] = await connecting(RemoteSettings((), "m"), Path(), decoupled=False)
     transport = connect(read_url("grpc://no-such-host.invalid"))
-    with pytest.raises(UnreachedError, match="no connection: no address is known for 'no-such-host.invalid'"):
+    with pytest.raises(UnreachedError, match=r"no connection: no address is known for 'no-such-host\.invalid'"):
         await infer(transport)
     await transport.close()
 

@@ -187,7 +187,7 @@ async def test_nobody_there_is_not_reached() -> None:
 
 async def test_a_host_without_an_address_is_not_reached() -> None:
     connect = await connecting(RemoteSettings((), "m"), Path(), decoupled=False)
-    with pytest.raises(UnreachedError, match="no connection: no address is known for 'no-such-host.invalid'"):
+    with pytest.raises(UnreachedError, match=r"no connection: no address is known for 'no-such-host\.invalid'"):
         await infer(connect(read_url("http://no-such-host.invalid")))
 
 
