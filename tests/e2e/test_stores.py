@@ -172,6 +172,21 @@ def test_changes_are_served_and_a_store_that_is_away_changes_nothing(store: Stor
     assert "Traceback" not in log.read_text()
 
 
+def test_what_could_not_be_downloaded_is_tried_again(store: Store, started: Callable[..., Any], tmp_path: Path) -> None:
+    store.put_model("again/add", 1)
+    server, log = started(
+        f"{store.place}/again", "--model-control-mode=poll", "--repository-poll-secs=1", cache=tmp_path
+    )
+    [folder] = tmp_path.iterdir()
+    (folder / "other").touch()  # where the folder of its copies should be
+    store.put_model("again/other", 2)
+    store.put("again/both/config.pbtxt", ENSEMBLE.replace('"add"', '"other"'))
+    wait_until(lambda: bool(lines(log, "no copy of", "again/other")))
+    (folder / "other").unlink()
+    wait_until(lambda: index(server) == {"add": "READY", "both": "READY", "other": "READY"})
+    assert answer(server, "both") == 3
+
+
 def test_models_are_loaded_and_unloaded_on_request(store: Store, started: Callable[..., Any], tmp_path: Path) -> None:
     for version in (1, 2):
         store.put_model("asked/add", version, version)

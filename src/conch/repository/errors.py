@@ -9,19 +9,21 @@ class PollError(ConchError):
     """A model that cannot be read: not there, not unique, or with a broken configuration.
 
     The client sees a fixed text; ``log`` is the line for the server's log and ``index_reason``
-    what the repository index says about the model (empty: nothing).
+    what the repository index says about the model (empty: nothing).  ``passing``: its files could not be copied, which
+    may be otherwise another time although they are the same.
     """
 
-    def __init__(self, name: str, log: str, *, index_reason: str = "") -> None:
+    def __init__(self, name: str, log: str, *, index_reason: str = "", passing: bool = False) -> None:
         super().__init__(f"failed to load '{name}', failed to poll from model repository", Code.INTERNAL)
         self.name = name
         self.log = log
         self.index_reason = index_reason
+        self.passing = passing
 
     @classmethod
-    def of(cls, name: str, cause: ConchError) -> PollError:
+    def of(cls, name: str, cause: ConchError, *, passing: bool = False) -> PollError:
         """The error for a model whose files or configuration are refused because of ``cause``."""
-        return cls(name, f"Poll failed for model directory '{name}': {cause.message}")
+        return cls(name, f"Poll failed for model directory '{name}': {cause.message}", passing=passing)
 
 
 class NotFoundError(PollError):

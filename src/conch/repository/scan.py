@@ -252,7 +252,7 @@ class ModelRepository:
         except PollError:
             raise
         except ConchError as error:
-            raise PollError.of(naming.name(name), error) from error
+            raise PollError.of(naming.name(name), error, passing=True) from error
         try:
             return describe(
                 naming.name(name),

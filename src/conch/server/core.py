@@ -315,6 +315,7 @@ class InferenceServer:
         self._table.starting = frozenset()
         self._initialised = True
         if self._polling is not None:
+            self._polling.note(wanted, failed)
             self._polling.start()
         return failed
 

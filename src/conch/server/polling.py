@@ -1,16 +1,25 @@
-"""Follows a model repository whose files change: loads what is new or modified, unloads what is gone."""
+"""Follows a model repository whose files change: loads what is new or modified, unloads what is gone.
+
+What could not be downloaded is tried again, first at the next look and then after twice as many each time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
+from conch.errors import ConchError
 from conch.repository.changes import Watch
+from conch.repository.errors import PollError
 from conch.repository.scan import ModelRepository
 from conch.server.lifecycle import Lifecycle
 
 LOG = logging.getLogger("conch")
+
+#: After how many looks at most a model is tried again.
+_MOST_LOOKS: Final = 32
 
 
 class RepositoryPolling:
@@ -22,6 +31,7 @@ class RepositoryPolling:
         self._seconds = seconds
         self._polling: asyncio.Task[None] | None = None
         self._loading: set[asyncio.Task[None]] = set()
+        self._retries = Retries()
 
     async def look(self) -> None:
         """Take what is there now for what is known."""
@@ -31,15 +41,19 @@ class RepositoryPolling:
         """Follow changes from now on."""
         self._polling = asyncio.get_running_loop().create_task(self._poll())
 
+    def note(self, names: Iterable[str], failed: Mapping[str, ConchError]) -> None:
+        """Take note of what became of a load of ``names``, of which some ``failed``."""
+        self._retries.note(names, failed)
+
     def stop(self) -> None:
         """Follow no more changes; loads that are under way end with the lifecycle's."""
         if self._polling is not None:
             self._polling.cancel()
 
-    async def _load(self, names: Iterable[str]) -> None:
+    async def _load(self, names: Sequence[str]) -> None:
         """Load models while the repository is polled on, since one may take long or hang."""
         try:
-            await self._lifecycle.load_all(list(names))
+            self.note(names, await self._lifecycle.load_all(names))
         except Exception:
             LOG.exception("failed to load what has changed in the model repository")
 
@@ -49,9 +63,48 @@ class RepositoryPolling:
             try:
                 changes = await asyncio.to_thread(self._watch.look)
                 for name in changes.removed:
+                    self._retries.forget(name)
                     await self._lifecycle.unload(name)
-                loading = asyncio.get_running_loop().create_task(self._load([*changes.added, *changes.modified]))
+                names = list(dict.fromkeys([*changes.added, *changes.modified, *self._retries.due()]))
+                loading = asyncio.get_running_loop().create_task(self._load(names))
                 self._loading.add(loading)
                 loading.add_done_callback(self._loading.discard)
             except Exception:
                 LOG.exception("failed to poll the model repository")
+
+
+class Retries:
+    """The models to load again although their files are the same: those that could not be downloaded, and once one of
+    these is there, those that failed beside it, perhaps for want of it."""
+
+    def __init__(self) -> None:
+        self._pauses: dict[str, int] = {}
+        self._left: dict[str, int] = {}
+        self._beside: set[str] = set()
+
+    def note(self, names: Iterable[str], failed: Mapping[str, ConchError]) -> None:
+        """Take note of what became of a load of ``names``, of which some ``failed``."""
+        passing = {name for name, error in failed.items() if isinstance(error, PollError) and error.passing}
+        self._beside -= set(names)
+        for name in names:
+            if name in passing:
+                self._pauses[name] = self._left[name] = min(2 * self._pauses.get(name, 0) or 1, _MOST_LOOKS)
+            elif self.forget(name) and name not in failed:
+                self._left |= dict.fromkeys(self._beside, 1)
+                self._beside.clear()
+        if passing:
+            self._beside |= failed.keys() - passing
+
+    def forget(self, name: str) -> bool:
+        """Load a model no more; returns whether it was to be tried again because it could not be downloaded."""
+        self._left.pop(name, None)
+        self._beside.discard(name)
+        return self._pauses.pop(name, None) is not None
+
+    def due(self) -> list[str]:
+        """The models to load now; called at each look."""
+        self._left = {name: looks - 1 for name, looks in self._left.items()}
+        names = [name for name, looks in self._left.items() if looks <= 0]
+        for name in names:
+            del self._left[name]
+        return names
