@@ -24,6 +24,8 @@ _END_SECONDS: Final = 5.0
 _LAST_END_SECONDS: Final = 1.0
 #: How many streams may be answered and not ended; of more, the oldest are cancelled.
 _MOST_ENDING: Final = 1000
+#: So many calls may be all that a connection has room for: proxies often allow 100 or 128, a conch 1024.
+_MANY: Final = 50
 #: How gRPC begins the message of a call for which there was no connection.
 _NO_CONNECTION: Final = "failed to connect to all addresses"
 #: ... and of one whose host has no address; before and since 1.75.
@@ -46,6 +48,19 @@ class RemoteGrpc:
         self.on_broken: Callable[[], None] = lambda: None
         self._url = url
         self._model = model
+        self._channel = self._open()
+        #: Asks whether the model is ready where requests leave no room for that.
+        self._asking: Any = None
+        self._calls = 0
+        self._metadata = tuple(model.headers.items())
+        self._infer: Any = self._channel.unary_unary(f"{SERVICE_PATH}ModelInfer")
+        self._stream: Any = self._channel.stream_stream(f"{SERVICE_PATH}ModelStreamInfer")
+        self._loop = asyncio.get_running_loop()
+        self._watching = self._loop.create_task(self._watch())
+        self._ending: dict[asyncio.Task[None], None] = {}
+
+    def _open(self) -> Any:
+        model, url = self._model, self._url
         options = (
             *ANY_SIZE,
             ("grpc.use_local_subchannel_pool", 1),  # one connection for each channel, which tells of its own faults
@@ -54,18 +69,11 @@ class RemoteGrpc:
             ("grpc.min_reconnect_backoff_ms", int(model.connect_timeout * 1000)),
             ("grpc.max_reconnect_backoff_ms", 1000),
         )
-        if url.is_encrypted:
-            tls = model.tls
-            credentials = grpc.ssl_channel_credentials(tls.authorities, tls.key, tls.certificate)
-            self._channel: Any = grpc.aio.secure_channel(url.address, credentials, options)
-        else:
-            self._channel = grpc.aio.insecure_channel(url.address, options)
-        self._metadata = tuple(model.headers.items())
-        self._infer: Any = self._channel.unary_unary(f"{SERVICE_PATH}ModelInfer")
-        self._stream: Any = self._channel.stream_stream(f"{SERVICE_PATH}ModelStreamInfer")
-        self._loop = asyncio.get_running_loop()
-        self._watching = self._loop.create_task(self._watch())
-        self._ending: dict[asyncio.Task[None], None] = {}
+        if not url.is_encrypted:
+            return grpc.aio.insecure_channel(url.address, options)
+        tls = model.tls
+        credentials = grpc.ssl_channel_credentials(tls.authorities, tls.key, tls.certificate)
+        return grpc.aio.secure_channel(url.address, credentials, options)
 
     async def check(self) -> None:
         request = service_pb2.ModelReadyRequest(name=self._model.name, version=self._version)
@@ -83,13 +91,16 @@ class RemoteGrpc:
         self, request: InferRequest, seconds: float | None, deliver: Callable[[InferResponse], None]
     ) -> None:
         message = encode_request(request, self._model.name, self._model.version, streamed=self._model.decoupled)
-        if self._model.decoupled:
-            await self._infer_stream(message, seconds, deliver)
-            return
+        self._calls += 1
         try:
+            if self._model.decoupled:
+                await self._infer_stream(message, seconds, deliver)
+                return
             answer = await self._infer(message, timeout=seconds, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise self._error(error) from None
+            raise self._error(error, self._channel) from None
+        finally:
+            self._calls -= 1
         deliver(_decoded(answer))
 
     async def close(self) -> None:
@@ -97,6 +108,8 @@ class RemoteGrpc:
         if self._ending:
             await asyncio.wait(list(self._ending), timeout=_LAST_END_SECONDS)
         await self._channel.close()
+        if self._asking is not None:
+            await self._asking.close()
 
     @property
     def _version(self) -> str:
@@ -122,8 +135,6 @@ class RemoteGrpc:
                 deliver(response)
                 if answered:
                     return
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from None
         finally:
             if answered:
                 self._let_end(call)
@@ -141,7 +152,10 @@ class RemoteGrpc:
 
     async def _ask(self, method: str, request: Any) -> bytes:
         """Call a method that says something of the model.  Raises what is wrong in words for whoever set it up."""
-        call = self._channel.unary_unary(f"{SERVICE_PATH}{method}")
+        channel = self._channel
+        if self._calls + len(self._ending) >= _MANY:
+            channel = self._asking = self._asking or self._open()
+        call = channel.unary_unary(f"{SERVICE_PATH}{method}")
         try:
             answer: bytes = await call(
                 request.SerializeToString(), timeout=self._model.connect_timeout, metadata=self._metadata
@@ -153,12 +167,12 @@ class RemoteGrpc:
             if status is grpc.StatusCode.NOT_FOUND:
                 raise unavailable(f"it has no model '{self._model.name}' ({error.details()})") from None
             try:
-                raise self._error(error)
+                raise self._error(error, channel)
             except TimeoutError:
                 raise unavailable(f"no answer within {self._model.connect_timeout:g} s") from None
         return answer
 
-    def _error(self, error: Any) -> Exception:
+    def _error(self, error: Any, channel: Any) -> Exception:
         status, details = error.code(), error.details() or ""
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             return TimeoutError()
@@ -167,7 +181,7 @@ class RemoteGrpc:
                 return UnreachedError(_cause(details))
             if details.startswith(_NO_ADDRESS):
                 return UnreachedError(f"no connection: no address is known for '{self._url.host}'")
-            if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+            if channel.get_state() is not grpc.ChannelConnectivity.READY:
                 return LostError(f"the connection broke ({details})")
         if status in _REFUSALS:
             return unavailable(_REFUSALS[status])

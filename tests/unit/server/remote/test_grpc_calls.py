@@ -100,9 +100,9 @@ def streamed(final: bool, *raw: bytes) -> Any:
 
 @asynccontextmanager
 async def serving(
-    credentials: Any = None, folder: Path = Path(), decoupled: bool = False, **settings: Any
+    credentials: Any = None, folder: Path = Path(), decoupled: bool = False, options: Any = (), **settings: Any
 ) -> AsyncIterator[tuple[GrpcServer, RemoteTransport, Any]]:
-    fake, server = GrpcServer(), grpc.aio.server()
+    fake, server = GrpcServer(), grpc.aio.server(options=options)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
     port = (
         server.add_secure_port("127.0.0.1:0", credentials) if credentials else server.add_insecure_port("127.0.0.1:0")
@@ -308,6 +308,22 @@ async def test_a_server_that_does_not_answer_the_question_is_away() -> None:
         with pytest.raises(ConchError, match=r"no answer within 0\.2 s") as raised:
             await transport.check()
         assert type(raised.value) is ConchError  # it may be busy: its sequences are not lost
+
+
+async def test_a_server_whose_connection_is_full_is_not_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_calls, "_MANY", 2)
+    async with serving(options=[("grpc.max_concurrent_streams", 2)]) as (fake, transport, _):
+        fake.hang = True
+        waiting = []
+        for _ in range(2):
+            fake.came.clear()
+            waiting.append(asyncio.create_task(infer(transport)))
+            await fake.came.wait()
+        fake.hang = False
+        await transport.check()
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
 
 
 async def test_headers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
