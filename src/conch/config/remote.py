@@ -53,7 +53,12 @@ PARAMETERS: Final = ParameterTable(
             "as there",
             "the backend that runs the model there; requests and answers follow its rules",
         ),
-        Parameter("connect_timeout_secs", "seconds", "3", "how long a connection may take to be made"),
+        Parameter(
+            "connect_timeout_secs",
+            "seconds",
+            "3",
+            "how long a connection may take to be made, and a server to say whether the model is ready",
+        ),
         Parameter("timeout_secs", "seconds", "none", "how long a whole request may take"),
         Parameter("health_interval_secs", "seconds", "2", "how often each server is asked whether the model is ready"),
         Parameter("affinity", "an input of type `TYPE_STRING`", "none", "requests that begin alike go to one server"),
