@@ -81,6 +81,8 @@ def explained(place: object, error: Exception, credentials: str, redacted: Redac
         return error
     names = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
     reason = redacted(one_line(error))
+    if isinstance(error, TimeoutError) and not str(error):
+        reason = "it has sent nothing for too long"
     if names & _DENIED or any(text in reason.lower() for text in _MESSAGES_OF_DENIAL):
         return invalid(f"model repository {place} may not be read: {reason}; check {credentials}")
     if names & _MISSING:

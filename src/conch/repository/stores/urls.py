@@ -63,12 +63,12 @@ def parse_url(text: str) -> StoreUrl:
     if any(mark in rest for mark in "?#") or (scheme != "hf" and "@" in rest):
         # What follows these marks is credentials as a rule, which end up in logs.
         raise invalid(
-            f"the URL of a {scheme}:// repository must not contain '?', '#' or '@': "
+            f"the {scheme}:// URL of a repository must not contain '?', '#' or '@': "
             "credentials are environment variables"
         )
     if not rest.isprintable() or any(part in (".", "..") for part in rest.split("/")):
         raise invalid(f"model repository {text!r} has a name of '.' or '..' or a control character in it")
-    return _PARSERS[scheme](text.rstrip("/"), rest)
+    return _PARSERS[scheme](text.rstrip("/") if rest.strip("/") else text, rest)
 
 
 def _s3(text: str, rest: str) -> StoreUrl:

@@ -62,6 +62,11 @@ def test_secret_in_a_url_is_refused_and_not_repeated(text: str) -> None:
     assert "credentials" in refused.value.message
 
 
+def test_url_without_a_bucket_is_repeated_as_it_is() -> None:
+    with pytest.raises(ConchError, match="model repository 's3://' is no URL of its kind"):
+        parse_url("s3://")
+
+
 def test_path_is_no_url() -> None:
     assert not any(map(is_url, ["models", "/models", "C:\\models", "s3:/bucket", "./s3", ""]))
     assert is_url("s3://bucket")
