@@ -15,6 +15,8 @@ import requests
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
+import conch
+from conch.errors import Code
 from tests.deploy.ray.cluster import Load, RayCluster, ask, urls
 from tests.events import eventually
 from tests.models import build
@@ -157,6 +159,9 @@ def test_ray_serves_own_proxies_answer_the_same(said: str, proxies: tuple[int, i
             _number(client, triton_grpc, 1, 0, start=False, end=False)
         assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
     assert _ticks(address, 3, tmp_path / "mark") == [0, 1, 2]
+    with conch.Client(f"grpc://{address}") as client, pytest.raises(conch.ConchError, match="utf-8") as failed:
+        list(client.infer_stream("ticks", {"COUNT": np.array([1], np.int32), "MARK": [b"\xff"]}))
+    assert failed.value.code is Code.INTERNAL
     with requests.post(
         f"{url}/v2/models/ticks/generate_stream", json={"COUNT": 600, "MARK": str(tmp_path / "gone")}, stream=True
     ) as response:

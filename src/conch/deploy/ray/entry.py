@@ -43,6 +43,10 @@ _OF_A_PROXY: Final = frozenset(
 )
 
 
+class StreamFailed(Exception):
+    """A stream has ended with the status that its context has."""
+
+
 class ServeEntry:
     """The root of the application, with the methods of ``GRPCInferenceService`` by their names.
 
@@ -77,7 +81,7 @@ class ServeEntry:
     async def ModelInfer(self, message: bytes, grpc_context: Any) -> RawMessage:
         return await _unary(self._of(_read(message)), "ModelInfer", message, grpc_context)
 
-    async def ModelStreamInfer(self, messages: AsyncIterator[bytes], grpc_context: Any) -> AsyncIterator[RawMessage]:
+    async def ModelStreamInfer(self, messages: Any, grpc_context: Any) -> AsyncIterator[RawMessage]:
         """Requests of one stream, those of one sequence after each other; their answers as they come."""
         stream = _EntryStream(self._of, _metadata(grpc_context))
         reading = asyncio.ensure_future(stream.read(messages))
@@ -85,7 +89,7 @@ class ServeEntry:
             while (answer := await stream.answers.get()) is not None:
                 if isinstance(answer, RpcError):
                     _fail(grpc_context, answer)
-                    return
+                    raise StreamFailed(answer.details)  # of a stream that ends, Ray Serve takes it for OK
                 yield RawMessage(answer)
         finally:
             reading.cancel()
@@ -128,15 +132,26 @@ class _EntryStream:
         #: The last request of each sequence that is under way.
         self._last: dict[str, asyncio.Task[None]] = {}
 
-    async def read(self, messages: AsyncIterator[bytes]) -> None:
-        """Pass on what the client sends, and end when all of it is answered, or with what went wrong."""
+    async def read(self, messages: Any) -> None:
+        """Pass on what the client sends (Ray Serve's ``gRPCInputStream``).
+
+        Ends when all of it is answered, with what went wrong, or when the client has gone.
+        """
         try:
             async for message in messages:
                 while len(self._tasks) >= _AHEAD:  # a client that sends faster than it is answered waits
                     await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
                 self._pass_on(message)
+            if messages.is_cancelled():  # Ray Serve's proxy cancels the call itself only while it waits for an answer
+                self.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
+        except asyncio.CancelledError:  # by Ray Serve, or as nobody waits for answers any more
+            self.cancel()
+            while not self.answers.empty():
+                self.answers.get_nowait()
+            self.answers.put_nowait(None)
+            raise
         except Exception as error:  # whatever Ray raises
             await self.answers.put(RpcError(grpc.StatusCode.UNAVAILABLE.name, one_line(error)))
         await self.answers.put(None)
@@ -165,10 +180,13 @@ class _EntryStream:
     async def _answer(self, handle: Any, id: str, message: bytes, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait([before])
+        answers = handle.options(method_name="rpc_stream", stream=True).remote(STREAM, message, self._metadata)
         try:
-            calling = handle.options(method_name="rpc_stream", stream=True)
-            async for answer in calling.remote(STREAM, message, self._metadata):
+            async for answer in answers:
                 await self.answers.put(answer)
+        except asyncio.CancelledError:
+            answers.cancel()  # Ray does so by itself only where the whole call is cancelled
+            raise
         except Exception as error:  # whatever Ray raises, as for a replica that went away: other requests go on
             failed = ModelStreamInferResponse(error_message=f"no answer from the replica: {one_line(error)}")
             failed.infer_response.id = id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferRes
 
 from conch.deploy.ray import entry as module
 from conch.deploy.ray.affinity import of_prompt
-from conch.deploy.ray.entry import ServeEntry
+from conch.deploy.ray.entry import ServeEntry, StreamFailed
 from conch.deploy.ray.relay import HttpHead, RpcError
 from conch.deploy.ray.service import UNARY, RawMessage
 from tests.unit.deploy.ray.records import until
@@ -35,7 +35,30 @@ class Handle:
 
     def remote(self, *arguments: Any) -> Any:
         self.calls.append((self._options, arguments))
-        return self._answer(*arguments)
+        answer = self._answer(*arguments)
+        return Responses(answer) if isinstance(answer, AsyncGenerator) else answer
+
+
+class Responses:
+    """Takes the place of Ray Serve's ``DeploymentResponseGenerator``: only ``cancel`` ends what is asked."""
+
+    def __init__(self, answers: AsyncGenerator[Any, None]) -> None:
+        self._answers = answers
+        self._next: asyncio.Task[Any] | None = None
+
+    def __aiter__(self) -> Responses:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._next = asyncio.ensure_future(anext(self._answers, Responses))
+        answer = await asyncio.shield(self._next)
+        if answer is Responses:
+            raise StopAsyncIteration
+        return answer
+
+    def cancel(self) -> None:
+        assert self._next is not None
+        self._next.cancel()
 
 
 class Context:
@@ -230,21 +253,30 @@ class Stream:
         self.entry, self.model, self.ingress = handles(replicas.answer)
         self.context = Context(("triton_x", "1"))
         self.got: list[bytes] = []
-        self._sent: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self._sent: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue()
+        self._gone = False
         self.ended = asyncio.ensure_future(self._run())
 
-    def send(self, *messages: bytes | Exception | None) -> None:
+    def send(self, *messages: bytes | BaseException | None) -> None:
         for message in messages:
             self._sent.put_nowait(message)
 
-    async def _messages(self) -> AsyncIterator[bytes]:
+    def hang_up(self) -> None:
+        """Have the client gone where Ray Serve tells of it at the end of what it has sent."""
+        self._gone = True
+        self._sent.put_nowait(None)
+
+    def is_cancelled(self) -> bool:
+        return self._gone
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         while (message := await self._sent.get()) is not None:
-            if isinstance(message, Exception):
+            if isinstance(message, BaseException):
                 raise message
             yield message
 
     async def _run(self) -> None:
-        answers = self.entry.ModelStreamInfer(self._messages(), self.context)
+        answers = self.entry.ModelStreamInfer(self, self.context)
         try:
             async for answer in answers:
                 self.got.append(answer.SerializeToString())
@@ -313,7 +345,10 @@ async def test_a_status_with_which_a_server_ends_a_stream_is_the_clients() -> No
     stream = Stream(replicas)
     replicas.go("refused").set()
     stream.send(infer(id="waits"), infer(id="refused"))
-    await stream.ended
+    with pytest.raises(
+        StreamFailed, match="no good"
+    ):  # Ray Serve sends the status of a stream that raises, and no other
+        await stream.ended
     assert (stream.context.code, stream.context.details) == (grpc.StatusCode.INVALID_ARGUMENT, "no good")
     await until(lambda: replicas.cancelled == ["waits"])
 
@@ -321,7 +356,8 @@ async def test_a_status_with_which_a_server_ends_a_stream_is_the_clients() -> No
 async def test_a_stream_that_breaks_ends_with_a_status() -> None:
     stream = Stream(Replicas())
     stream.send(RuntimeError("the proxy is gone"))
-    await stream.ended
+    with pytest.raises(StreamFailed):
+        await stream.ended
     assert (stream.context.code, stream.context.details) == (grpc.StatusCode.UNAVAILABLE, "the proxy is gone")
 
 
@@ -331,6 +367,19 @@ async def test_a_client_that_hangs_up_cancels_what_is_under_way() -> None:
     stream.send(infer(id="a"), infer(id="b"))
     await until(lambda: len(replicas.came) == 2)
     stream.ended.cancel()
+    await until(lambda: sorted(replicas.cancelled) == ["a", "b"])
+
+
+@pytest.mark.parametrize("end", [Stream.hang_up, lambda stream: stream.send(asyncio.CancelledError())])
+async def test_a_client_that_hangs_up_between_two_answers_cancels_what_is_under_way(
+    end: Callable[[Stream], None],
+) -> None:
+    replicas = Replicas()
+    stream = Stream(replicas)
+    stream.send(infer(id="a"), infer(id="b"))
+    await until(lambda: len(replicas.came) == 2)
+    end(stream)
+    await stream.ended
     await until(lambda: sorted(replicas.cancelled) == ["a", "b"])
 
 
