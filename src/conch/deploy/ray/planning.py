@@ -83,6 +83,11 @@ def _check_names(names: Sequence[str]) -> None:
             raise invalid(f"--models names '{name}' twice")
         if "#" in name:
             raise invalid(f"Ray Serve can have no deployment '{name}': its name must not contain '#'")
+        if not name.isascii():  # Ray Serve's controller makes a metric of it, fails, and does nothing more for anybody
+            raise invalid(
+                f"Ray Serve can have no deployment '{name}': its name must be ASCII, so rename the model, "
+                "or give --max-models-per-replica"
+            )
         if name in _TAKEN:
             raise invalid(f"Ray Serve can have no deployment '{name}': conch has one of that name, so rename the model")
 
