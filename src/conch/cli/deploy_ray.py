@@ -104,6 +104,8 @@ def ray_command(
     from conch.errors import invalid
     from conch.extras import require
 
+    if not name or not name.isascii() or not name.isprintable() or "#" in name or "/" in name:
+        raise invalid(f"--name '{name}': the name must be ASCII, without '#' or '/', and not empty")
     options = None if remove else _options(host, **given)
     require("conch deploy ray", "ray", "ray.serve", extra="ray")
 
@@ -120,6 +122,7 @@ def ray_command(
 
     from conch.deploy.ray.planning import plan_deployments
 
+    _check_ports(options.ingress_options, serve_http_port, serve_grpc_port)
     plans = plan_deployments(options)
     with connected(address) as alone, ended_as_by_ctrl_c():  # in this order: Ray has a handler of its own for SIGTERM
         if alone and detach:
@@ -187,6 +190,19 @@ def _options(
         ingress_options={**listening, **ports, **of_ingress},
         **given,
     )
+
+
+def _check_ports(ingress: Mapping[str, Any], serve_http_port: int | None, serve_grpc_port: int | None) -> None:
+    """Raises INVALID_ARG for a port that is wanted twice: Ray Serve would keep it, and no ingress would ever start."""
+    from conch.errors import invalid
+
+    wanted = {f"--{kind}-port": int(ingress[f"{kind}_port"]) for kind in ("http", "grpc", "metrics")}
+    wanted |= {"--serve-http-port": serve_http_port or 0, "--serve-grpc-port": serve_grpc_port or 0}
+    taken: dict[int, str] = {}
+    for flag, port in wanted.items():
+        if port and port in taken:
+            raise invalid(f"{flag} {port} is the port of {taken[port]} as well: give another")
+        taken[port] = flag
 
 
 def _absolute(repository: str) -> str:

@@ -157,6 +157,15 @@ def test_a_repository_is_called_as_every_node_can_call_it(
         (["--replica-option=model_repository=x"], "conch deploy ray decides that itself: give --model-repository"),
         (["--replica-option=model-control-mode=poll"], "decides that itself (see --max-models-per-replica)"),
         (["--ingress-option=allow_http=false"], "decides that itself, and needs it"),
+        (["--grpc-port=8000"], "--grpc-port 8000 is the port of --http-port as well: give another"),
+        (["--name=ä"], "--name 'ä': the name must be ASCII, without '#' or '/', and not empty"),
+        (["--name="], "--name '': the name must be"),
+        (["--name=a/b"], "--name 'a/b': the name must be"),
+        (["--serve-http-port=8000"], "--serve-http-port 8000 is the port of --http-port as well"),
+        (
+            ["--serve-http-port=9000", "--serve-grpc-port=9000"],
+            "--serve-grpc-port 9000 is the port of --serve-http-port",
+        ),
         (["--models=none"], "there is no model 'none'"),
     ],
 )

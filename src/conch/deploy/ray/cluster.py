@@ -85,7 +85,10 @@ def _check_listens(address: str) -> None:
 
 
 def start_serve(proxies: ServeProxies) -> None:
-    """Start Ray Serve with its proxies, unless the cluster has it already; its proxies are then as they are."""
+    """Start Ray Serve with its proxies, unless the cluster has it already.
+
+    Raises INVALID_ARG where it has it with other proxies than these.
+    """
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
 
@@ -94,6 +97,29 @@ def start_serve(proxies: ServeProxies) -> None:
     grpc = gRPCOptions(port=proxies.grpc_port, grpc_servicer_functions=[SERVICER]) if proxies.grpc_port else None
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(proxy_location=location, http_options=http, **({"grpc_options": grpc} if grpc else {}))
+    _check_proxies(proxies)
+
+
+def _check_proxies(wanted: ServeProxies) -> None:
+    """Raises INVALID_ARG where Ray Serve ran before and its proxies are not those that are wanted: they stay."""
+    import ray
+    from ray.serve.context import _get_global_client
+
+    client: Any = _get_global_client()
+    there = ServeProxies(wanted.host)
+    if ray.get(client._controller.get_proxy_location.remote()) != "Disabled":
+        grpc = ray.get(client._controller.get_grpc_config.remote())
+        speaks = SERVICER in grpc.grpc_servicer_functions
+        there = ServeProxies(wanted.host, client.http_config.port, grpc.port if speaks else None)
+    for kind, flag, port, found in (
+        ("HTTP", "--serve-http-port", wanted.http_port, there.http_port),
+        ("Triton's gRPC", "--serve-grpc-port", wanted.grpc_port, there.grpc_port),
+    ):
+        if port is not None and port != found:
+            has = f"has its proxies for {kind} on port {found}" if found else f"has no proxies for {kind}"
+            raise invalid(
+                f"{flag} {port}: Ray Serve runs on this cluster and {has}, which stays so until 'serve shutdown'"
+            )
 
 
 @contextmanager
@@ -144,7 +170,7 @@ class RayApplication:
         from ray import serve
 
         ends = time.monotonic() + seconds
-        said = ""
+        said: frozenset[str] = frozenset()
         while True:
             with _in_one_line():
                 state = serve.status().applications.get(self._name)
@@ -156,12 +182,14 @@ class RayApplication:
                     return found
             words = _words(state)
             if failures or (state is not None and state.status == "DEPLOY_FAILED"):
-                raise _failure(failures, words)
-            if words != said:
-                said = words
-                tell(words)
+                raise _failure(failures, "; ".join(words))
+            if news := [one for one in words if one not in said]:
+                tell("; ".join(news))
+            said |= set(words)
             if time.monotonic() > ends:
-                raise unavailable(f"the models do not answer after {seconds:g} s: {words or 'Ray Serve says nothing'}")
+                raise unavailable(
+                    f"the models do not answer after {seconds:g} s: {'; '.join(words) or 'Ray Serve says nothing'}"
+                )
             time.sleep(_LOOK_SECONDS)
 
     def replicas(self) -> Sequence[ReplicaRecord]:
@@ -170,11 +198,17 @@ class RayApplication:
         return found
 
     def remove(self) -> None:
-        """Take the application away, with everything that it runs; requests that run may end."""
+        """Take the application away, with everything that it runs; requests that run may end.
+
+        Waits until it is gone, however long that takes: Ray Serve itself waits a minute, and replicas may drain longer.
+        """
         from ray import serve
 
-        if self.is_there:
-            serve.delete(self._name)
+        with _in_one_line():
+            if self.is_there:
+                serve.delete(self._name, _blocking=False)
+            while self.is_there:
+                time.sleep(_LOOK_SECONDS)
 
     def _ask(self, method: str) -> Any:
         """What the directory answers.  Raises UNAVAILABLE where it does not."""
@@ -212,13 +246,13 @@ def _failure(failures: dict[str, str], words: str) -> ConchError:
     return invalid(f"cannot start {told}")
 
 
-def _words(state: Any) -> str:
-    """What Ray Serve says of the deployments that are not there yet, in one line."""
+def _words(state: Any) -> list[str]:
+    """What Ray Serve says of each deployment that is not there yet, in one line each."""
     if state is None:
-        return ""
+        return []
     waiting = [
         f"{name}: {' '.join(deployment.message.split()) or deployment.status.value.lower()}"
         for name, deployment in state.deployments.items()
         if deployment.status != "HEALTHY"
     ]
-    return "; ".join(waiting) or " ".join(state.message.split())
+    return waiting or list(filter(None, [" ".join(state.message.split())]))

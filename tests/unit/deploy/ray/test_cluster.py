@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import socket
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from conch.deploy.ray.cluster import Deployed, _check_listens, _complete, _failure, _in_one_line, _words
+from conch.deploy.ray import cluster as module
+from conch.deploy.ray.cluster import (
+    Deployed,
+    RayApplication,
+    ServeProxies,
+    _check_listens,
+    _check_proxies,
+    _complete,
+    _failure,
+    _in_one_line,
+    _words,
+)
 from conch.deploy.ray.planning import DeploymentPlan
+from conch.deploy.ray.service import SERVICER
 from conch.errors import Code, ConchError, unavailable
 from tests.unit.deploy.ray.records import ingress, replica
 
@@ -61,15 +74,15 @@ class Status(str):
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (None, ""),
-        (state(), ""),
-        (state("is\n being deployed"), "is being deployed"),
-        (state(a=("HEALTHY", "fine")), ""),
+        (None, []),
+        (state(), []),
+        (state("is\n being deployed"), ["is being deployed"]),
+        (state(a=("HEALTHY", "fine")), []),
         (state("x", a=("HEALTHY", ""), b=("UPDATING", "waits\n  for 2 GPUs"), c=("UNHEALTHY", "")),
-         "b: waits for 2 GPUs; c: unhealthy"),
+         ["b: waits for 2 GPUs", "c: unhealthy"]),
     ],
 )  # fmt: skip
-def test_what_is_not_there_yet_is_said_in_one_line(said: Any, words: str) -> None:
+def test_what_is_not_there_yet_is_said_in_one_line(said: Any, words: list[str]) -> None:
     assert _words(said) == words
 
 
@@ -98,3 +111,58 @@ def test_of_what_ray_raises_the_last_line_is_shown() -> None:
         raise RuntimeError
     with pytest.raises(ConchError, match=r"^as it is$"), _in_one_line():
         raise unavailable("as it is")
+
+
+def test_an_application_is_removed_when_it_is_gone_however_long_it_drains(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    left = iter([{"mine": 1, "other": 1}, {"mine": 1, "other": 1}, {"mine": 1, "other": 1}, {"other": 1}])
+    serve = SimpleNamespace(
+        status=lambda: SimpleNamespace(applications=next(left)),
+        delete=lambda name, **given: asked.append((name, given)),
+    )
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0)
+    RayApplication("mine").remove()
+    assert asked == [("mine", {"_blocking": False})]  # Ray Serve's own waiting raises after a minute
+    assert next(left, None) is None
+
+
+class Answer:
+    """A method of Ray Serve's controller."""
+
+    def __init__(self, value: Any) -> None:
+        self.remote = lambda: value
+
+
+@pytest.mark.parametrize(
+    ("location", "services", "wanted", "refused"),
+    [
+        ("EveryNode", [SERVICER], (8100, 8101), ""),
+        ("EveryNode", [], (8100, None), ""),
+        ("EveryNode", [SERVICER], (8200, 8101), "--serve-http-port 8200: .* has its proxies for HTTP on port 8100"),
+        ("EveryNode", [], (None, 8101), "--serve-grpc-port 8101: .* has no proxies for Triton's gRPC"),
+        ("Disabled", [], (8100, None), "--serve-http-port 8100: .* has no proxies for HTTP"),
+        ("Disabled", [], (None, None), ""),
+    ],
+)
+def test_proxies_that_ray_serve_will_not_have_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    location: str,
+    services: list[str],
+    wanted: tuple[int | None, int | None],
+    refused: str,
+) -> None:
+    controller = SimpleNamespace(
+        get_proxy_location=Answer(location),
+        get_grpc_config=Answer(SimpleNamespace(port=8101, grpc_servicer_functions=services)),
+    )
+    client = SimpleNamespace(_controller=controller, http_config=SimpleNamespace(port=8100))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda value: value))
+    monkeypatch.setitem(sys.modules, "ray.serve", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray.serve.context", SimpleNamespace(_get_global_client=lambda: client))
+    if not refused:
+        _check_proxies(ServeProxies("127.0.0.1", *wanted))
+        return
+    with pytest.raises(ConchError, match=refused) as raised:
+        _check_proxies(ServeProxies("127.0.0.1", *wanted))
+    assert raised.value.code is Code.INVALID_ARG
