@@ -63,7 +63,7 @@ def test_secret_in_a_url_is_refused_and_not_repeated(text: str) -> None:
 
 
 def test_url_without_a_bucket_is_repeated_as_it_is() -> None:
-    with pytest.raises(ConchError, match="model repository 's3://' is no URL of its kind"):
+    with pytest.raises(ConchError, match="model repository 's3://' is not a valid URL of its kind"):
         parse_url("s3://")
 
 
