@@ -133,6 +133,12 @@ class AsyncServer(AsyncInferenceService):
         document: dict[str, Any] = json.loads(found.config_json)
         return document
 
+    async def labels(self, model: str, version: int | str = "") -> dict[str, list[str]]:
+        """The labels of classes, by output, of those outputs that have any."""
+        found = await self._core.loaded_model(model, version_number(version))
+        labels = {output: found.labels(output) for output in found.signature.outputs}
+        return {output: list(names) for output, names in labels.items() if names}
+
     async def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
         return self._core.statistics(model, version_number(version))
 

@@ -109,6 +109,10 @@ class Server(InferenceService):
     def config(self, model: str, version: int | str = "") -> dict[str, Any]:
         return self._run(self._server.config(model, version))
 
+    def labels(self, model: str, version: int | str = "") -> dict[str, list[str]]:
+        """The labels of classes, by output, of those outputs that have any."""
+        return self._run(self._server.labels(model, version))
+
     def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
         return self._run(self._server.statistics(model, version))
 

@@ -22,11 +22,15 @@ _REMEMBERED: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that a replica answers for; ``config`` is its configuration in JSON, empty while it is not loaded."""
+    """A model that a replica answers for; ``config`` is its configuration in JSON, empty while it is not loaded.
+
+    ``labels`` are those of its outputs' classes, by output.
+    """
 
     name: str
     config: str = ""
     versions: tuple[int, ...] = ()
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ _TAKEN_OVER: Final = (
 class ClusterModel:
     """A model of the cluster: who answers for it (URLs), its versions, and its configuration in an ingress.
 
+    ``labels`` are the lines of its label files, by the files' names.
+
     ``generation`` changes when a model without inputs in its configuration may have got others.
     """
 
@@ -39,6 +41,7 @@ class ClusterModel:
     versions: tuple[int, ...]
     config: str
     generation: str = ""
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 def cluster_models(replicas: Iterable[ReplicaRecord]) -> dict[str, ClusterModel]:
@@ -54,7 +57,10 @@ def cluster_models(replicas: Iterable[ReplicaRecord]) -> dict[str, ClusterModel]
         agreeing = {model for model in {model for _, model in served} if remote_config(model, ()) == config}
         urls = tuple(dict.fromkeys(_url(record, newest) for record, model in served if model in agreeing))
         generation = "" if newest.config else " ".join(sorted({record.version for record, _ in served}))
-        models[name] = ClusterModel(name, urls, newest.versions or (1,), remote_config(newest, urls), generation)
+        labels = tuple((_label_file(index), names) for index, (_, names) in enumerate(newest.labels))
+        models[name] = ClusterModel(
+            name, urls, newest.versions or (1,), remote_config(newest, urls), generation, labels
+        )
     return models
 
 
@@ -70,11 +76,19 @@ def remote_config(model: ServedModel, urls: Sequence[str]) -> str:
     written: dict[str, Any] = json.loads(model.config) if model.config else {}
     config = ModelConfig(name=model.name, backend=REMOTE)
     take_over(config, render.from_json(json.dumps({key: written[key] for key in _TAKEN_OVER if key in written})))
+    files = {output: _label_file(index) for index, (output, _) in enumerate(model.labels)}
+    for output in config.output:
+        output.label_filename = files.get(output.name, "")
     for key, value in _parameters(model.name, config, urls).items():
         config.parameters[key].string_value = value
     if model.versions:
         config.version_policy.specific.versions.extend(model.versions)
     return text_format.MessageToString(config)
+
+
+def _label_file(index: int) -> str:
+    """Names of outputs need not be names of files."""
+    return f"labels_{index}.txt"
 
 
 def _parameters(name: str, config: ModelConfig, urls: Sequence[str]) -> Mapping[str, str]:
@@ -110,9 +124,10 @@ class RemoteRepository:
         """
         changed = []
         for name, model in models.items():
-            essence = f"{model.generation} {model.versions} {model.config.replace(','.join(model.urls), '')}"
-            config, before = self.written.get(name, ("", ""))
-            if config != model.config:
+            config = model.config.replace(",".join(model.urls), "")
+            essence = f"{model.generation} {model.versions} {hash(model.labels)} {config}"
+            written, before = self.written.get(name, ("", ""))
+            if written != model.config or essence != before:
                 self._write(model)
             self.written[name] = model.config, essence
             if essence != before:
@@ -129,5 +144,7 @@ class RemoteRepository:
         for version in model.versions:
             (folder / str(version)).mkdir(parents=True, exist_ok=True)
         draft = self.directory / f".{model.name}"
-        draft.write_text(model.config, encoding="utf-8")
-        draft.replace(folder / "config.pbtxt")  # a load may be reading it
+        lines = [(name, "".join(f"{label}\n" for label in labels)) for name, labels in model.labels]
+        for name, text in [*lines, ("config.pbtxt", model.config)]:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(folder / name)  # a load may be reading it

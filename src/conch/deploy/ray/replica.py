@@ -112,7 +112,8 @@ class ModelReplica(Relaying):
         found = []
         for name in self._work.models:
             versions = tuple(int(version) for version in self._server.metadata(name)["versions"])
-            found.append(ServedModel(name, json.dumps(self._server.config(name)), versions))
+            labels = tuple((output, tuple(names)) for output, names in self._server.labels(name).items())
+            found.append(ServedModel(name, json.dumps(self._server.config(name)), versions, labels))
         return found
 
     async def _announce(self) -> None:

@@ -74,6 +74,14 @@ def serving(repository: Path, **options: Any) -> Iterator[conch.Server]:
 def record(id: str, server: conch.Server, *names: str, loaded: bool = True, started: int = 0) -> ReplicaRecord:
     """What a replica with ``server`` announces; where it is not ``loaded``, it says nothing of its models."""
     models = tuple(
-        ServedModel(name, json.dumps(server.config(name)), (1,)) if loaded else ServedModel(name) for name in names
+        ServedModel(
+            name,
+            json.dumps(server.config(name)),
+            (1,),
+            tuple((output, tuple(labels)) for output, labels in server.labels(name).items()),
+        )
+        if loaded
+        else ServedModel(name)
+        for name in names
     )
     return ReplicaRecord(id, "echo", id, started, "node", server.urls["http"], server.urls["grpc"], models)

@@ -18,6 +18,8 @@ import conch
 from conch.deploy.ray.front import IngressPlan, IngressServer
 from conch.deploy.ray.remotes import cluster_models
 from conch.errors import ConchError
+from tests.conformance.raw import post, tensor
+from tests.models import build
 from tests.unit.deploy.ray.records import until
 from tests.unit.deploy.ray.servers import record, serving, write_echo
 
@@ -100,6 +102,20 @@ async def test_models_may_have_any_name_that_a_folder_may_have(first: conch.Serv
         assert await here.ready()
         for name in NAMES:
             assert await here.ask(name) == "first hello"
+
+
+async def test_classes_have_the_labels_of_the_replicas(tmp_path: Path) -> None:
+    with serving(build(tmp_path / "models", "classify")) as server:
+        async with ingress("classify") as here:
+            await here.follow(record("a", server, "classify"))
+            values = tensor("INPUT", "FP32", [0.5, 2.0, 1.0, 0.0], [1, 4])
+            outputs = [{"name": "OUTPUT", "parameters": {"classification": 2}}]
+            body = {"inputs": [values], "outputs": outputs}
+            path = "/v2/models/classify/infer"
+            directly = await asyncio.to_thread(post, server.urls["http"].removeprefix("http://"), path, body)
+            through = await asyncio.to_thread(post, here.url.removeprefix("http://"), path, body)
+            assert directly.json()["outputs"][0]["data"][0].count(":") == 2
+            assert through.json()["outputs"] == directly.json()["outputs"]
 
 
 async def test_what_nobody_expects_is_not_served(first: conch.Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,22 @@ def test_a_new_model_is_written_with_its_versions(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "echo").iterdir()) == ["2", "5", "config.pbtxt"]
     assert written(tmp_path).parameters["url"].string_value == "http://a:1"
     assert repository.write(on("http://a:1", versions=(2, 5))) == []
+
+
+def labelled(*labels: str) -> dict[str, ClusterModel]:
+    return cluster_models([replica("a", replace(served(), labels=(("OUT", labels),)))])
+
+
+def test_the_labels_of_classes_are_written_and_others_have_the_model_loaded_again(tmp_path: Path) -> None:
+    repository = RemoteRepository(tmp_path)
+    repository.write(labelled("cat", "dog"))
+    (output,) = written(tmp_path).output
+    assert (tmp_path / "echo" / output.label_filename).read_text("utf-8") == "cat\ndog\n"
+    assert repository.write(labelled("cat", "dog")) == []
+    assert repository.write(labelled("cat", "hound")) == ["echo"]
+    assert (tmp_path / "echo" / output.label_filename).read_text("utf-8") == "cat\nhound\n"
+    repository.remove("echo")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_only_moves_is_written_and_not_loaded_again(tmp_path: Path) -> None:

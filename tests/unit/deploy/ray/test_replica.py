@@ -17,6 +17,7 @@ from conch.deploy.ray.relay import HttpHead
 from conch.deploy.ray.replica import ModelReplica, ReplicaWork
 from conch.deploy.ray.scaling import UNDER_WAY
 from conch.library.server import Server
+from tests.models import build
 from tests.unit.deploy.ray import fake_ray
 from tests.unit.deploy.ray.fake_ray import FakeServe, Remote, made
 from tests.unit.deploy.ray.records import until
@@ -74,6 +75,15 @@ async def test_a_replica_says_what_it_serves_until_it_ends(repository: Path, dir
     assert await directory.target.replicas() == ()
     with pytest.raises(RuntimeError, match="the server has ended"):
         await replica.check_health()
+
+
+async def test_a_replica_says_what_its_classes_are_called(tmp_path: Path, directory: Remote) -> None:
+    repository = build(tmp_path / "models", "classify")
+    replica = await made(ModelReplica, work(repository, "classify"), directory)
+    (record,) = await directory.target.replicas()
+    labels = (repository / "classify" / "labels.txt").read_text().splitlines()
+    assert record.models[0].labels == (("OUTPUT", tuple(labels)),)
+    await replica.__del__()
 
 
 async def test_a_directory_that_does_not_answer_stops_no_replica(repository: Path, directory: Remote) -> None:
