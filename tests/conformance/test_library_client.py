@@ -59,6 +59,13 @@ def test_refusals_have_their_codes(client: conch.Client) -> None:
         assert raised.value.code is code
 
 
+def test_a_stream_that_is_refused_says_why(server: Server, server_kind: str) -> None:
+    with conch.Client(server.grpc) as client:
+        with pytest.raises(ConchError, match="correlation ID") as raised:
+            list(client.infer_stream("accumulate", {"INPUT": [[1]]}))
+    assert raised.value.code is (Code.INVALID_ARG if server_kind == "conch" else Code.UNKNOWN)
+
+
 def test_a_model_may_go_on_after_an_error(server: Server, server_kind: str) -> None:
     """Asked for errors with codes, or cancelled just then, Triton crashes of it after some dozens of streams."""
     with conch.Client(server.grpc) as client:

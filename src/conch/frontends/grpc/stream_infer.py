@@ -1,9 +1,9 @@
 """``ModelStreamInfer``: any number of requests on one stream, run concurrently.
 
 The service opens a ``StreamInferCall`` for every stream of this RPC; runs on the event loop.  A request that fails
-does not end the stream, unless its execution failed and the client asks for that (metadata
-``triton_grpc_error: true``, or ``conch_grpc_error``).  Requests to models that are not decoupled get one response each,
-in the order of the requests; responses of decoupled models are sent as they come.
+does not end the stream, unless the client asks for that: with the metadata ``triton_grpc_error: true`` where its
+execution failed, with ``conch_grpc_error: true`` also where it was refused.  Requests to models that are not decoupled
+get one response each, in the order of the requests; responses of decoupled models are sent as they come.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ class StreamInferCall(Call):
     must keep its order, first to last; ``_early_bytes`` counts the bytes of responses that wait for earlier ones.
     """
 
-    __slots__ = ("_context", "_early_bytes", "_half_closed", "_loads", "_pending", "_running", "strict")
+    __slots__ = ("_all_strict", "_context", "_early_bytes", "_half_closed", "_loads", "_pending", "_running", "strict")
 
     def __init__(self, stream: Http2Stream, head: RequestHead, context: ServingContext) -> None:
         self._context = context
-        #: Whether an execution that fails ends the stream.
-        self.strict = any((head.get(name) or "").lower() == "true" for name in ("triton_grpc_error", ERRORS_WITH_CODES))
+        #: Whether a request that is refused ends the stream, and whether an execution that fails does.
+        self._all_strict = _is_set(head, ERRORS_WITH_CODES)
+        self.strict = self._all_strict or _is_set(head, "triton_grpc_error")
         self._running: dict[int, InferRequest] = {}
         self._pending: deque[_ResponseSlot] = deque()
         #: What gives up waiting for the model of a request, by the request's place.
@@ -116,7 +117,7 @@ class StreamInferCall(Call):
             return
         except ConchError as error:
             self.release(streamed.size if streamed is not None else size)
-            self.deliver(slot or self._new_slot(), encode_stream_error(error.message, parsed.id))
+            self.refuse(slot or self._new_slot(), error, parsed.id)
             return
         if not model.signature.decoupled:
             streamed.slot = slot or self._new_slot()
@@ -171,6 +172,13 @@ class StreamInferCall(Call):
         elif not unsent:
             self.on_drained()
 
+    def refuse(self, slot: _ResponseSlot | None, error: ConchError, request_id: str) -> None:
+        """Answer a request that was not accepted."""
+        if self._all_strict:
+            self.fail(error)
+        else:
+            self.deliver(slot, encode_stream_error(error.message, request_id))
+
     def on_ended(self, request: InferRequest, size: int) -> None:
         """A request, of whose message ``size`` bytes were held, has had its last response."""
         self._running.pop(request.serial, None)
@@ -221,6 +229,11 @@ class StreamInferCall(Call):
             self.finish()
 
 
+def _is_set(head: RequestHead, name: str) -> bool:
+    """Whether a flag in the metadata of a call is set."""
+    return (head.get(name) or "").lower() == "true"
+
+
 class _ResponseSlot:
     """The place of a response in the order of a stream; ``message`` and its ``size`` are set when it is there.
 
@@ -266,8 +279,8 @@ class _StreamedRequest:
         self._call.hold(size)
 
     def refuse(self, error: ConchError) -> None:
-        """Answer a request that was not accepted."""
-        self._call.deliver(self.slot, encode_stream_error(error.message, self.request.id))
+        """Answer a request that the model did not accept."""
+        self._call.refuse(self.slot, error, self.request.id)
         self._end()
 
     def _end(self) -> None:

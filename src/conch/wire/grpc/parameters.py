@@ -20,8 +20,9 @@ Parameters = Mapping[str, service_pb2.InferParameter]
 EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 #: Says of a response on a stream whether it is its request's last.
 FINAL_RESPONSE: Final = "triton_final_response"
-#: Metadata with which conch ends a stream with an error and its code, as for ``triton_grpc_error``.  Triton does not
-#: know it, and crashes of its own when a model goes on after such an error.
+#: Metadata with which conch ends a stream with an error and its code: for ``triton_grpc_error`` that of an execution,
+#: for this also that of a request that is refused.  Triton does not know it, and crashes of its own when a model goes
+#: on after such an error.
 ERRORS_WITH_CODES: Final = "conch_grpc_error"
 
 

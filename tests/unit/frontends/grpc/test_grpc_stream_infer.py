@@ -160,6 +160,27 @@ def test_strict_stream_ends_with_the_first_execution_error(frontend, stub):
         frontend.until(lambda: model.cancelled == model.received)
 
 
+@pytest.mark.parametrize(
+    ("refused", "code"),
+    [
+        (text_request("unknown", "x"), grpc.StatusCode.NOT_FOUND),
+        (array_request("fp32", np.zeros((1, 1), np.float32)), grpc.StatusCode.INVALID_ARGUMENT),
+        (text_request("misbehave", "refuse"), grpc.StatusCode.UNAVAILABLE),
+    ],
+)
+def test_a_request_that_is_refused_ends_the_stream_of_a_client_that_wants_all_codes(frontend, stub, refused, code):
+    model = frontend.server.models["hold"]
+    received = len(model.received)
+    with Conversation(stub, metadata=[("conch_grpc_error", "true")]) as conversation:
+        conversation.send(text_request("hold", "x"))
+        frontend.until(lambda: len(model.received) > received)
+        conversation.send(refused)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(conversation.call)
+        assert caught.value.code() is code
+        frontend.until(lambda: model.cancelled == model.received)
+
+
 def test_half_closed_stream_delivers_what_is_under_way(frontend, conversation):
     model = frontend.server.models["hold"]
     conversation.send(text_request("hold", "x"))
