@@ -36,6 +36,9 @@ _DECIDED: Final = {
     "allow_grpc": ", and needs it",
 }
 
+#: Options that have a replica refuse what an ingress sends it.
+_OF_INGRESSES: Final = frozenset({"http_use_ssl", "grpc_use_ssl", "http_restricted_api", "grpc_restricted_protocol"})
+
 OPTIONS: Final = [
     _MODELS(["--model-repository"], multiple=True, metavar="DIR",
             help="Directory of models, to be read on every node; repeatable."),
@@ -193,9 +196,15 @@ def _options(
 
 
 def _check_ports(ingress: Mapping[str, Any], serve_http_port: int | None, serve_grpc_port: int | None) -> None:
-    """Raises INVALID_ARG for a port that is wanted twice: Ray Serve would keep it, and no ingress would ever start."""
+    """Raises INVALID_ARG for a port that is wanted twice: Ray Serve would keep it, and no ingress would ever start.
+
+    And for ingresses that Ray Serve's proxies could not ask.
+    """
     from conch.errors import invalid
 
+    encrypted = [name for name in ("http_use_ssl", "grpc_use_ssl") if ingress.get(name, "false") == "true"]
+    if encrypted and (serve_http_port or serve_grpc_port):
+        raise invalid(f"Ray Serve's proxies cannot ask ingresses with {encrypted[0]}: give either the one or the other")
     wanted = {f"--{kind}-port": int(ingress[f"{kind}_port"]) for kind in ("http", "grpc", "metrics")}
     wanted |= {"--serve-http-port": serve_http_port or 0, "--serve-grpc-port": serve_grpc_port or 0}
     taken: dict[int, str] = {}
@@ -222,6 +231,8 @@ def _settings(flag: str, texts: Iterable[str]) -> dict[str, str | tuple[str, ...
         name = name.removeprefix("--").replace("-", "_")
         if name in _DECIDED:
             raise invalid(f"{flag} {text}: conch deploy ray decides that itself{_DECIDED[name]}")
+        if name in _OF_INGRESSES and flag == "--replica-option":
+            raise invalid(f"{flag} {text}: no ingress could ask such a replica; give --ingress-option {text}")
         found[name] = (*found.get(name, ()), value)
     return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
 

@@ -156,6 +156,11 @@ def test_a_repository_is_called_as_every_node_can_call_it(
         (["--replica-option=log_verbose=1", "--replica-option=log_verbose=2"], "log_verbose takes"),
         (["--replica-option=model_repository=x"], "conch deploy ray decides that itself: give --model-repository"),
         (["--replica-option=model-control-mode=poll"], "decides that itself (see --max-models-per-replica)"),
+        (
+            ["--ingress-option=http_use_ssl=true", "--serve-http-port=9000"],
+            "Ray Serve's proxies cannot ask ingresses with http_use_ssl",
+        ),
+        (["--replica-option=grpc_use_ssl=true"], "no ingress could ask such a replica; give --ingress-option grpc_use"),
         (["--ingress-option=allow_http=false"], "decides that itself, and needs it"),
         (["--grpc-port=8000"], "--grpc-port 8000 is the port of --http-port as well: give another"),
         (["--name=ä"], "--name 'ä': the name must be ASCII, without '#' or '/', and not empty"),
