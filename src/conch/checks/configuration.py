@@ -17,7 +17,7 @@ from conch.config.validate_instances import instance_problems, warmup_problems
 from conch.config.validate_io import io_problems
 from conch.config.validate_scheduling import state_problems
 from conch.repository.backends import BackendPlaces
-from conch.repository.scan import CONFIG_FILE
+from conch.repository.model_files import CONFIG_FILE
 from conch.server.devices import visible_gpus
 from conch.server.scheduling import no_sequences, takes_sequences
 

@@ -11,7 +11,7 @@ from conch.config.pbtxt import locate
 from conch.config.problem import FieldPath, Problem
 from conch.config.reading import read_small
 from conch.config.schema import PYTHON_RUNTIME, ModelConfig, implementation, is_ensemble
-from conch.repository.scan import ModelFiles
+from conch.repository.model_files import ModelFiles
 from conch.repository.versions import select_versions
 
 

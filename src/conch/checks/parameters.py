@@ -19,7 +19,7 @@ from conch.config.reading import read_small
 from conch.config.remote import is_remote, value_problems
 from conch.config.schema import ModelConfig, implementation
 from conch.config.signature import parameters
-from conch.repository.scan import ModelFiles
+from conch.repository.model_files import ModelFiles
 
 #: The parameters of a Python model that Triton reads; all others are the model's own.
 _PYTHON: Final = ParameterTable("python", accepted=frozenset({"EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS"}))

@@ -9,8 +9,9 @@ from typing import Final
 
 from conch.checks.finding import Finding
 from conch.config.remote import is_remote
+from conch.repository.model_files import CONFIG_FILE, ModelFiles
 from conch.repository.places import is_checkpoint, is_model_directory, repository_problem
-from conch.repository.scan import CONFIG_FILE, ModelFiles, ModelRepository
+from conch.repository.scan import ModelRepository
 
 #: The files by which a version directory's model is told.
 _MODEL_FILES: Final = ("model.py", "model.json", "config.json", "conch.json", "model.onnx", "model.xml")

@@ -11,7 +11,7 @@ from conch.checks.model import CheckedModel
 from conch.config.problem import Problem
 from conch.config.signature import parameters
 from conch.errors import ConchError
-from conch.repository.scan import read_labels
+from conch.repository.model_files import read_labels
 
 
 def check_side_files(model: CheckedModel) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
 from conch.repository.backends import USUAL_PLACES, BackendPlaces
 from conch.repository.errors import PollError
-from conch.repository.scan import ModelFiles, describe
+from conch.repository.model_files import ModelFiles, describe
 from conch.temporary import TemporaryFolder
 
 _FILE = "file:"

@@ -1,4 +1,4 @@
-"""Model directories: which there are, and what each holds.
+"""The models of all repositories: which there are, and where each is.
 
 Owned by the server's lifecycle, which calls it in a thread because it reads disks; ``conch check``
 uses it too.  Nothing is cached: every call looks again.
@@ -8,98 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from conch.config import pbtxt
-from conch.config.complete import complete
 from conch.config.parameters import nearest
-from conch.config.problem import ConfigError
-from conch.config.reading import read_small
-from conch.config.remote import ONLY_VERSION, REMOTE
 from conch.config.schema import ModelConfig
-from conch.errors import ConchError, internal, invalid
-from conch.repository.backends import ENVIRONMENT_ARCHIVE, USUAL_PLACES, BackendPlaces
+from conch.errors import ConchError
+from conch.repository.backends import USUAL_PLACES, BackendPlaces
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.fingerprint import Fingerprint, take_fingerprint
-from conch.repository.listing import directories_in
 from conch.repository.located import Located
+from conch.repository.model_files import ModelFiles, describe
 from conch.repository.names import is_directory_name
 from conch.repository.naming import Naming, qualified
 from conch.repository.roots import DirectoryRoot, Place, Root, root_of
 from conch.repository.stores.pool import DaemonPool
 from conch.repository.stores.root import StoreRoot
-from conch.repository.versions import read_versions
-
-CONFIG_FILE = "config.pbtxt"
-
-#: How many models a message lists.
-_NAMED = 5
 
 LOG = logging.getLogger("conch")
 
+#: How many models a message lists.
+_NAMED = 5
 #: How many models are downloaded at the same time; each has several files at a time.
 _DOWNLOADED = 4
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """What a model directory holds.
-
-    ``config`` is the configuration as written (empty without a file) and ``config_path`` its
-    file; ``versions`` are all version directories, ascending, and 1 for a remote model without any; ``artefacts`` are
-    the names in the alphabetically first of them; ``warnings`` are lines for the log.  ``backend_directory`` is that of
-    the Python-based backend that runs the model, None for any other; ``namespace`` its repository, where names may be
-    ambiguous.  ``fingerprint`` is known of what was read from a listing; ``copy`` keeps a copy of what a store has:
-    whoever uses the files refers to them.
-    """
-
-    name: str
-    directory: Path
-    config: ModelConfig
-    config_path: Path | None = None
-    config_text: str = ""
-    versions: tuple[int, ...] = ()
-    artefacts: frozenset[str] = frozenset()
-    warnings: tuple[str, ...] = ()
-    backend_directory: Path | None = None
-    namespace: str = ""
-    fingerprint: Fingerprint | None = None
-    copy: object = None
-
-    @property
-    def key(self) -> str:
-        """What the server knows the model by."""
-        return qualified(self.namespace, self.name)
-
-    def version_directory(self, version: int) -> Path:
-        return self.directory / str(version)
-
-    def completed(self, gpus: Sequence[int], written: ModelConfig | None = None) -> ModelConfig:
-        """The configuration with what was left out, or another one, ``written``; raises as ``config.complete`` does."""
-        python_based = self.backend_directory is not None
-        config = self.config if written is None else written
-        return complete(config, self.name, self.artefacts, gpus=gpus, python_based=python_based)
-
-    def backend_environment(self) -> str:
-        """The archive with the environment of the model's Python-based backend, empty where there is none."""
-        archive = self.backend_directory and self.backend_directory / ENVIRONMENT_ARCHIVE
-        return str(archive) if archive is not None and archive.exists() else ""
-
-    def labels(self) -> dict[str, list[str]]:
-        """Read the labels of each output that names a label file, one a line.
-
-        Raises INTERNAL for a file that cannot be read, INVALID_ARG for one outside the directory.
-        """
-        return {
-            output.name: read_labels(self.directory, output.label_filename)
-            for output in self.config.output
-            if output.label_filename
-        }
 
 
 class ModelRepository:
@@ -292,79 +225,3 @@ class ModelRepository:
             root.close()
         if self._threads is not None:
             self._threads.close()
-
-
-def describe(
-    name: str,
-    directory: Path,
-    config_name: str | None = None,
-    override: ModelConfig | None = None,
-    backends: BackendPlaces = USUAL_PLACES,
-    namespace: str = "",
-    located: Located | None = None,
-) -> ModelFiles:
-    """What ``directory`` holds for the model ``name``; ``override`` stands in for the configuration's file.
-
-    ``located`` says more of a directory that lacks some of what the repository has.
-    """
-    inventory = located.inventory if located is not None else None
-    try:
-        path = None if override is not None else config_path(directory, config_name)
-        text = read_config(path) if path else ""
-        config = pbtxt.parse(text, str(path)) if path else override or ModelConfig()
-        versions = read_versions(inventory.directories if inventory is not None else directories_in(directory))
-        artefacts = inventory.artefacts if inventory is not None else _artefacts(directory, versions.found)
-        return ModelFiles(
-            name=name,
-            directory=directory,
-            config=config,
-            config_path=path,
-            config_text=text,
-            versions=versions.found or ((ONLY_VERSION,) if config.backend == REMOTE else ()),
-            artefacts=artefacts,
-            warnings=versions.warnings,
-            backend_directory=backends.directory_of(config, name, artefacts),
-            namespace=namespace,
-            fingerprint=inventory.fingerprint if inventory is not None else None,
-            copy=located.copy if located is not None else None,
-        )
-    except ConchError as error:
-        raise PollError.of(name, error) from error
-    except OSError as error:
-        raise PollError(name, f"Poll failed for model directory '{name}': {error}") from error
-
-
-def config_path(directory: Path, config_name: str | None) -> Path | None:
-    """The configuration's file, or None where the model has none."""
-    named = [directory / "configs" / f"{config_name}.pbtxt"] if config_name else []
-    return next((path for path in [*named, directory / CONFIG_FILE] if path.is_file()), None)
-
-
-def read_config(path: Path) -> str:
-    """The text of a configuration file; :class:`ConfigError` when it cannot be read as UTF-8."""
-    try:
-        return read_small(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"failed to read text proto from {path}: not UTF-8 at byte {error.start}", path=str(path)
-        ) from error
-
-
-def read_labels(directory: Path, filename: str) -> list[str]:
-    """The lines of a label file of the model in ``directory``."""
-    path = (directory / filename).resolve()
-    if not path.is_relative_to(directory.resolve()):
-        raise invalid(f"label file '{filename}' must be inside the model directory")
-    try:
-        return read_small(path).decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise internal(f"failed to read text file {path}: not UTF-8 at byte {error.start}") from error
-    except OSError as error:
-        reason = error.strerror or error
-        raise internal(f"failed to open text file for read {path}: {reason}") from error
-
-
-def _artefacts(directory: Path, versions: Sequence[int]) -> frozenset[str]:
-    if not versions:
-        return frozenset()
-    return frozenset(os.listdir(directory / min(map(str, versions))))

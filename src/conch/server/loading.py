@@ -24,8 +24,8 @@ from conch.config.validate import check_directory_name, validate, validate_ensem
 from conch.config.validate_scheduling import response_cache_problems
 from conch.repository.backends import BackendPlaces
 from conch.repository.identity import identity_of
+from conch.repository.model_files import ModelFiles
 from conch.repository.naming import qualified
-from conch.repository.scan import ModelFiles
 from conch.schedulers.ensemble import Ensemble, Step
 from conch.schedulers.ordering import InOrder
 from conch.schedulers.rate_limiter import InstanceRateLimiter

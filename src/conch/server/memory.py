@@ -20,7 +20,7 @@ from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, implementation, is_ensemble
 from conch.config.signature import parameters
 from conch.errors import ConchError, unavailable
-from conch.repository.scan import ModelFiles
+from conch.repository.model_files import ModelFiles
 from conch.repository.weights import WeightFiles, find_weights
 from conch.server.model import Model
 from conch.server.starting import placements_of

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError
 from conch.repository.errors import NotFoundError
-from conch.repository.scan import ModelFiles, ModelRepository
+from conch.repository.model_files import ModelFiles
+from conch.repository.scan import ModelRepository
 from conch.repository.versions import select_versions
 from conch.schedulers.residency.room import Room
 from conch.schedulers.residency.vocabulary import Need, Needs

@@ -14,6 +14,7 @@ from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import cycle_problem
 from conch.errors import ConchError, invalid, unavailable
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
+from conch.repository.model_files import ModelFiles
 from conch.repository.override import (
     Override,
     UploadedModel,
@@ -21,7 +22,7 @@ from conch.repository.override import (
     needs_no_directory,
     read_override,
 )
-from conch.repository.scan import ModelFiles, ModelRepository
+from conch.repository.scan import ModelRepository
 from conch.server.loading import Loader
 from conch.server.overrides import check_same_code
 from conch.server.rollout import Rollout

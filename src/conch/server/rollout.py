@@ -17,8 +17,9 @@ from conch.config.schema import ModelConfig, is_ensemble
 from conch.config.validate_ensemble import member_not_loaded, member_not_valid, version_problem
 from conch.errors import ConchError, internal, invalid
 from conch.repository.fingerprint import Fingerprint
+from conch.repository.model_files import ModelFiles
 from conch.repository.override import UploadedModel
-from conch.repository.scan import ModelFiles, ModelRepository
+from conch.repository.scan import ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
 from conch.server.caching import uncached
 from conch.server.gathering import gather_all

@@ -21,7 +21,7 @@ from conch.backends.table import BACKENDS
 from conch.config import render
 from conch.config.schema import InstanceGroup, ModelConfig, implementation
 from conch.config.signature import parameters
-from conch.repository.scan import ModelFiles
+from conch.repository.model_files import ModelFiles
 from conch.server.devices import environment_for
 from conch.server.patience import with_stub_timeout
 from conch.server.places import LeavePlace

@@ -15,7 +15,7 @@ from conch.config.schema import ModelConfig, copied
 from conch.config.validate import validate_load
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest
-from conch.repository.scan import ModelFiles
+from conch.repository.model_files import ModelFiles
 from conch.server.devices import visible_gpus
 from conch.server.model import Model
 from conch.server.starting import init_frame, instance_fields, placements_of

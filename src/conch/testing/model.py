@@ -14,7 +14,7 @@ from conch.config.schema import ModelConfig
 from conch.errors import ConchError, internal, invalid
 from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue
 from conch.library.values import decode
-from conch.repository.scan import ModelFiles
+from conch.repository.model_files import ModelFiles
 from conch.tensors import format_shape
 from conch.testing.fakes import FakeModel
 from conch.testing.instance import LocalInstance

@@ -12,7 +12,7 @@ from conch.config.problem import Problem
 from conch.config.schema import ModelConfig, implementation
 from conch.repository import backends as places_module
 from conch.repository.backends import BackendPlaces
-from conch.repository.scan import describe
+from conch.repository.model_files import describe
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError
 from conch.repository import fingerprint
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
+from conch.repository.model_files import read_labels
 from conch.repository.names import check_model_name
-from conch.repository.scan import ModelRepository, read_labels
+from conch.repository.scan import ModelRepository
 
 
 def put(path: Path, text: str = "") -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from conch.config.schema import ModelConfig
 from conch.errors import ConchError, invalid
 from conch.inference import InferRequest
-from conch.repository.scan import ModelFiles, ModelRepository
+from conch.repository.model_files import ModelFiles
+from conch.repository.scan import ModelRepository
 from conch.server.lifecycle import Lifecycle
 from conch.server.model import Model
 from conch.server.places import LeavePlace

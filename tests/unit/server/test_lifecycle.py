@@ -10,8 +10,8 @@ import pytest
 
 from conch.errors import Code, ConchError, internal
 from conch.inference import InferResponse
+from conch.repository.model_files import ModelFiles
 from conch.repository.override import Override
-from conch.repository.scan import ModelFiles
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
 from conch.server.states import UNLOADED, ModelTable, State

@@ -17,8 +17,8 @@ import pytest
 from conch.config import reading, render
 from conch.config.pbtxt import parse
 from conch.errors import ConchError, internal
-from conch.repository import scan
-from conch.repository.scan import ModelFiles, describe
+from conch.repository import model_files
+from conch.repository.model_files import ModelFiles, describe
 from conch.server import starting, warmup
 from conch.server.loading import Loader
 from conch.server.model import Model
@@ -223,7 +223,7 @@ async def test_event_loop_turns_while_a_label_file_is_read(tmp_path: Path, monke
         'output [{name: "y"', 'output [{name: "y" label_filename: "labels.txt"'
     ))  # fmt: skip
     (bench.directory / "labels.txt").write_text("cat\ndog\n")
-    disk = SlowDisk(monkeypatch, scan, "labels.txt")
+    disk = SlowDisk(monkeypatch, model_files, "labels.txt")
     loading = asyncio.create_task(bench.load())
     await disk.release()
     assert (await loading).labels("y") == ["cat", "dog"]
@@ -238,7 +238,7 @@ async def test_member_that_is_unloaded_while_labels_of_its_ensemble_are_read_is_
     step = '{model_name: "a" model_version: -1 input_map {key: "x" value: "x"} output_map {key: "y" value: "y"}}'
     bench = Bench(tmp_path, f"{text} ensemble_scheduling {{step [{step}]}}")
     (bench.directory / "labels.txt").write_text("cat\n")
-    disk = SlowDisk(monkeypatch, scan, "labels.txt")
+    disk = SlowDisk(monkeypatch, model_files, "labels.txt")
     loaded = True
 
     def find_members() -> dict[str, Model]:

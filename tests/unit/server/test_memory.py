@@ -12,7 +12,7 @@ import pytest
 from conch.config.pbtxt import parse
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError
-from conch.repository.scan import ModelFiles
+from conch.repository.model_files import ModelFiles
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
 from conch.server.states import ModelState, ModelTable, State, VersionState

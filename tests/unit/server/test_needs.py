@@ -9,7 +9,8 @@ import pytest
 
 from conch.config.schema import ModelConfig
 from conch.repository.errors import NotFoundError
-from conch.repository.scan import ModelFiles, ModelRepository
+from conch.repository.model_files import ModelFiles
+from conch.repository.scan import ModelRepository
 from conch.schedulers.residency.room import Room
 from conch.schedulers.residency.vocabulary import Need
 from conch.server.memory import MemoryLedger

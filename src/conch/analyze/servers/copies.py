@@ -12,7 +12,8 @@ from pathlib import Path
 from conch.analyze.servers.base import Overrides
 from conch.config.editing import edit
 from conch.errors import ConchError, invalid
-from conch.repository.scan import CONFIG_FILE, ModelRepository, config_path, read_config
+from conch.repository.model_files import CONFIG_FILE, config_path, read_config
+from conch.repository.scan import ModelRepository
 
 
 def config_text(repository: ModelRepository, model: str) -> tuple[str, Path]:

@@ -16,7 +16,7 @@ from conch.frontends.http.platforms import not_loaded
 from conch.frontends.http.routes import HttpEndpoint
 from conch.frontends.http.status import refuse
 from conch.frontends.http.tasks import ExchangeTasks
-from conch.repository.scan import CONFIG_FILE
+from conch.repository.model_files import CONFIG_FILE
 from conch.server.core import InferenceServer
 from conch.wire.json import control as wire
 
