@@ -8,7 +8,6 @@ from typing import Final
 
 _SIZES: Final = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
-
 _PLACE: Final = re.compile(r"@\{(\w+)\}")
 
 
@@ -21,6 +20,6 @@ def render(template: str, /, **values: object) -> str:
 def shown(size: int) -> str:
     """A number of bytes, in the decimal units in which platforms give their limits."""
     for unit, name in _SIZES:
-        if size >= unit:
+        if size >= 0.9995 * unit:  # 999.6 kB are 1 MB in three figures
             return f"{size / unit:.3g} {name}"
     return f"{size} bytes"

@@ -177,7 +177,8 @@ def _digest(stream: Any, algorithm: str, size: int) -> str:
 def in_units(count: float) -> str:
     """An amount of bytes for people."""
     for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        text = f"{count:.0f}" if unit == "bytes" else f"{count:.1f}"
+        if float(text) < 1000:
+            return f"{text} {unit}"
         count /= 1000
     return f"{count:.1f} TB"

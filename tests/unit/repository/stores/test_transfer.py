@@ -147,3 +147,4 @@ def test_amounts_are_written_for_people() -> None:
         "3.4 GB",
         "5000.0 TB",
     ]
+    assert [in_units(count) for count in (999.7, 999_940, 999_960)] == ["1.0 kB", "999.9 kB", "1.0 MB"]
