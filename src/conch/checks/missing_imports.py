@@ -9,7 +9,7 @@ import ast
 import difflib
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -83,14 +83,17 @@ def packages_of(model: CheckedModel) -> set[str]:
     }
 
 
-def packages_with(module: str) -> list[str]:
-    """What pip calls the packages with a top-level module that is installed here.
+def packages_with(modules: Collection[str]) -> set[str]:
+    """What pip calls the packages with top-level modules that are installed here.
 
-    Several where packages share a namespace; the module's own name where no package is known to have it.
+    Several where packages share a namespace; a module's own name where no package is known to have it.
     """
-    if module in _PACKAGES:
-        return [_PACKAGES[module]]
-    return sorted(set(packages_distributions().get(module, [module])))
+    named = {_PACKAGES[module] for module in modules if module in _PACKAGES}
+    others = [module for module in modules if module not in _PACKAGES]
+    if not others:
+        return named
+    installed = packages_distributions()  # reads the files of every package
+    return named.union(*(installed.get(module, [module]) for module in others))
 
 
 def _uses(path: Path) -> Iterator[_Use]:

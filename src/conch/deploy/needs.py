@@ -150,12 +150,13 @@ def _is_outside(named: str, version_directory: Path, root: Path) -> bool:
 def _add(model: CheckedModel, found: _Found) -> None:
     backend = model.config.backend
     if implementation(model.config) == "python":
-        for module in packages_of(model) - _INSTALLED:
-            package = PACKAGES.get(module)
-            if package is not None and package.extras and package.extras[0] in _SERVING:
+        modules = packages_of(model) - _INSTALLED
+        found.packages |= packages_with(modules - PACKAGES.keys())
+        for package in map(PACKAGES.__getitem__, modules & PACKAGES.keys()):
+            if package.extras and package.extras[0] in _SERVING:
                 found.extras.add(package.extras[0])
             else:
-                found.packages.update([package.name] if package is not None else packages_with(module))
+                found.packages.add(package.name)
     elif backend in _GRAPHS:
         found.extras.add(_GRAPHS[backend])
     elif backend == "vllm":
