@@ -109,7 +109,7 @@ def ray_command(
 
     if not name or not name.isascii() or not name.isprintable() or "#" in name or "/" in name:
         raise invalid(f"--name '{name}': the name must be ASCII, without '#' or '/', and not empty")
-    options = None if remove else _options(host, **given)
+    options = None if remove else _options(host, bool(serve_http_port or serve_grpc_port), **given)
     require("conch deploy ray", "ray", "ray.serve", extra="ray")
 
     from conch.deploy.ray.cluster import RayApplication, ServeProxies, connected, start_serve
@@ -157,6 +157,7 @@ def ray_command(
 
 def _options(
     host: str,
+    proxies: bool,
     model_repository: tuple[str, ...],
     models: str,
     min_replicas: int,
@@ -182,8 +183,11 @@ def _options(
         _settings("--replica-option", replica_options),
         _settings("--ingress-option", ingress_options),
     )
-    for flags in (of_replicas, of_ingress):
-        plan(None, model_repository, flags, ports=True)  # which refuses what replicas would refuse
+    plan(None, model_repository, of_replicas, ports=True)  # which refuses what replicas would refuse
+    ingress = plan(None, model_repository, of_ingress, ports=True).settings
+    encrypted = "http_use_ssl" if ingress.http_use_ssl else "grpc_use_ssl" if ingress.grpc_use_ssl else ""
+    if proxies and encrypted:
+        raise invalid(f"Ray Serve's proxies cannot ask ingresses with {encrypted}: give either the one or the other")
     return RayOptions(
         model_repository=tuple(map(_absolute, model_repository)),
         models=tuple(filter(None, (one.strip() for one in models.split(",")))),
@@ -196,15 +200,9 @@ def _options(
 
 
 def _check_ports(ingress: Mapping[str, Any], serve_http_port: int | None, serve_grpc_port: int | None) -> None:
-    """Raises INVALID_ARG for a port that is wanted twice: Ray Serve would keep it, and no ingress would ever start.
-
-    And for ingresses that Ray Serve's proxies could not ask.
-    """
+    """Raises INVALID_ARG for a port that is wanted twice: Ray Serve would keep it, and no ingress would ever start."""
     from conch.errors import invalid
 
-    encrypted = [name for name in ("http_use_ssl", "grpc_use_ssl") if ingress.get(name, "false") == "true"]
-    if encrypted and (serve_http_port or serve_grpc_port):
-        raise invalid(f"Ray Serve's proxies cannot ask ingresses with {encrypted[0]}: give either the one or the other")
     wanted = {f"--{kind}-port": int(ingress[f"{kind}_port"]) for kind in ("http", "grpc", "metrics")}
     wanted |= {"--serve-http-port": serve_http_port or 0, "--serve-grpc-port": serve_grpc_port or 0}
     taken: dict[int, str] = {}

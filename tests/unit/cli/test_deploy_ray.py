@@ -160,6 +160,10 @@ def test_a_repository_is_called_as_every_node_can_call_it(
             ["--ingress-option=http_use_ssl=true", "--serve-http-port=9000"],
             "Ray Serve's proxies cannot ask ingresses with http_use_ssl",
         ),
+        (
+            ["--ingress-option=http_use_ssl=1", "--serve-grpc-port=9000"],
+            "Ray Serve's proxies cannot ask ingresses with http_use_ssl",
+        ),
         (["--replica-option=grpc_use_ssl=true"], "no ingress could ask such a replica; give --ingress-option grpc_use"),
         (["--ingress-option=allow_http=false"], "decides that itself, and needs it"),
         (["--grpc-port=8000"], "--grpc-port 8000 is the port of --http-port as well: give another"),
