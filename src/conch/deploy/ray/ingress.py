@@ -12,9 +12,9 @@ from typing import Any, Final
 from conch.addresses import host_and_port
 from conch.deploy.ray.directory import WATCH_SECONDS
 from conch.deploy.ray.front import IngressPlan, IngressServer
-from conch.deploy.ray.listing import IngressRecord, KnownReplicas
+from conch.deploy.ray.listing import IngressRecord, KnownReplicas, ReplicaRecord
 from conch.deploy.ray.relay import Relay, Relaying
-from conch.deploy.ray.remotes import cluster_models
+from conch.deploy.ray.remotes import ClusterModel, cluster_models
 from conch.errors import ConchError, one_line
 from conch.library.loop_thread import LoopThread
 
@@ -38,6 +38,9 @@ class NodeIngress(Relaying):
         self._directory = directory
         self._id = serve.get_replica_context().replica_tag
         self._known = KnownReplicas()
+        #: What ``_models`` was made of: the directory answers every few seconds, mostly with nothing new.
+        self._replicas: list[ReplicaRecord] = []
+        self._models: Mapping[str, ClusterModel] = {}
         self._following = asyncio.Lock()
         try:
             async with AsyncExitStack() as resources:
@@ -84,8 +87,10 @@ class NodeIngress(Relaying):
     async def _follow(self) -> None:
         async with self._following:  # one after the other
             revision = self._known.revision
-            models = await asyncio.to_thread(cluster_models, self._known.replicas)
-            await asyncio.to_thread(self._thread.run, self._server.follow(models))
+            replicas = self._known.replicas
+            if replicas != self._replicas:
+                self._models, self._replicas = await asyncio.to_thread(cluster_models, replicas), replicas
+            await asyncio.to_thread(self._thread.run, self._server.follow(self._models))
             self._done = revision
 
     async def _watch(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from conch.deploy.ray import directory as directory_module
 from conch.deploy.ray import ingress as module
 from conch.deploy.ray.front import IngressPlan, IngressServer
 from conch.deploy.ray.ingress import INGRESS, NodeIngress
+from conch.deploy.ray.listing import ReplicaRecord
 from conch.deploy.ray.relay import HttpHead, RpcError
-from conch.deploy.ray.remotes import ClusterModel
+from conch.deploy.ray.remotes import ClusterModel, cluster_models
 from tests.unit.deploy.ray import fake_ray
 from tests.unit.deploy.ray.fake_ray import Remote, made
 from tests.unit.deploy.ray.records import until
@@ -156,3 +157,23 @@ async def test_an_ingress_that_cannot_start_says_why_and_leaves_nothing(
     assert failures == {} if away else "no option 'http_prt'" in failures[INGRESS]
     assert list(tmp_path.iterdir()) == []
     assert not [one for one in threading.enumerate()[threads:] if one.name == "conch-server"]
+
+
+async def test_models_are_not_read_anew_where_the_directory_has_no_news(
+    ingress: NodeIngress, directory: Remote, server: conch.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def counted(replicas: Sequence[ReplicaRecord]) -> dict[str, ClusterModel]:
+        read.append(len(replicas))
+        return cluster_models(replicas)
+
+    monkeypatch.setattr(module, "cluster_models", counted)
+    await directory.target.announce(record("a", server, "echo"))
+    while await status(ingress, "/v2/health/ready") != 200:
+        await asyncio.sleep(0.01)
+    asked = len(directory.calls)
+    await until(lambda: len(directory.calls) > asked + 3)
+    await directory.target.announce(record("b", server, "echo"))
+    await until(lambda: ingress._done == directory.target._listing.revision)
+    assert read == [1, 2]
