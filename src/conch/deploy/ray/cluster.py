@@ -97,11 +97,16 @@ def start_serve(proxies: ServeProxies) -> None:
     grpc = gRPCOptions(port=proxies.grpc_port, grpc_servicer_functions=[SERVICER]) if proxies.grpc_port else None
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(proxy_location=location, http_options=http, **({"grpc_options": grpc} if grpc else {}))
-    _check_proxies(proxies)
+    if proxies.http_port is not None or proxies.grpc_port is not None:
+        with _in_one_line():
+            _check_proxies(proxies)
 
 
 def _check_proxies(wanted: ServeProxies) -> None:
-    """Raises INVALID_ARG where Ray Serve ran before and its proxies are not those that are wanted: they stay."""
+    """Raises INVALID_ARG where Ray Serve ran before and its proxies are not those that are wanted: they stay.
+
+    Ray Serve 2.60 tells what they are by attributes alone that it does not document.
+    """
     import ray
     from ray.serve.context import _get_global_client
 
