@@ -53,7 +53,7 @@ class ServedModel:
     def __init__(self, checkpoint: Checkpoint) -> None:
         settings = ServingOptions.from_checkpoint(checkpoint)
         tokenizer = open_tokenizer(checkpoint)
-        spec = engine_spec(checkpoint, _CPU, tokenizer.special.eos_ids)
+        spec = engine_spec(checkpoint, _CPU, tokenizer)
         self._engine = open_engine(choose_engine(checkpoint, on_gpu=False), spec)
         defaults = Defaults.of_checkpoint(checkpoint.json("generation_config.json") or {}, settings.max_tokens)
         self._contract = TextInterface(tokenizer, defaults, Limits(self._engine), decoupled=True)

@@ -90,7 +90,7 @@ def main() -> None:
     checkpoint = Checkpoint.open(Path.cwd(), options)
     tokenizer = open_tokenizer(checkpoint)
     instance: dict[str, Any] = {"kind": "CPU", "device_id": 0}
-    spec = engine_spec(checkpoint, instance, tokenizer.special.eos_ids)
+    spec = engine_spec(checkpoint, instance, tokenizer)
     engine = open_engine(choose_engine(checkpoint, on_gpu=False), spec)
     prompts = [(tokenizer.encode(ask.prompt), ask.tokens) for ask in load.asks]
     # As a server has had some requests before it is measured.

@@ -95,7 +95,7 @@ class GenerationBackend(NativeBackend):
         UNSUPPORTED without the engine's library.
         """
         name = choose_engine(checkpoint, instance["kind"] == "GPU")
-        spec = engine_spec(checkpoint, instance, tokenizer.special.eos_ids, arguments=arguments(name))
+        spec = engine_spec(checkpoint, instance, tokenizer, arguments=arguments(name))
         self._compile_seconds = checkpoint.options.number("structured_output_timeout", COMPILE_SECONDS)
         if self._compile_seconds <= 0:
             raise invalid(f"parameter 'structured_output_timeout' is {self._compile_seconds:g}; it must be more than 0")

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import ConchError
 from conch.sampling.parameters import Feature, SamplingParams
 from conch.sampling.structures import Structure
@@ -40,7 +41,8 @@ class EngineSpec:
     ``context`` is the length limit of a sequence with its prompt, ``cache_tokens`` the size of the KV cache, and
     ``max_batched_tokens`` the prompt tokens of a step, all in tokens; zero leaves a number to the engine.  ``adapters``
     are folders of LoRA adapters by name, ``draft`` is the folder of a draft model for speculative decoding.
-    ``arguments`` go to the engine's library unchanged (vLLM's engine arguments, for example).
+    ``arguments`` go to the engine's library unchanged (vLLM's engine arguments, for example).  ``tokenizer`` is only
+    needed for structured output.
     """
 
     directory: Path
@@ -62,6 +64,7 @@ class EngineSpec:
     draft: Path | None = None
     draft_tokens: int = 0
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: TextTokenizer | None = None
 
 
 @dataclass(slots=True)

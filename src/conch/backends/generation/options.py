@@ -15,6 +15,7 @@ from conch.backends.generation.engine import EngineSpec
 from conch.backends.native.threads import usable_cores
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.options import Options
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
 from conch.errors import invalid
 
 #: The values of parameter ``batch_scheduler_policy``, those of the in-flight batcher.
@@ -57,7 +58,7 @@ class ServingOptions:
 def engine_spec(
     checkpoint: Checkpoint,
     instance: Mapping[str, Any],
-    eos_ids: tuple[int, ...],
+    tokenizer: TextTokenizer | None,
     *,
     arguments: Mapping[str, Any] | None = None,
 ) -> EngineSpec:
@@ -73,7 +74,7 @@ def engine_spec(
     return EngineSpec(
         directory=graph.parent if graph is not None else checkpoint.directory,
         config=checkpoint.config,
-        eos_ids=eos_ids,
+        eos_ids=tokenizer.special.eos_ids if tokenizer is not None else (),
         gguf=checkpoint.gguf.path if checkpoint.gguf is not None else None,
         gguf_quantised=checkpoint.gguf is not None and checkpoint.gguf.quantised,
         device="cuda" if instance["kind"] == "GPU" else "cpu",
@@ -90,6 +91,7 @@ def engine_spec(
         draft=checkpoint.named_path("speculative_model", draft) if draft else None,
         draft_tokens=options.integer("num_speculative_tokens"),
         arguments=arguments or {},
+        tokenizer=tokenizer,
     )
 
 

@@ -51,7 +51,7 @@ class BytePieces(dict[int, bytes]):
 
     def __missing__(self, id: int) -> bytes:
         token = self._token(id)
-        piece = _bytes_of(token) if token is not None else b""
+        piece = bytes_of(token) if token is not None else b""
         self[id] = piece
         return piece
 
@@ -258,7 +258,7 @@ def _byte_of_character() -> dict[str, int]:
 _BYTES: Final = _byte_of_character()
 
 
-def _bytes_of(token: str) -> bytes:
+def bytes_of(token: str) -> bytes:
     """The bytes that a token stands for; one with a character outside the alphabet stands for itself."""
     try:
         return bytes([_BYTES[character] for character in token])

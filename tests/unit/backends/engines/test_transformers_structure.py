@@ -14,14 +14,16 @@ pytest.importorskip("transformers")
 pytest.importorskip("llguidance")
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from conch.backends.engines.transformers import structure as masks
 from conch.backends.generation.engine import EngineRequest, GenerationEngine
+from conch.checkpoints.tokenizers.chat import ChatTemplate
+from conch.checkpoints.tokenizers.fast import FastTokenizer
+from conch.checkpoints.tokenizers.special_tokens import SpecialTokens
 from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature, SamplingParams
 from conch.sampling.structures import Structure
-from tests.unit.backends.engines.driving import finished_by_id, tokens
+from tests.unit.backends.engines.driving import finished, finished_by_id, tokens
 from tests.unit.backends.engines.transformers_models import opened, write
 
 SCHEMA = {
@@ -40,20 +42,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-    made.save_pretrained(folder)
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
     # Networks often have more ids than their tokenizers.
     return write(folder, "llama", vocab_size=len(vocabulary) + 5)
 
 
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> GenerationEngine:
-    return opened(folder)
+def tokenizer_with(folder: Path, *chain: Any) -> FastTokenizer:
+    """The tokenizer of the model in ``folder``, with a decoder that is a ``chain`` of others."""
+    fast: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if chain:
+        fast.decoder = decoders.Sequence(list(chain))
+    return FastTokenizer(fast, SpecialTokens(all_ids=frozenset((0, 1, 2))), ChatTemplate({}, {}, ""))
 
 
 @pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Any:
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+def tokenizer(folder: Path) -> FastTokenizer:
+    return tokenizer_with(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, tokenizer: FastTokenizer) -> GenerationEngine:
+    return opened(folder, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +133,24 @@ def test_a_structure_may_end_before_the_least_length(engine: GenerationEngine) -
 def test_beams_cannot_be_structured(engine: GenerationEngine) -> None:
     with pytest.raises(ConchError, match=r"^beam search with structured output is not supported"):
         engine.add(EngineRequest(0, [5], SamplingParams(beam_width=2, structured_outputs=Structure("regex", "a+"))))
+
+
+def test_output_fits_where_the_tokenizer_decodes_by_a_chain(folder: Path) -> None:
+    """Read by its vocabulary, the tokenizer would have ``Ġ`` for a space and two characters for the ``ö``."""
+    tokenizer = tokenizer_with(folder, decoders.ByteFallback(), decoders.ByteLevel())
+    text = "größer a b\n, ü"
+    asked = SamplingParams(max_tokens=40, structured_outputs=Structure("choice", json.dumps([text])))
+    done = finished(opened(folder, tokenizer=tokenizer), EngineRequest(0, [5], asked))
+
+    assert tokenizer.decode(tokens(done)) == text
+    assert done[-1].finish == "stop"
+
+
+def test_tokens_without_a_text_of_their_own_mean_no_structures(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = tokenizer_with(folder, decoders.ByteLevel(), decoders.Replace("ö", "oe"))
+
+    assert Feature.JSON not in opened(folder, tokenizer=tokenizer).features
+    assert f"no structured output for {folder}: its tokens add " in caplog.text
 
 
 def test_without_a_tokenizer_structures_are_no_feature(tmp_path: Path) -> None:

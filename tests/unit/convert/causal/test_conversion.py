@@ -90,7 +90,7 @@ def test_the_server_computes_as_the_verdict_did(converted: ConvertedModel, capab
         chosen = {**parameters, "variant": {"string_value": one.name}}
         checkpoint = Checkpoint.open(folder / "1", Options.from_config({"parameters": chosen}))
         assert choose_engine(checkpoint, on_gpu=False) == one.engine
-        serves = engine_spec(checkpoint, {"kind": "CPU", "device_id": 0}, ())
+        serves = engine_spec(checkpoint, {"kind": "CPU", "device_id": 0}, None)
         judges = spec_of(folder / "1" / one.path, one.precision, checkpoint.config, 1)
 
         judged[one.precision] = Precision.of(judges, capabilities)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("openvino_genai")
 
 import openvino
 from openvino import opset13
+from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
 from conch.backends.engines.openvino import pipelines
@@ -108,6 +110,22 @@ def test_a_tokenizer_with_more_tokens_than_the_network_is_not_used(
     assert not STRUCTURED_OUTPUTS & engine.features
     assert "the tokenizer has 384 tokens and the network only 383" in caplog.text
     assert misfit(exported, VOCABULARY) == misfit(exported, VOCABULARY + 8) == ""
+
+
+@pytest.mark.usefixtures("unconverted")
+def test_a_tokenizer_with_tokens_of_other_texts_is_not_used(
+    exported: Path, llama: Path, tokenizer: TextTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = json.loads((llama / "config.json").read_text())
+    spec = EngineSpec(exported, config, (1,), threads=1, cache_tokens=1024, tokenizer=tokenizer)
+    assert open_engine("openvino", spec).features >= STRUCTURED_OUTPUTS
+
+    other = open_tokenizer(bare(llama))
+    other.fast.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("f", "F")])
+    engine = open_engine("openvino", replace(spec, tokenizer=other))
+
+    assert not STRUCTURED_OUTPUTS & engine.features
+    assert f"no structured output for {exported}: in OpenVINO's tokenizer token" in caplog.text
 
 
 def test_a_tokenizer_that_does_not_tell_its_tokens_does_not_fit(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from conch.backends.engines.openvino.lora import lora
 from conch.backends.engines.openvino.precision import Precision
 from conch.backends.engines.openvino.vocabulary import TOKENIZER, misfit, spell
 from conch.backends.generation.engine import EngineSpec
-from conch.errors import invalid
+from conch.checkpoints.tokenizers.token_bytes import token_bytes
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.errors import ConchError, invalid
 from conch.temporary import TemporaryFolder
 
 _logger = logging.getLogger(__name__)
@@ -60,7 +62,27 @@ def tokenizer(spec: EngineSpec) -> tuple[Any, bool]:
         except RuntimeError:
             # The model is served without grammars.
             source, made = None, openvino_genai.Tokenizer(_empty(scratch))
+        if source is not None and (problem := _misread(spec.tokenizer, made)):
+            _warn(spec, problem)
+            source, made = None, openvino_genai.Tokenizer(_empty(scratch))
         return made, source is not None
+
+
+def _misread(tokenizer: TextTokenizer | None, genai_tokenizer: Any) -> str:
+    """Which token GenAI takes for another text than it is; empty where there is none."""
+    if tokenizer is None or tokenizer.fast is None:
+        return ""
+    try:
+        # Of tokens with the same text, GenAI tells one.
+        read = {id: token for token, id in genai_tokenizer.get_vocab().items()}
+        difference = token_bytes(tokenizer).difference(read)
+    except ConchError as error:
+        return error.message
+    return f"in OpenVINO's tokenizer {difference}" if difference else ""
+
+
+def _warn(spec: EngineSpec, problem: str) -> None:
+    _logger.warning("no structured output for %s: %s", spec.gguf or spec.directory, problem)
 
 
 def write_tokenizer(checkpoint: Path, folder: Path, *, trust_remote_code: bool = False) -> None:
@@ -84,7 +106,7 @@ def _fitting(spec: EngineSpec, scratch: Path) -> Path | None:
         return None
     problem = misfit(folder, int(spec.config["vocab_size"]))
     if problem:
-        _logger.warning("no structured output for %s: %s", spec.directory, problem)
+        _warn(spec, problem)
     return None if problem else folder
 
 

@@ -66,12 +66,9 @@ class TransformersEngine(GenerationEngine):
         self.max_sequences = spec.max_sequences or (32 if spec.device == "cpu" else 64)
         self.adapters = tuple(spec.adapters)
         self.features = _ALWAYS | ({Feature.LORA} if self.adapters else frozenset())
-        self._grammars: structure.GrammarCompiler | None = None
-        if structure.available(spec.directory):
+        self._grammars = structure.grammar_compiler(spec, self.vocabulary)
+        if self._grammars is not None:
             self.features |= STRUCTURED_OUTPUTS
-            self._grammars = structure.GrammarCompiler(
-                spec.directory, self.vocabulary, spec.eos_ids, spec.trust_remote_code
-            )
         elif find_spec("llguidance") is None:
             self.lacking = dict.fromkeys(STRUCTURED_OUTPUTS, extras.command_for("llguidance"))
         self._eos_ids = frozenset(spec.eos_ids)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 from importlib.util import find_spec
-from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
 import torch
 
 from conch import extras
-from conch.errors import ConchError, invalid
+from conch.backends.generation.engine import EngineSpec
+from conch.checkpoints.tokenizers.token_bytes import TokenBytes, token_bytes
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.errors import ConchError, invalid, unsupported
 from conch.sampling.structures import Structure
 
 Tensor = Any
+
+_logger = logging.getLogger(__name__)
 
 #: How long a mask may take in each step of a sequence, and how much longer all of its masks together (s): what it takes
 #: from the other sequences of a batch.
@@ -22,24 +27,33 @@ USUAL_SECONDS: Final = 0.02
 OVERTIME_SECONDS: Final = 2.0
 
 
-def available(directory: Path) -> bool:
-    """Whether the package is installed and can read the tokenizer in ``directory``.
+def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | None:
+    """What compiles structures for a network with so many logits; None where the package or the tokenizer is missing.
 
     Raises UNSUPPORTED for a package that is there and cannot be imported.
     """
-    if find_spec("llguidance") is None or not (directory / "tokenizer.json").is_file():
-        return False
+    tokenizer = spec.tokenizer
+    if find_spec("llguidance") is None or tokenizer is None or tokenizer.fast is None:
+        return None
     extras.require("structured output", "llguidance")
-    return True
+    try:
+        if not spec.eos_ids:
+            raise unsupported("no token ends its texts")
+        return GrammarCompiler(tokenizer, token_bytes(tokenizer), vocabulary, spec.eos_ids)
+    except ConchError as error:
+        _logger.warning("no structured output for %s: %s", spec.gguf or spec.directory, error.message)
+        return None
 
 
 class GrammarCompiler:
-    """Compiles structures for the tokenizer in ``directory``, which is read with the first one."""
+    """Compiles structures for a tokenizer with these ``tokens``; llguidance's copy of them is made with the first one.
 
-    def __init__(self, directory: Path, vocabulary: int, eos_ids: tuple[int, ...], trust_remote_code: bool) -> None:
-        self._directory, self._vocabulary, self._eos_ids = directory, vocabulary, eos_ids
-        self._trust = trust_remote_code
-        self._tokenizer: Any = None
+    llguidance would guess the text of tokens by the kind of the tokenizer's decoder, often wrongly.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, tokens: TokenBytes, vocabulary: int, eos_ids: tuple[int, ...]) -> None:
+        self._tokenizer, self._tokens, self._vocabulary, self._eos_ids = tokenizer, tokens, vocabulary, eos_ids
+        self._known: Any = None
 
     def compile(self, structure: Structure) -> Any:
         """The matcher of a sequence at its beginning, to be copied for each.
@@ -53,22 +67,33 @@ class GrammarCompiler:
             grammar = _grammar(matchers, structure)
         except Exception as error:  # a grammar's conversion raises several kinds, and none of its own
             raise _refusal(structure, str(error)) from None
-        made = matchers(self._known(), grammar, log_level=0)
+        if self._known is None:
+            self._known = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), eos_token=list(self._eos_ids))
+        made = matchers(self._known, grammar, log_level=0)
         if made.is_error():
             raise _refusal(structure, made.get_error())
         return made
 
-    def _known(self) -> Any:
-        if self._tokenizer is None:
-            from llguidance.hf import from_tokenizer
-            from transformers import AutoTokenizer
+    # What llguidance reads of a tokenizer: these names, and a call with a text that returns its ids.
 
-            tokenizer = AutoTokenizer.from_pretrained(
-                self._directory, local_files_only=True, trust_remote_code=self._trust
-            )
-            eos = list(self._eos_ids) or None
-            self._tokenizer = from_tokenizer(tokenizer, n_vocab=self._vocabulary, eos_token=eos)
-        return self._tokenizer
+    @property
+    def tokens(self) -> list[bytes]:
+        return [*self._tokens.tokens, *[b""] * (self._vocabulary - len(self._tokens.tokens))]
+
+    @property
+    def special_token_ids(self) -> list[int]:
+        return sorted(self._tokens.special_ids)
+
+    @property
+    def eos_token_id(self) -> int:
+        return self._eos_ids[0]
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return None
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, special_tokens=False)
 
 
 class Matcher:

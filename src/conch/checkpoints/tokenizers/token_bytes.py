@@ -1,0 +1,106 @@
+"""The bytes that each token adds to a text, which libraries need that compute the tokens that a grammar allows next.
+
+They are read off the tokenizer's own decoding: what its vocabulary and its kind of decoder suggest is often something
+else (``Ġ`` for a space, ``<0x41>`` for a byte).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from conch.checkpoints.tokenizers.stream import bytes_of
+from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
+from conch.errors import one_line, unsupported
+
+#: What tokens are decoded between, so that none is the first or the last of its text.
+_BEFORE, _AFTER = "a", "b"
+_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>", re.ASCII)
+_INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
+#: Texts whose tokens, one after the other, must decode to the bytes of each: characters of one to four bytes.
+_EXAMPLES: Final = (
+    '{"name": "Größe", "sizes": [1, -2.5e3],\n\t"of": {"東京": null, "ok": true}}',
+    "yes, it's 12:30 \N{SPIRAL SHELL} \N{FAMILY}\r\n\n  - a_b = (c | d) * 10;",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """The bytes of each token by id, empty for ids without a token, and the ids of special tokens, which texts lack.
+
+    Special tokens have the bytes of their names.
+    """
+
+    tokens: Sequence[bytes]
+    special_ids: frozenset[int]
+
+    def difference(self, others: Mapping[int, bytes]) -> str:
+        """Where another table of tokens by id differs, empty where it does not; special tokens are not compared."""
+        for id, expected in enumerate(self.tokens):
+            token = others.get(id, expected)
+            if token != expected and expected and id not in self.special_ids:
+                return f"token {id} is {token!r} and not {expected!r}"
+        return ""
+
+
+def token_bytes(tokenizer: TextTokenizer) -> TokenBytes:
+    """The bytes of all tokens.  Raises UNSUPPORTED for a tokenizer whose tokens have no text of their own."""
+    fast = tokenizer.fast
+    if fast is None:
+        raise unsupported("the tokenizer is written in Python")
+    names: dict[int, str] = {id: name for name, id in fast.get_vocab(with_added_tokens=True).items()}
+    special_ids = frozenset(tokenizer.special.all_ids)
+    tokens = [b""] * (max(names, default=-1) + 1)
+    texts = _texts(tokenizer, names)
+    for id, name in names.items():
+        if id in special_ids:
+            tokens[id] = name.encode()
+            continue
+        text = texts[id]
+        tokens[id] = text.encode() if _INCOMPLETE not in text else _spelt(name)
+        if tokens[id].decode("utf-8", "replace") != text:
+            raise unsupported(f"token {id} is {name!r} in the vocabulary and {text!r} in a text")
+    known = TokenBytes(tokens, special_ids)
+    for example in _EXAMPLES:
+        _compare(known, tokenizer, example)
+    return known
+
+
+def _texts(tokenizer: TextTokenizer, ids: Any) -> dict[int, str]:
+    """The text of each token within a text."""
+    before, after = (tokenizer.encode(text, special_tokens=False) for text in (_BEFORE, _AFTER))
+    alone, both = (_decoded(tokenizer, [sequence])[0] for sequence in (before, [*before, *after]))
+    if not both.startswith(alone) or not alone or both == alone:
+        raise unsupported("the tokenizer has no tokens for single letters")
+    end = both[len(alone) :]
+    texts = {}
+    for id, whole in zip(ids, _decoded(tokenizer, [[*before, id, *after] for id in ids]), strict=True):
+        if not (whole.startswith(alone) and whole.endswith(end)):
+            raise unsupported(f"token {id} changes the text around it")
+        texts[id] = whole[len(alone) : len(whole) - len(end)]
+    return texts
+
+
+def _compare(known: TokenBytes, tokenizer: TextTokenizer, example: str) -> None:
+    before = tokenizer.encode(_BEFORE, special_tokens=False)
+    ids = tokenizer.encode(example, special_tokens=False)
+    whole, alone = _decoded(tokenizer, [[*before, *ids], before])
+    joined = b"".join(known.tokens[id] for id in ids if id not in known.special_ids).decode("utf-8", "replace")
+    if whole != alone + joined:
+        raise unsupported(f"its tokens add {joined!r} to a text, in which they are {whole[len(alone) :]!r}")
+
+
+def _decoded(tokenizer: TextTokenizer, sequences: Sequence[list[int]]) -> list[str]:
+    try:
+        texts: list[str] = tokenizer.fast.decode_batch(sequences, skip_special_tokens=True)
+    except Exception as error:
+        raise unsupported(f"the tokenizer does not decode its tokens: {one_line(error)}") from None
+    return texts
+
+
+def _spelt(name: str) -> bytes:
+    """The bytes that the name of a token spells, of which some are no whole character."""
+    byte = _BYTE.fullmatch(name)
+    return bytes.fromhex(byte[1]) if byte else bytes_of(name)
