@@ -75,8 +75,9 @@ class Timings:
     compute_output: int = 0
     #: How long the response cache took to find the answer (ns); 0 for a request that it does not answer.
     lookup: int = 0
-    #: What the cache knows it by.
+    #: The cache key, and the entry of the cache with the answer.
     key: bytes = b""
+    entry: object = None
 
 
 class InferResponse:

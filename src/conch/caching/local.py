@@ -91,10 +91,17 @@ class LocalCache:
         self._insertion_ns += monotonic_ns() - begun
         return True
 
-    def attach(self, key: tuple[int, bytes], message: Hashable, answer: object, size: int) -> None:
-        """Keep beside an entry, with one of the first messages that asked for it, what was sent in answer."""
+    def attach(
+        self, key: tuple[int, bytes], entry: CachedResponse, message: Hashable, answer: object, size: int
+    ) -> None:
+        """Keep beside ``entry``, with one of the first messages that asked for it, what was sent in answer.
+
+        Several identical requests may be answered before the first of their messages is attached; one is.
+        """
         kept = self._entries.get(key)
-        if kept is None or len(kept.messages) == MOST_MESSAGES or kept.size + size > self.size // 2:
+        if kept is None or kept.entry is not entry or message in kept.area.answers:
+            return
+        if len(kept.messages) == MOST_MESSAGES or kept.size + size > self.size // 2:
             return
         self._entries.move_to_end(key)
         self._make_room(size)
@@ -124,8 +131,8 @@ class LocalCache:
             yield metric, [MetricSample("", value)]
 
     async def close(self) -> None:
-        self._entries.clear()
-        self.used = 0
+        for key in list(self._entries):
+            self.remove(key)
 
 
 class LocalArea:
@@ -160,8 +167,8 @@ class LocalArea:
         self._cache.find((self._number, known[0]))
         return known[1]
 
-    def attach(self, key: bytes, message: Hashable, answer: object, size: int) -> None:
-        self._cache.attach((self._number, key), message, answer, size)
+    def attach(self, key: bytes, entry: CachedResponse, message: Hashable, answer: object, size: int) -> None:
+        self._cache.attach((self._number, key), entry, message, answer, size)
 
     def note_too_large(self, size: int, limit: int) -> None:
         """Say once that responses are not kept."""

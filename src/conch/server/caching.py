@@ -76,7 +76,7 @@ class CachedExecutor:
         key, area = request_key(request), self.area()
         found = area.find(key)
         if isinstance(found, CachedResponse):
-            request.times.lookup, request.times.key = monotonic_ns() - begun, key
+            _note_hit(request, key, found, monotonic_ns() - begun)
             # Not at once: whoever sends requests may not expect to be called back before it has sent all.
             self._loop.call_soon(_answer, request, found)
         elif found is None:
@@ -117,7 +117,7 @@ class CachedExecutor:
         request.on_cancel = None
         lookup = monotonic_ns() - begun
         if found is not None:
-            request.times.lookup, request.times.key = lookup, key
+            _note_hit(request, key, found, lookup)
             _answer(request, found)
             return
         try:
@@ -187,6 +187,10 @@ def repeats_of(executor: Executor) -> RepeatedMessages | None:
     if isinstance(executor, CachedExecutor) and executor.order is None and isinstance(executor.area(), LocalArea):
         return RepeatedMessages(cast(Callable[[], LocalArea], executor.area), executor.statistics)
     return None
+
+
+def _note_hit(request: InferRequest, key: bytes, entry: CachedResponse, lookup: int) -> None:
+    request.times.lookup, request.times.key, request.times.entry = lookup, key, entry
 
 
 def _answer(request: InferRequest, found: CachedResponse) -> None:

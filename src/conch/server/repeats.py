@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from time import monotonic_ns
 from typing import Final
 
+from conch.caching.entries import CachedResponse
 from conch.caching.local import LocalArea
 from conch.inference import InferRequest
 from conch.telemetry.statistics import ModelStatistics
@@ -41,5 +42,6 @@ class RepeatedMessages:
 
         One with an id of its own is not sent again.
         """
-        if request.times.lookup and not request.id:
-            self._area().attach(request.times.key, message, answer, size + _OVERHEAD)
+        entry = request.times.entry
+        if isinstance(entry, CachedResponse) and not request.id:
+            self._area().attach(request.times.key, entry, message, answer, size + _OVERHEAD)
