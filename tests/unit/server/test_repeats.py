@@ -9,7 +9,6 @@ from conch.server.repeats import RepeatedMessages
 from conch.telemetry.statistics import ModelStatistics
 from tests.unit.server.test_model import CONFIG, FakeExecutor
 
-
 A, B = (CachedResponse((), {}, 1_000) for _ in range(2))
 
 

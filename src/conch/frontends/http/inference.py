@@ -91,7 +91,7 @@ class Inference:
         message = body, length, exchange.headers.get(b"accept-encoding")
         answer = model.answer_again(message)
         if isinstance(answer, SentAnswer):
-            exchange.respond(200, answer.headers, *answer.parts)
+            answer.send(exchange)
         else:
             self._send(exchange, model, self._decode_infer(exchange, model, body, length, message))
 

@@ -37,10 +37,23 @@ _ENCODING: Final = ExchangeTasks(refuse)
 
 
 class SentAnswer(NamedTuple):
-    """What was sent in answer to a request with status 200."""
+    """The body of an answer with status 200; ``header_size`` is that of its JSON before binary tensors, else 0."""
 
-    headers: Sequence[tuple[bytes, bytes]]
+    header_size: int
     parts: Sequence[Buffer]
+    encoding: str
+
+    def send(self, exchange: HttpExchange) -> None:
+        """Answer an exchange with it, under the headers that its client needs: those of platforms differ."""
+        if not self.header_size:
+            headers = [JSON]
+        elif exchange.binary_type:
+            headers = [(b"Content-Type", exchange.binary_type + b"%d" % self.header_size)]
+        else:
+            headers = [BINARY, (b"Inference-Header-Content-Length", b"%d" % self.header_size)]
+        if self.encoding != "identity":
+            headers.append((b"Content-Encoding", self.encoding.encode()))
+        exchange.respond(200, headers, *self.parts)
 
 
 class Responder:
@@ -104,29 +117,20 @@ class InferResponder(Responder):
         parts: list[Buffer] = [header, *blobs]
         if encoding != "identity":
             parts = [compression.compress(parts, encoding)]
-        self._respond(len(header) if blobs else 0, parts, encoding)
+        self._respond(SentAnswer(len(header) if blobs else 0, parts, encoding))
 
     async def _have_encoded(self, response: InferResponse, encoding: str) -> None:
         with self._model.held(), given_up_by_client(self._exchange):
             header_size, parts = await large.encode_infer(
                 self._codec, self.request, response, self.plan, self._model, encoding
             )
-        self._respond(header_size, parts, encoding)
+        self._respond(SentAnswer(header_size, parts, encoding))
 
-    def _respond(self, header_size: int, parts: Sequence[Buffer], encoding: str) -> None:
-        """Send a body; ``header_size`` is that of its JSON where binary tensors follow, else 0."""
-        if not header_size:
-            headers = [JSON]
-        elif self._exchange.binary_type:
-            headers = [(b"Content-Type", self._exchange.binary_type + b"%d" % header_size)]
-        else:
-            headers = [BINARY, (b"Inference-Header-Content-Length", b"%d" % header_size)]
-        if encoding != "identity":
-            headers.append((b"Content-Encoding", encoding.encode()))
-        self._exchange.respond(200, headers, *parts)
+    def _respond(self, answer: SentAnswer) -> None:
+        answer.send(self._exchange)
         if self.message is not None and self._model.repeats is not None:
-            size = len(self.message[0]) + sum(map(len, parts))
-            self._model.repeats.keep(self.request, self.message, SentAnswer(headers, parts), size)
+            size = len(self.message[0]) + sum(map(len, answer.parts))
+            self._model.repeats.keep(self.request, self.message, answer, size)
 
     def _binary(self, response: InferResponse) -> bool:
         """Whether nothing of a response is to be written as JSON."""
