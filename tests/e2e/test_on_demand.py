@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import queue
 import random
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -57,6 +59,30 @@ class TritonPythonModel:
         ]
         return [pb_utils.InferenceResponse(call.output_tensors(), call.error()) for call in calls]
 """
+COUNTER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.total = np.zeros(1, np.float32)
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            if pb_utils.get_input_tensor_by_name(request, "START").as_numpy().any():
+                self.total = np.zeros(1, np.float32)
+            self.total = self.total + pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", self.total)]))
+        return responses
+"""
+COUNTER_CONFIG = """
+backend: "python" max_batch_size: 0
+input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
+sequence_batching { control_input { name: "START" control {
+  kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ]
+} } }
+"""
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 0
 input [{name: "x" data_type: TYPE_FP32 dims: [1]}] output [{name: "y" data_type: TYPE_FP32 dims: [1]}]
@@ -87,6 +113,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(f"heavy{number}", f"BALLAST = b'x' * (40 << 20)\nADDED = {number}\n{MODEL}")
     write("caller", CALLER)
     write("chain", "", ENSEMBLE)
+    write("counter", COUNTER, COUNTER_CONFIG)
     write("broken", "raise RuntimeError('it is broken')")
     return root
 
@@ -187,6 +214,25 @@ def test_models_are_loaded_ahead_and_unloaded_by_name(server: ConchServer) -> No
     assert add(server, "spare", 1) == 101
     status, body = ask(server, "/v2/repository/models/spare/load", {"parameters": {"config": "{}"}})
     assert status == 400 and "loaded on demand, from the repository alone" in body
+
+
+def test_sequences_of_a_stream_keep_their_order_through_loads(repository: Path) -> None:
+    with ConchServer(repository, "--model-control-mode=on-demand", "--max-loaded-models=1") as server:
+        for number in range(1, 6):
+            assert add(server, "spare", 1) == 101  # the counter leaves
+            with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+                answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+                client.start_stream(lambda result, error, answers=answers: answers.put((result, error)))
+                for step in (1, 2, 3, 4):
+                    tensor = tritonclient.grpc.InferInput("x", [1], "FP32")
+                    tensor.set_data_from_numpy(np.array([step], np.float32))
+                    client.async_stream_infer(
+                        "counter", [tensor], sequence_id=number, sequence_start=step == 1, sequence_end=step == 4
+                    )
+                got = [answers.get(timeout=60) for _ in range(4)]
+                client.stop_stream()
+            assert [error for _, error in got if error] == []
+            assert [result.as_numpy("y").tolist() for result, _ in got] == [[1], [3], [6], [10]]
 
 
 def test_models_leave_when_their_memory_is_more_than_the_budget(repository: Path) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from time import monotonic
 from typing import Any
 
-from conch.errors import Code, ConchError, invalid, not_found, unavailable
+from conch.errors import Code, ConchError, invalid, not_found, one_line, unavailable
 from conch.inference import ModelSignature
 from conch.repository.errors import NotFoundError
 from conch.repository.names import is_directory_name
@@ -109,20 +109,21 @@ class OnDemand:
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
+        table.on_ready = self._decide  # at once, so that the requests that wait come before later ones
 
     # Called by the server
 
     def start(self, poll_seconds: float) -> None:
         """Keep the list of models and their measures up to date from now on."""
-        self._run(self._refresh_regularly(poll_seconds))
-        self._run(self._measure_regularly())
+        self._run(_regularly(self.refresh, poll_seconds, "read the model repository"))
+        self._run(_regularly(self._measure, _MEASURE_SECONDS, "measure the memory of the loaded models"))
 
     def needed(self, name: str, missing: ConchError) -> ConchError:
         """The error for a request to a model that was not found: ``missing``, or that its load can be waited for."""
         if self._verdict is not None and self._verdict[0] == name:
             return missing if self._verdict[1] is None else _again(self._verdict[1])
         starting = self._table.starting
-        if self._closed or starting is None or name in starting or not is_directory_name(name):
+        if starting is None or name in starting or not is_directory_name(name):
             return missing
         if self._serves(name):
             return missing  # it has no such version
@@ -150,7 +151,7 @@ class OnDemand:
             )
         await asyncio.to_thread(self._repository.check_unique, name)
         self.residency.back_off.forget(name)
-        if self._serves(name):
+        if self._serves(name) and self.residency.phase(name) is not Phase.LEAVING:
             await self._lifecycle.load(name)
             self._schedule()
             return
@@ -185,7 +186,7 @@ class OnDemand:
     async def close(self) -> None:
         """Refuse what waits; loads that are under way end with the lifecycle's."""
         self._closed = True
-        self.residency.refuse_all(unavailable("the server is stopping and loads no models"), self._clock())
+        self.residency.close("the server is stopping and loads no models", self._clock())
         self._decide()
         if self._timer is not None:
             self._timer.cancel()
@@ -206,7 +207,7 @@ class OnDemand:
 
     def _schedule(self) -> None:
         """Decide after the callbacks of this turn, whose requests are under way by then."""
-        if not self._scheduled and not self._closed:
+        if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._decide)
 
@@ -233,7 +234,8 @@ class OnDemand:
                 LOG.info("unloading '%s' %s", name, reason)
                 self._run(self._unload(name))
             case Proceed(waiter, error):
-                self._proceed(waiter, error)
+                if not waiter.withdrawn:
+                    self._proceed(waiter, error)
 
     def _reconcile(self) -> None:
         """Tell the state machine of models that were loaded or unloaded in other ways, and those that are changed."""
@@ -242,7 +244,7 @@ class OnDemand:
                 self.residency.leaves(name)
                 self._run(self._await_left(name))
         for name in self._table.models:
-            if self._serves(name) and self.residency.phase(name) is None:
+            if self.residency.phase(name) in (None, Phase.LOADING) and self._serves(name):
                 self.residency.serves(name, self._need(name), self._clock())
                 self._signatures[name] = self._models(name)[-1].signature
 
@@ -280,6 +282,9 @@ class OnDemand:
             self._asked_by_models.discard(name)
             unknown = not_found(f"Request for unknown model: '{name}' is not found")
             self.residency.unknown(name, unknown, self._clock())
+        except Exception as error:
+            LOG.exception("failed to read the files of '%s'", name)
+            self.residency.failed(name, _load_failed(name, error), self._clock())
         else:
             self.residency.planned(name, needs)
         self._schedule()
@@ -294,19 +299,18 @@ class OnDemand:
             failure = unavailable(error.message.strip())
         except Exception as error:
             LOG.exception("failed to load '%s'", name)
-            failure = unavailable(f"load failed for model '{name}': {error!r}")
-        present = {one: self._need(one) for one in self.residency.brought_by(name) if self._serves(one)}
-        for one in present:
-            self._signatures[one] = self._models(one)[-1].signature
-        if failure is not None:
-            self.residency.failed(name, failure, present, self._clock())
+            failure = _load_failed(name, error)
+        if failure is None or self.residency.phase(name) is Phase.LOADED:
+            self.residency.loaded(name)
         else:
-            self.residency.loaded(name, present, self._clock())
-        self._decide()  # at once, so that the requests that wait come before later ones
+            self.residency.failed(name, failure, self._clock())
+        self._decide()
 
     async def _unload(self, name: str) -> None:
-        await self._lifecycle.unload(name)
-        await self._await_left(name)
+        try:
+            await self._lifecycle.unload(name)
+        finally:
+            await self._await_left(name)
 
     async def _await_left(self, name: str) -> None:
         await self._lifecycle.retired(name)
@@ -346,27 +350,22 @@ class OnDemand:
         """What a model takes that serves."""
         return self._needs.measured(self._models(name))
 
-    async def _refresh_regularly(self, seconds: float) -> None:
-        while True:
-            try:
-                await self.refresh()
-            except OSError as error:
-                LOG.warning("failed to read the model repository: %s", error)
-            await asyncio.sleep(seconds)
-
-    async def _measure_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(_MEASURE_SECONDS)
-            await self._needs.measure_again()
-            for name in self.residency.residents(Phase.LOADED):
-                if self._serves(name):
-                    self.residency.measured(name, self._need(name).room)
-            self._schedule()
+    async def _measure(self) -> None:
+        await self._needs.measure_again()
+        for name in self.residency.residents(Phase.LOADED):
+            if self._serves(name):
+                self.residency.measured(name, self._need(name).room)
+        self._schedule()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("loading on demand failed", exc_info=error)
 
 
 def on_demand_limits(settings: Settings) -> ResidencyLimits:
@@ -383,3 +382,22 @@ def on_demand_limits(settings: Settings) -> ResidencyLimits:
 def _again(error: ConchError) -> ConchError:
     """An error of the same meaning, for one of several that get it: what is raised keeps its caller's variables."""
     return ConchError(error.message, error.code)
+
+
+def _load_failed(name: str, error: Exception) -> ConchError:
+    return unavailable(f"load failed for model '{name}': {error!r}")
+
+
+async def _regularly(work: Callable[[], Awaitable[None]], seconds: float, what: str) -> None:
+    """Do ``work`` now and every so many ``seconds``; logs each failure of another kind than the one before."""
+    logged = ""
+    while True:
+        try:
+            await work()
+            logged = ""
+        except Exception as error:
+            reason = one_line(error)
+            if reason != logged:
+                LOG.warning("failed to %s: %s", what, reason, exc_info=not isinstance(error, ConchError | OSError))
+            logged = reason
+        await asyncio.sleep(seconds)

@@ -105,6 +105,7 @@ class Rollout:
         self._dispose(model_state)
         model_state.config, model_state.steps, model_state.fingerprint = config, steps, fingerprint
         model_state.uploaded, model_state.overridden, model_state.poll_reason = uploaded, overridden, ""
+        self._table.on_ready()
 
     async def restore(self, ensemble: ModelState) -> bool:
         """Bring up an ensemble that lost members, unless some are still away; returns whether it serves.

@@ -151,6 +151,8 @@ class ModelTable:
         self.models: dict[str, ModelState] = {}
         #: The models that the server loads when it starts, as long as it does; None until it knows them.
         self.starting: frozenset[str] | None = frozenset()
+        #: Called when versions of a model serve that did not before.
+        self.on_ready: Callable[[], None] = lambda: None
 
     def find(self, key: str, version: int = -1) -> Model:
         """The model to use; version -1 is the latest that is ready.

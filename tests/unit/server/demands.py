@@ -27,6 +27,8 @@ class FakeLifecycle:
     def __init__(self, table: ModelTable) -> None:
         self.table = table
         self.seconds = 1.0
+        #: What a load still does when its model serves (s).
+        self.afterwards = 0.0
         self.broken: set[str] = set()
         self.log: list[str] = []
 
@@ -40,6 +42,8 @@ class FakeLifecycle:
             raise invalid(f"load failed for model '{name}': broken")
         model = Model(parse(f'name: "{name}" {CONFIG}', "x"), 1, FakeExecutor(), ModelStatistics(name, 1), {})
         state.versions[1] = VersionState(State.READY, "", model)
+        self.table.on_ready()
+        await asyncio.sleep(self.afterwards)
 
     async def unload(self, name: str, dependents: bool = False) -> None:
         self.log.append(f"unload {name}")
@@ -52,18 +56,38 @@ class FakeLifecycle:
             version.make_unavailable(UNLOADED)
 
 
+class FakeRepository:
+    """Has every model."""
+
+    def check_unique(self, name: str) -> None: ...
+
+    def names(self) -> list[str]:
+        return []
+
+
 class FakeNeeds:
-    """Every model but ``nobody`` takes one place."""
+    """Every model but ``nobody`` takes one place and ``memory``; the files of ``broken`` ones cannot be read, and the
+    next measurements fail as often as ``failures`` says."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.memory = 0
+        self.failures = 0
 
     async def of(self, name: str) -> Needs:
         if name == "nobody":
             raise NotFoundError(name)
-        return {name: Need(Room(models=1))}
+        if name in self.broken:
+            raise RuntimeError("the disk is on fire")
+        return {name: Need(Room(models=1, memory=self.memory))}
 
-    async def measure_again(self) -> None: ...
+    async def measure_again(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("no such process")
 
     def measured(self, models: Collection[Model]) -> Need:
-        return Need(Room(models=1))
+        return Need(Room(models=1, memory=self.memory))
 
 
 class Market:
@@ -72,13 +96,14 @@ class Market:
     def __init__(self, limits: ResidencyLimits, pinned: tuple[str, ...] = ()) -> None:
         self.table = ModelTable()
         self.lifecycle = FakeLifecycle(self.table)
+        self.needs = FakeNeeds()
         self.demand = OnDemand(
             limits,
             pinned,
-            None,  # type: ignore[arg-type]
+            FakeRepository(),  # type: ignore[arg-type]
             self.table,
             self.lifecycle,  # type: ignore[arg-type]
-            FakeNeeds(),  # type: ignore[arg-type]
+            self.needs,  # type: ignore[arg-type]
             asyncio.get_running_loop().time,
         )
 

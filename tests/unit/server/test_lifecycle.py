@@ -261,6 +261,21 @@ async def test_members_are_loaded_once_and_before_their_ensembles(house: House) 
     assert house.loader.log.count("load a:1") == 1
 
 
+async def test_each_model_is_announced_as_soon_as_it_serves(house: House) -> None:
+    house.write("a")
+    house.write("b")
+    house.write_ensemble("all", "a", "b")
+    held = house.loader.held["b"] = asyncio.Event()
+    announced: list[list[str]] = []
+    house.table.on_ready = lambda: announced.append(sorted(house.table.serving_names()))
+    load = asyncio.create_task(house.lifecycle.load("all"))
+    await until(lambda: announced)
+    assert announced == [["a"]]
+    held.set()
+    await load
+    assert announced == [["a"], ["a", "b"], ["a", "all", "b"]]
+
+
 async def test_member_keeps_what_a_load_of_its_own_brought_until_its_directory_changes(house: House) -> None:
     house.write("m")
     house.write_ensemble("e", "m")

@@ -198,6 +198,75 @@ async def test_model_that_was_unloaded_by_hand_is_loaded_again_when_it_is_asked_
 
 
 @fake_clock
+async def test_request_that_comes_while_its_model_is_being_unloaded_by_hand_waits_for_the_next_load() -> None:
+    market = Market(ONE)
+    await market.load("a")
+    first = market.submit("a")
+    await market.demand.unload("a", False)
+    second = market.submit("a")
+    await asyncio.sleep(5)
+    assert market.lifecycle.log == ["load a", "unload a"]
+    first.request.fail(ConchError("answered"))
+    await asyncio.sleep(1.5)
+    assert market.running("a") == 1 and second.refused is None
+
+
+@fake_clock
+async def test_later_requests_do_not_overtake_those_that_waited_for_the_load() -> None:
+    market = Market(ONE)
+    market.lifecycle.afterwards = 0.5
+    early = [market.submit("a") for _ in range(2)]
+    await asyncio.sleep(1.1)
+    late = market.submit("a")
+    await asyncio.sleep(1)
+    executor = market.table.find("a").executor
+    assert executor.requests == [one.request for one in (*early, late)]  # type: ignore[attr-defined]
+
+
+@fake_clock
+async def test_request_that_is_given_up_when_an_earlier_one_goes_on_is_not_sent() -> None:
+    market = Market(ONE)
+    gone: list[str] = []
+    with pytest.raises(LoadNeeded) as caught:
+        market.model("a")
+    caught.value.then(lambda: give_up_second())  # as a stream does whose first request ends it
+    give_up_second = caught.value.then(lambda: gone.append("second"))
+    await asyncio.sleep(1.5)
+    assert gone == [] and market.table.find("a").ready
+
+
+@fake_clock
+async def test_files_that_cannot_be_read_fail_what_waits() -> None:
+    market = Market(ONE)
+    market.needs.broken.add("a")
+    asked = market.submit("a")
+    await settle()
+    assert asked.refused is not None and asked.refused.code is Code.UNAVAILABLE
+    assert asked.refused.message == "load failed for model 'a': RuntimeError('the disk is on fire')"
+
+
+@fake_clock
+async def test_loaded_models_are_measured_again_after_a_measurement_that_failed() -> None:
+    market = Market(ResidencyLimits(Room(memory=100), min_loaded=10, wait=60))
+    await market.load("a", "b")
+    market.needs.failures = 3
+    market.demand.start(poll_seconds=1000)
+    market.needs.memory = 80
+    await asyncio.sleep(30)
+    assert "unload a" in market.lifecycle.log
+    await market.demand.close()
+
+
+@fake_clock
+async def test_load_by_name_is_refused_when_the_server_stops_while_its_directory_is_looked_for() -> None:
+    market = Market(ONE)
+    load = asyncio.ensure_future(market.demand.load("a", {}))
+    await market.demand.close()
+    with pytest.raises(ConchError, match="the server is stopping and loads no models"):
+        await load
+
+
+@fake_clock
 async def test_what_waits_is_refused_when_the_server_stops() -> None:
     market = Market(ONE)
     market.lifecycle.seconds = 30
@@ -206,7 +275,7 @@ async def test_what_waits_is_refused_when_the_server_stops() -> None:
     await market.demand.close()
     assert asked.refused is not None and asked.refused.message == "the server is stopping and loads no models"
     late = market.submit("a")
-    assert late.refused is not None and not isinstance(late.refused, LoadNeeded)
+    assert late.refused is not None and late.refused.status == "Unavailable: the server is stopping and loads no models"
 
 
 @fake_clock

@@ -2,13 +2,14 @@
 
 Owned by ``conch.server.on_demand``, which tells it what happens and carries out what it decides.  Models are loaded in
 the order in which they were first asked for, one that does not fit keeps those behind it waiting, so none is overtaken
-for ever.  Those that are not in use leave, the least recently used first; where none is idle, the one that was loaded
-first gives up its place after its turn, once its requests have ended.
+for ever.  One whose files are still being read, or that is still being unloaded, lets those behind it pass and keeps
+its place in the order.  Those that are not in use leave, the least recently used first; where none is idle, the one
+that was loaded first gives up its place after its turn, once its requests have ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -57,7 +58,7 @@ class _Wish:
     """A model that requests wait for and that nothing loads yet."""
 
     since: float
-    asked: bool = False
+    #: What its load needs, as soon as its files have been read.
     needs: Needs | None = None
 
 
@@ -72,14 +73,19 @@ class Residency:
         self.counts = OnDemandCounts()
         self._usage = usage
         self._residents: dict[str, _Resident] = {}
+        #: In the order in which they were first asked for; follows from ``_waiting`` and ``_residents``.
         self._wishes: dict[str, _Wish] = {}
+        self._reading: set[str] = set()
         self._waiting: dict[str, dict[Waiter, None]] = {}
         self._decided: list[Decision] = []
+        self._closed = ""
 
     # What happens
 
     def refusal(self, name: str, now: float) -> ConchError | None:
         """Why a request for a model that does not serve may not wait: too many do, or its last load has just failed."""
+        if self._closed:
+            return unavailable(self._closed)
         refusal = self.back_off.refusal(name, now) or self._too_many(name)
         if refusal is not None and name in self.counts.models:
             self.counts.of(name).refused += 1
@@ -88,40 +94,40 @@ class Residency:
     def ask(self, name: str, proceed: Callable[[ConchError | None], None], now: float) -> Waiter:
         """A request waits for a model that does not serve."""
         waiter = Waiter(name, proceed, now, now + self.limits.wait)
-        self._waiting.setdefault(name, {})[waiter] = None
-        if self.phase(name) in (None, Phase.LEAVING):
-            self._wishes.setdefault(name, _Wish(now))
+        if self._closed:
+            self._end(waiter, unavailable(self._closed), now)
+        else:
+            self._waiting.setdefault(name, {})[waiter] = None
         return waiter
 
     def withdraw(self, waiter: Waiter) -> None:
         """Nobody waits for the answer to the request any more; a load that has begun goes on."""
-        waiting = self._waiting.get(waiter.name)
-        if waiting is not None:
-            waiting.pop(waiter, None)
-            if not waiting:
-                del self._waiting[waiter.name]
+        waiter.withdrawn = True
+        self._forget(waiter)
 
     def planned(self, name: str, needs: Needs) -> None:
         """It is known what a load of ``name`` needs."""
+        self._reading.discard(name)
         wish = self._wishes.get(name)
         if wish is not None:
             wish.needs = needs
 
     def unknown(self, name: str, error: ConchError, now: float) -> None:
         """There is no such model."""
-        self._wishes.pop(name, None)
+        self._reading.discard(name)
         self._let_go(name, error, now)
 
-    def loaded(self, name: str, present: Needs, now: float) -> None:
-        """A load has ended; ``present`` are the models that it has brought, as measured."""
+    def loaded(self, name: str) -> None:
+        """A load has ended; every model that it has brought serves already."""
         self.back_off.forget(name)
-        self._settle(name, present, now)
+        self._end_load(name)
 
-    def failed(self, name: str, error: ConchError, present: Needs, now: float) -> None:
-        """A load has failed, perhaps after it had brought some members; it is not tried again for some time."""
+    def failed(self, name: str, error: ConchError, now: float) -> None:
+        """The files of a model could not be read, or its load has failed; neither is tried again for some time."""
+        self._reading.discard(name)
         self.back_off.failed(name, error, now)
         self.counts.of(name).failures += 1
-        self._settle(name, present, now)
+        self._end_load(name)
         self._let_go(name, error, now)
 
     def measured(self, name: str, room: Room) -> None:
@@ -131,9 +137,11 @@ class Residency:
             resident.need = Need(room, resident.need.members)
 
     def serves(self, name: str, need: Need, now: float) -> None:
-        """A model serves that was loaded otherwise."""
-        self._residents[name] = _Resident(need, Phase.LOADED, now)
-        self._wishes.pop(name, None)
+        """A model serves from now on, whatever has loaded it; requests that wait for it go on."""
+        before = self._residents.get(name)
+        load = now - before.since if before is not None else 0.0
+        self._residents[name] = _Resident(need, Phase.LOADED, now, load=load)
+        self.back_off.forget(name)
         self._let_go(name, None, now)
 
     def leaves(self, name: str) -> None:
@@ -145,14 +153,14 @@ class Residency:
     def left(self, name: str) -> None:
         """An unloaded model has given everything back."""
         resident = self._residents.get(name)
-        if resident is not None and resident.phase is not Phase.LOADING:
+        if resident is not None and resident.phase is Phase.LEAVING:
             del self._residents[name]
 
-    def refuse_all(self, error: ConchError, now: float) -> None:
-        """Nothing is loaded any more: the server stops."""
-        self._wishes.clear()
+    def close(self, reason: str, now: float) -> None:
+        """Load and unload nothing any more, and refuse requests that wait now or later, for the ``reason`` given."""
+        self._closed = reason
         for name in list(self._waiting):
-            self._let_go(name, error, now)
+            self._let_go(name, unavailable(reason), now)
 
     # What is so
 
@@ -163,14 +171,6 @@ class Residency:
     def residents(self, phase: Phase) -> list[str]:
         """The models in a phase."""
         return [name for name, resident in self._residents.items() if resident.phase is phase]
-
-    def brought_by(self, name: str) -> list[str]:
-        """The models that the load of ``name``, which is under way, brings."""
-        return [
-            one
-            for one, resident in self._residents.items()
-            if resident.loader == name and resident.phase is Phase.LOADING
-        ]
 
     def waiting(self) -> int:
         """How many requests wait."""
@@ -183,53 +183,76 @@ class Residency:
     @property
     def blocked(self) -> bool:
         """Whether a model waits until others have room for it."""
-        return any(wish.needs is not None for wish in self._wishes.values())
+        return self._first_without_room() is not None
 
     # What is to be done
 
     def decide(self, now: float) -> list[Decision]:
         """What is to be done next; to be called again when that is done, until nothing is left to do."""
         self._expire(now)
-        if not self._decided:  # else requests are about to use models, which are not idle any more
+        for name in [name for name in self._waiting if self.phase(name) is Phase.LOADED]:
+            self._let_go(name, None, now)
+        # Requests that go on are about to use models, which are not idle any more.
+        if not self._decided and not self._closed:
             self._allot(now)
         decided, self._decided = self._decided, []
         return decided
 
     def _allot(self, now: float) -> None:
+        self._note_wishes()
         for name, wish in self._wishes.items():
-            if not wish.asked:
-                wish.asked = True
+            if wish.needs is None and name not in self._reading:
+                self._reading.add(name)
                 self._decided.append(ReadNeeds(name))
-        while self._wishes and self._try(next(iter(self._wishes)), now):
-            pass
+        passed: set[str] = set()
+        for name, wish in list(self._wishes.items()):
+            if wish.needs is None or name not in self._wishes:  # an ensemble brings those that have gone from there
+                continue
+            if self._leaving_among(wish.needs):
+                passed.update(wish.needs)
+            elif not self._try(name, wish.since, wish.needs, passed, now):
+                break
         self._relieve(now)
+
+    def _note_wishes(self) -> None:
+        """Have a wish for each model that requests wait for and that nothing loads, in the order of those requests."""
+        self._wishes = {
+            name: self._wishes.get(name) or _Wish(next(iter(waiting)).since)
+            for name, waiting in self._waiting.items()
+            if self.phase(name) in (None, Phase.LEAVING)
+        }
 
     def wake_at(self, now: float) -> float | None:
         """When time alone changes what is decided; None for never."""
         times = [next(iter(waiting)).deadline for waiting in self._waiting.values()]
-        if self.blocked:
-            turns = [wish.since + self.limits.min_loaded for wish in self._wishes.values()][:1]
+        first = self._first_without_room()
+        if first is not None:
+            turns = [self._wishes[first].since + self.limits.min_loaded]
             turns += [self._turn_ends(one) for one in self._residents.values() if one.phase is Phase.LOADED]
             times += [turn for turn in turns if turn > now]
         return min(times, default=None)
 
-    def _try(self, name: str, now: float) -> bool:
-        """Load the model that waits first, or make room for it; True where the next one's turn has come."""
-        wish = self._wishes[name]
-        if name not in self._waiting:
-            del self._wishes[name]
-            return True
-        if wish.needs is None:
-            return False
-        phases = [self.phase(one) for one in wish.needs]
-        if Phase.LEAVING in phases:
-            return False
-        refusal = self._never_fits(name, wish.needs)
+    def _first_without_room(self) -> str | None:
+        """The model that waits until others have made room for it, while those behind it wait too."""
+        for name, wish in self._wishes.items():
+            if wish.needs is not None and not self._leaving_among(wish.needs):
+                return name
+        return None
+
+    def _leaving_among(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self.phase(name) is Phase.LEAVING]
+
+    def _try(self, name: str, since: float, needs: Needs, passed: Collection[str], now: float) -> bool:
+        """Load a model that waits ``since`` some time, or make room for it; False where those behind it have to wait.
+
+        The models ``passed`` are kept for those before it, which wait for something else than room.
+        """
+        refusal = self._never_fits(name, needs)
         if refusal is not None:
             del self._wishes[name]
             self._let_go(name, refusal, now)
             return True
-        missing = {one: need for one, need in wish.needs.items() if one not in self._residents}
+        missing = {one: need for one, need in needs.items() if one not in self._residents}
         needed = total(need.room for need in missing.values())
         if self.room_taken().plus(needed).within(self.limits.room):
             for one, need in missing.items():
@@ -239,8 +262,8 @@ class Residency:
                 self.counts.of(one).returns += self.thrashing.loads(one, now)
             self._decided.append(Load(name))
             return True
-        turn_over = now >= wish.since + self.limits.min_loaded
-        for one in self._choose(needed, wish.needs, now, turn_over=turn_over):
+        turn_over = now >= since + self.limits.min_loaded
+        for one in self._choose(needed, {*needs, *passed}, now, turn_over=turn_over):
             self._evict(one, f"to make room for '{name}'", now)
         return False
 
@@ -308,20 +331,18 @@ class Residency:
         self.counts.of(name).evictions += 1
         self._decided.append(Evict(name, reason))
 
-    def _settle(self, name: str, present: Needs, now: float) -> None:
-        """Note what a load that has ended has brought; what it has not brought has no room any more."""
-        for one in self.brought_by(name):
-            if one not in present:
+    def _end_load(self, name: str) -> None:
+        """What a load that has ended has not brought has no room any more."""
+        for one, resident in list(self._residents.items()):
+            if resident.loader == name and resident.phase is Phase.LOADING:
                 del self._residents[one]
-                if one != name and one in self._waiting:
-                    self._wishes.setdefault(one, _Wish(now))
-        for one, need in present.items():
-            before = self._residents.get(one)
-            if before is None or before.phase is Phase.LOADING:
-                self.serves(one, need, now)
-                self._residents[one].load = now - before.since if before is not None else 0.0
-            elif before.phase is Phase.LOADED:
-                before.need = need
+
+    def _forget(self, waiter: Waiter) -> None:
+        waiting = self._waiting.get(waiter.name)
+        if waiting is not None:
+            waiting.pop(waiter, None)
+            if not waiting:
+                del self._waiting[waiter.name]
 
     def _let_go(self, name: str, error: ConchError | None, now: float) -> None:
         for waiter in self._waiting.pop(name, ()):
@@ -332,7 +353,7 @@ class Residency:
             for waiter in list(waiting):
                 if waiter.deadline > now:
                     break
-                self.withdraw(waiter)
+                self._forget(waiter)
                 self._end(waiter, unavailable(self._too_late(name, now)), now)
 
     def _end(self, waiter: Waiter, error: ConchError | None, now: float) -> None:
@@ -376,12 +397,16 @@ class Residency:
         late = f"model '{name}' was not loaded within {self.limits.wait:g} s (--load-wait-secs)"
         if self.phase(name) is Phase.LOADING:
             return f"{late}: its load has taken {now - self._residents[name].since:.0f} s so far"
-        first = next(iter(self._wishes), name)
-        wish = self._wishes.get(first)
+        wish = self._wishes.get(name)
         if wish is None or wish.needs is None:
-            return f"{late}: the files of '{first}' are still being read"
+            return f"{late}: its files are still being read"
+        if leaving := self._leaving_among(wish.needs):
+            return f"{late}: the last requests of '{leaving[0]}', which is being unloaded, still run"
+        first = self._first_without_room() or name
+        wish = self._wishes[first]
+        assert wish.needs is not None
         missing = [need.room for one, need in wish.needs.items() if one not in self._residents]
-        cause = the_sum(total(missing), self.room_taken(), self.limits.room) or "the model has to leave before"
+        cause = the_sum(total(missing), self.room_taken(), self.limits.room)
         busy = sum(self._usage.busy(one) for one in self.residents(Phase.LOADED))
         before = "" if first == name else f"'{first}' comes first: "
         return (

@@ -38,12 +38,16 @@ class ModelUse(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """A request for a model that is not loaded; ``proceed`` is called with None when it is, else with the reason."""
+    """A request for a model that is not loaded; ``proceed`` is called with None when it is, else with the reason.
+
+    Once it is ``withdrawn``, ``proceed`` is not called, also where that has been decided already.
+    """
 
     name: str
     proceed: Callable[[ConchError | None], None]
     since: float
     deadline: float
+    withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,14 @@ Needs = Mapping[str, Need]
 
 @dataclass(frozen=True, slots=True)
 class ReadNeeds:
-    """Find out what a load of the model needs, and call ``planned``."""
+    """Find out what a load of the model needs, and call ``planned``, ``unknown`` or ``failed``."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load the model with all of its members, and call ``loaded`` or ``failed``."""
+    """Load the model with all of its members, call ``serves`` as each does, and ``loaded`` or ``failed`` at the end."""
 
     name: str
 

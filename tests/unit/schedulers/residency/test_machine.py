@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch.errors import not_found
+from conch.errors import ConchError, not_found
 from conch.schedulers.residency.room import Room
 from conch.schedulers.residency.vocabulary import Need, ResidencyLimits
 from tests.unit.schedulers.residency.town import ONE, Town
@@ -277,7 +277,8 @@ def test_member_of_a_failed_ensemble_that_was_asked_for_itself_gets_its_own_load
     serial, _ = town.ask("a")
     assert town.loading == ["all"]
     town.loading.remove("all")
-    town.residency.failed("all", not_found("broken"), {"b": ONE}, town.now)
+    town.serve("b")
+    town.residency.failed("all", not_found("broken"), town.now)
     town.decide()
     assert town.loading == ["a"] and town.loaded() == ["b"]
     town.end_load("a")
@@ -314,6 +315,133 @@ def test_models_that_come_and_go_are_counted_and_warned_of_once_a_minute() -> No
 def test_what_waits_when_the_server_stops_is_refused() -> None:
     town = Town(TWO)
     serial, _ = town.ask("a")
-    town.residency.refuse_all(not_found("stopping"), town.now)
+    town.residency.close("stopping", town.now)
     town.decide()
     assert town.answers[serial] == "stopping" and town.residency.waiting() == 0
+
+
+def test_request_that_comes_when_the_server_stops_is_refused() -> None:
+    town = Town(TWO)
+    town.residency.close("stopping", town.now)
+    serial, _ = town.ask("a")
+    assert town.answers[serial] == "stopping" and (town.loading, town.residency.waiting()) == ([], 0)
+
+
+def test_other_models_load_while_the_files_of_one_are_read() -> None:
+    town = Town(TWO)
+    town.slow = {"stored"}
+    serial, _ = town.ask("stored")
+    town.load("a", "b")
+    town.ask("c")
+    assert town.leaving == ["a"], "others make room as well"
+    town.end_leaving("a")
+    town.end_load("c")
+    town.end_reading("stored")
+    assert town.leaving == ["b"] and town.residency.blocked
+    town.end_leaving("b")
+    town.end_load("stored")
+    assert town.answers[serial] == "" and town.loaded() == ["c", "stored"]
+
+
+def test_model_whose_files_have_been_read_has_the_place_of_its_first_request() -> None:
+    town = Town(ResidencyLimits(Room(models=1)))
+    town.load("a")
+    town.in_use = {"a"}
+    town.slow = {"stored"}
+    town.ask("stored")
+    town.ask("b")
+    town.end_reading("stored")
+    town.in_use = set()
+    town.wait(1)
+    town.end_leaving("a")
+    assert town.loading == ["stored"]
+
+
+def test_files_that_take_longer_than_requests_wait_are_read_once() -> None:
+    town = Town(ResidencyLimits(Room(models=1), wait=60))
+    town.slow = {"stored"}
+    answers = []
+    for _ in range(4):
+        first, _ = town.ask("stored")
+        second, _ = town.ask("stored")
+        town.wait(60)
+        answers += [town.answers[first], town.answers[second]]
+    assert town.reading == ["stored"]
+    assert set(answers) == {
+        "model 'stored' was not loaded within 60 s (--load-wait-secs): its files are still being read"
+    }
+    serial, _ = town.ask("stored")
+    town.end_reading("stored")
+    town.end_load("stored")
+    assert town.answers[serial] == ""
+
+
+def test_files_that_cannot_be_read_are_not_read_for_every_request() -> None:
+    town = Town(TWO)
+    town.slow = {"a"}
+    serial, _ = town.ask("a")
+    town.reading.remove("a")
+    town.residency.failed("a", not_found("no disk"), town.now)
+    town.decide()
+    assert town.answers[serial] == "no disk"
+    refusal = town.residency.refusal("a", town.now)
+    assert refusal is not None and "is tried again in 1 s: no disk" in refusal.message
+    town.wait(1)
+    town.ask("a")
+    assert town.reading == ["a"]
+
+
+def test_request_that_comes_while_its_model_is_being_unloaded_is_served_when_it_has_left() -> None:
+    town = Town(TWO)
+    town.load("a")
+    answers: list[ConchError | None] = []
+    town.residency.ask("a", answers.append, town.now)
+    town.residency.leaves("a")
+    town.decide()
+    assert town.loading == []
+    town.residency.left("a")
+    town.decide()
+    town.end_load("a")
+    assert answers == [None]
+
+
+def test_model_whose_last_requests_run_for_long_keeps_no_others_waiting() -> None:
+    town = Town(ResidencyLimits(Room(models=2), wait=60))
+    town.load("a")
+    town.residency.leaves("a")
+    serial, _ = town.ask("a")
+    other, _ = town.ask("b")
+    town.end_load("b")
+    assert town.answers[other] == ""
+    town.wait(60)
+    assert town.answers[serial] == (
+        "model 'a' was not loaded within 60 s (--load-wait-secs): the last requests of 'a', which is being unloaded, "
+        "still run"
+    )
+
+
+def test_members_of_an_ensemble_that_waits_for_one_of_them_to_leave_are_kept_for_it() -> None:
+    town = Town(ResidencyLimits(Room(models=2)), needs=ENSEMBLE)
+    town.load("a", "b")
+    town.residency.leaves("a")
+    town.ask("all")
+    town.ask("c")
+    town.ask("d")
+    assert town.leaving == []
+    town.residency.left("a")
+    town.decide()
+    assert town.loading == ["all"]
+
+
+def test_request_for_a_member_goes_on_when_it_serves_though_its_ensemble_still_loads() -> None:
+    town = Town(ResidencyLimits(Room(models=3)), needs=ENSEMBLE)
+    whole, _ = town.ask("all")
+    serial, _ = town.ask("a")
+    town.serve("a")
+    assert town.answers == {serial: ""}
+    town.wait(30)
+    town.ask("c")
+    town.ask("d")
+    assert town.leaving == [], "it stays for the ensemble"
+    town.end_load("all")
+    assert town.answers[whole] == ""

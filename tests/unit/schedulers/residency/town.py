@@ -13,7 +13,8 @@ ONE = Need(Room(models=1, memory=10))
 
 
 class Town:
-    """Carries decisions out: files are read at once, loads and departures end when the test says.
+    """Carries decisions out: loads and departures end when the test says, files are read at once except for those of
+    the models in ``slow``, whose readings are in ``reading`` until the test ends them.
 
     ``needs`` has those of models that are not like ``ONE``.  ``answers`` has what became of each request: "" where its
     model was loaded, else the reason why not.
@@ -28,6 +29,8 @@ class Town:
         self.used_at: dict[str, float] = {}
         self.needs = needs or {}
         self.unknown: set[str] = set()
+        self.slow: set[str] = set()
+        self.reading: list[str] = []
         self.loading: list[str] = []
         self.leaving: list[str] = []
         self.answers: dict[int, str] = {}
@@ -56,6 +59,8 @@ class Town:
         while decisions := self.residency.decide(self.now):
             for decision in decisions:
                 match decision:
+                    case ReadNeeds(name) if name in self.slow:
+                        self.reading.append(name)
                     case ReadNeeds(name) if name in self.unknown:
                         self.residency.unknown(name, not_found(f"there is no '{name}'"), self.now)
                     case ReadNeeds(name):
@@ -79,13 +84,26 @@ class Town:
         self.decide()
 
     def end_load(self, name: str, error: str = "") -> None:
+        """A load ends: with all of its models, or where there is an ``error``, with its members alone."""
         self.loading.remove(name)
-        present = {one: self.needs_of(name)[one] for one in self.residency.brought_by(name)}
+        brought = [one for one in self.needs_of(name) if self.residency.phase(one) is Phase.LOADING]
+        for one in brought:
+            if one != name or not error:
+                self.serve(one, self.needs_of(name)[one])
         if error:
-            present.pop(name)
-            self.residency.failed(name, unavailable(error), present, self.now)
+            self.residency.failed(name, unavailable(error), self.now)
         else:
-            self.residency.loaded(name, present, self.now)
+            self.residency.loaded(name)
+        self.decide()
+
+    def serve(self, name: str, need: Need = ONE) -> None:
+        """A model begins to serve, perhaps before the load that brings it has ended."""
+        self.residency.serves(name, need, self.now)
+        self.decide()
+
+    def end_reading(self, name: str) -> None:
+        self.reading.remove(name)
+        self.residency.planned(name, self.needs_of(name))
         self.decide()
 
     def end_leaving(self, name: str) -> None:
