@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,9 +17,10 @@ from conch.errors import ConchError, unavailable, unsupported
 from conch.inference import ModelSignature
 from conch.library import inprocess
 from conch.library.async_service import AsyncInferenceService, AsyncResultStream
+from conch.library.deadline import Deadline
 from conch.library.flags import plan
 from conch.library.late_stream import LateStream
-from conch.library.requests import OutgoingRequest, check_timeout, version_number
+from conch.library.requests import OutgoingRequest, version_number
 from conch.library.results import InferResult
 from conch.repository.errors import PollError
 from conch.server.core import InferenceServer
@@ -162,22 +163,20 @@ class AsyncServer(AsyncInferenceService):
     def _signature(self, model: str, version: int) -> ModelSignature:
         return self._core.model(model, version).signature
 
-    async def _loaded_signature(self, model: str, version: int, timeout: float | None) -> ModelSignature:
-        try:
+    async def _loaded_signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
+        with suppress(LoadNeeded):
             return self._core.model(model, version).signature
-        except LoadNeeded:
-            check_timeout(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(deadline.left()):
                 return (await self._core.loaded_model(model, version)).signature
         except TimeoutError:
-            raise unavailable(f"model '{model}' was not loaded within {timeout or 0:g} s") from None
+            raise unavailable(f"model '{model}' was not loaded within {deadline.timeout or 0:g} s") from None
 
-    def _sent(self, send: Callable[[], AsyncResultStream], timeout: float | None) -> AsyncResultStream:
+    def _sent(self, send: Callable[[], AsyncResultStream], deadline: Deadline) -> AsyncResultStream:
         try:
             return send()
         except LoadNeeded as needed:
-            return LateStream(needed, send, timeout)
+            return LateStream(needed, send, deadline)
 
     async def _infer(self, request: OutgoingRequest) -> InferResult:
         return await inprocess.infer(self._core, request)

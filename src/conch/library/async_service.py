@@ -13,6 +13,7 @@ from typing import Any, Self
 from numpy.typing import ArrayLike
 
 from conch.inference import ModelSignature, ParameterValue
+from conch.library.deadline import Deadline
 from conch.library.requests import (
     OutgoingRequest,
     generate_request,
@@ -67,12 +68,13 @@ class AsyncInferenceService(ABC):
         timeout: float | None = None,
     ) -> InferResult:
         """Ask a model that gives one response to a request."""
+        deadline = Deadline.after(timeout)
         number = version_number(version)
-        signature = single_response(await self._loaded_signature(model, number, timeout))
+        signature = single_response(await self._loaded_signature(model, number, deadline))
         request = infer_request(
             signature, number, inputs,
             outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, timeout=timeout,
+            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, deadline=deadline,
         )  # fmt: skip
         return await self._infer(request)
 
@@ -92,17 +94,18 @@ class AsyncInferenceService(ABC):
         timeout: float | None = None,
     ) -> AsyncResultStream:
         """Ask a model that gives any number of responses, for ``async for``; the request is sent now."""
+        deadline = Deadline.after(timeout)
         number = version_number(version)
 
         def send() -> AsyncResultStream:
             request = infer_request(
                 self._signature(model, number), number, inputs,
                 outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-                sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, timeout=timeout,
+                sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, deadline=deadline,
             )  # fmt: skip
             return self._stream(request)
 
-        return self._sent(send, timeout)
+        return self._sent(send, deadline)
 
     async def generate(
         self,
@@ -115,10 +118,11 @@ class AsyncInferenceService(ABC):
         **parameters: Any,
     ) -> InferResult:
         """Ask a model as ``POST …/generate`` does: with a text, or inputs by name, and sampling parameters."""
+        deadline = Deadline.after(timeout)
         number = version_number(version)
-        signature = await self._loaded_signature(model, number, timeout)
+        signature = await self._loaded_signature(model, number, deadline)
         request = generate_request(
-            signature, number, inputs, parameters, request_id=request_id, timeout=timeout, stream=False
+            signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=False
         )
         if not signature.decoupled:
             return await self._infer(request)
@@ -139,16 +143,17 @@ class AsyncInferenceService(ABC):
         **parameters: Any,
     ) -> AsyncResultStream:
         """Ask a model as ``generate`` does, and get its responses as they come, for ``async for``."""
+        deadline = Deadline.after(timeout)
         number = version_number(version)
 
         def send() -> AsyncResultStream:
             request = generate_request(
                 self._signature(model, number), number, inputs, parameters,
-                request_id=request_id, timeout=timeout, stream=True,
+                request_id=request_id, deadline=deadline, stream=True,
             )  # fmt: skip
             return self._stream(request)
 
-        return self._sent(send, timeout)
+        return self._sent(send, deadline)
 
     @abstractmethod
     async def live(self) -> bool:
@@ -192,11 +197,11 @@ class AsyncInferenceService(ABC):
     def _signature(self, model: str, version: int) -> ModelSignature:
         """What the model takes.  Raises NOT_FOUND or UNAVAILABLE."""
 
-    async def _loaded_signature(self, model: str, version: int, timeout: float | None) -> ModelSignature:
-        """What the model takes, for whoever can wait for its load as long as ``timeout`` (s)."""
+    async def _loaded_signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
+        """What the model takes, once it is loaded.  Raises UNAVAILABLE if that is not before ``deadline``."""
         return self._signature(model, version)
 
-    def _sent(self, send: Callable[[], AsyncResultStream], timeout: float | None) -> AsyncResultStream:
+    def _sent(self, send: Callable[[], AsyncResultStream], deadline: Deadline) -> AsyncResultStream:
         """The stream that ``send`` makes, which may have to wait for the load of its model."""
         return send()
 

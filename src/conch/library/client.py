@@ -13,6 +13,7 @@ from conch.config import render
 from conch.config.signature import signature as signature_of
 from conch.errors import Code, ConchError, invalid
 from conch.inference import ModelSignature
+from conch.library.deadline import NO_DEADLINE, Deadline
 from conch.library.grpc_transport import GrpcTransport
 from conch.library.http_transport import HttpTransport
 from conch.library.requests import OutgoingRequest, version_number
@@ -66,7 +67,8 @@ class Client(InferenceService):
         return self._transport.metadata(model, version_number(version))
 
     def config(self, model: str, version: int | str = "") -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(render.to_json(self._transport.config(model, version_number(version))))
+        config = self._transport.config(model, version_number(version), NO_DEADLINE)
+        document: dict[str, Any] = json.loads(render.to_json(config))
         return document
 
     def statistics(self, model: str = "", version: int | str = "") -> list[dict[str, Any]]:
@@ -84,11 +86,11 @@ class Client(InferenceService):
     def unload(self, model: str, dependents: bool = False) -> None:
         self._transport.unload(model, dependents)
 
-    def _signature(self, model: str, version: int) -> ModelSignature:
+    def _signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
         known = self._signatures.get((model, version))
         if known is not None and monotonic() - known[1] < _SIGNATURE_SECONDS:
             return known[0]
-        signature = signature_of(self._transport.config(model, version), version)
+        signature = signature_of(self._transport.config(model, version, deadline), version)
         self._signatures[model, version] = signature, monotonic()
         return signature
 

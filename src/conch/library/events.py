@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from math import prod
-from socket import SHUT_RDWR
-from time import monotonic
 from typing import Any, Final
 
 import numpy as np
 
 from conch.errors import Code, ConchError, internal, unavailable, unsupported
 from conch.inference import TensorSpec
+from conch.library.http_connection import DeadlineConnection
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
 from conch.library.service import ResultStream
@@ -72,23 +71,20 @@ class EventStream(ResultStream):
     def __init__(
         self,
         request: OutgoingRequest,
-        connection: HTTPConnection,
+        connection: DeadlineConnection,
         response: HTTPResponse,
-        deadline: float | None,
         code: Code | None,
     ) -> None:
         self._request = request
         self._connection = connection
-        self._socket = connection.sock
         self._response = response
-        self._deadline = deadline
         self._code = code
         self._closed = False
 
     def __next__(self) -> InferResult:
         while not self._closed:
             try:
-                line = self._read_line()
+                line = self._response.readline()
             except TimeoutError:
                 self.close()
                 raise self._request.not_in_time() from None
@@ -114,21 +110,13 @@ class EventStream(ResultStream):
         if not self._closed:
             self._closed = True
             with contextlib.suppress(OSError):
-                self._socket.shutdown(SHUT_RDWR)  # wakes the thread that reads; closing would wait for it
+                self._connection.shutdown()  # wakes the thread that reads; closing would wait for it
             self._response.close()
             self._connection.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_closed"):
             self.close()
-
-    def _read_line(self) -> bytes:
-        if self._deadline is not None:
-            left = self._deadline - monotonic()
-            if left <= 0:
-                raise TimeoutError
-            self._socket.settimeout(left)
-        return self._response.readline()
 
     def _result(self, event: dict[str, Any]) -> InferResult:
         if "error" in event and "model_name" not in event:

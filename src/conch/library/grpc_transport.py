@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from conch.addresses import host_and_port
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, invalid, unavailable
+from conch.library.deadline import NO_DEADLINE, Deadline
 from conch.library.messages import document_of
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
@@ -57,9 +58,9 @@ class GrpcTransport:
         request = service_pb2.ModelMetadataRequest(name=model, version=_version(version))
         return document_of(self._call("ModelMetadata", request))
 
-    def config(self, model: str, version: int) -> ModelConfig:
-        request = service_pb2.ModelConfigRequest(name=model, version=_version(version))
-        return self._call("ModelConfig", request).config
+    def config(self, model: str, version: int, deadline: Deadline) -> ModelConfig:
+        message = service_pb2.ModelConfigRequest(name=model, version=_version(version))
+        return self._within(deadline, model, lambda left: self._stub.ModelConfig(message, timeout=left)).config
 
     def statistics(self, model: str, version: int) -> list[dict[str, Any]]:
         request = service_pb2.ModelStatisticsRequest(name=model, version=_version(version))
@@ -85,29 +86,32 @@ class GrpcTransport:
 
     def infer(self, request: OutgoingRequest) -> InferResult:
         message = _message(request)
-        try:
-            return _result(self._stub.ModelInfer(message, timeout=request.timeout))
-        except grpc.RpcError as error:
-            raise _error(error, request) from None
-        except ValueError:
-            raise _closed() from None
+        return _result(
+            self._within(request.deadline, request.model, lambda left: self._stub.ModelInfer(message, timeout=left))
+        )
 
     def stream(self, request: OutgoingRequest) -> ResultStream:
         message = _message(request)
-        try:
-            call = self._stub.ModelStreamInfer(iter([message]), timeout=request.timeout, metadata=_METADATA)
-        except ValueError:
-            raise _closed() from None
-        return _GrpcStream(call, request)
+
+        def send(left: float | None) -> Any:
+            return self._stub.ModelStreamInfer(iter([message]), timeout=left, metadata=_METADATA)
+
+        return _GrpcStream(self._within(request.deadline, request.model, send), request)
 
     def close(self) -> None:
         self._channel.close()
 
     def _call(self, method: str, request: Any) -> Any:
+        return self._within(NO_DEADLINE, "", lambda left: getattr(self._stub, method)(request, timeout=left))
+
+    def _within(self, deadline: Deadline, model: str, call: Callable[[float | None], Any]) -> Any:
+        """What ``call`` returns, which takes the seconds that are left."""
         try:
-            return getattr(self._stub, method)(request)
+            return call(deadline.left())
+        except TimeoutError:
+            raise deadline.no_answer(model) from None
         except grpc.RpcError as error:
-            raise _error(error) from None
+            raise _error(error, deadline, model) from None
         except ValueError:  # the only thing that is wrong with these messages is that nobody sends them any more
             raise _closed() from None
 
@@ -127,7 +131,7 @@ class _GrpcStream(ResultStream):
             except grpc.RpcError as error:
                 if self._closed:
                     break
-                raise _error(error, self._request) from None
+                raise _error(error, self._request.deadline, self._request.model) from None
             if message.error_message:
                 self._leave_to_end()
                 raise ConchError(message.error_message, Code.UNKNOWN)  # the protocol has no code for it
@@ -197,10 +201,10 @@ def _result(message: service_pb2.ModelInferResponse) -> InferResult:
     )
 
 
-def _error(error: Any, request: OutgoingRequest | None = None) -> ConchError:
+def _error(error: Any, deadline: Deadline, model: str) -> ConchError:
     status = error.code()
-    if status is grpc.StatusCode.DEADLINE_EXCEEDED and request is not None:
-        return request.not_in_time()
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED and deadline.at is not None:
+        return deadline.no_answer(model)
     return ConchError(error.details() or status.name, CODES.get(status.value[0], Code.UNKNOWN))
 
 

@@ -10,15 +10,16 @@ import json
 import ssl
 import threading
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from time import monotonic
+from http.client import HTTPException, HTTPResponse
 from typing import Any, Final
 from urllib.parse import quote
 
 from conch.config import render
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, internal, invalid, unavailable
+from conch.library.deadline import NO_DEADLINE, Deadline
 from conch.library.events import EventStream, SingleResult, generate_body
+from conch.library.http_connection import DeadlineConnection
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
 from conch.library.service import ResultStream
@@ -41,7 +42,7 @@ class HttpTransport:
         self._port = port
         self._prefix = prefix
         self._tls = _context(tls) if tls is not None else None
-        self._idle: list[HTTPConnection] = []
+        self._idle: list[DeadlineConnection] = []
         self._lock = threading.Lock()
         self._closed = False
 
@@ -55,8 +56,9 @@ class HttpTransport:
         document: dict[str, Any] = self._json("GET", model_path(model, version) if model else "/v2")
         return document
 
-    def config(self, model: str, version: int) -> ModelConfig:
-        return render.from_json(self._call("GET", f"{model_path(model, version)}/config").decode())
+    def config(self, model: str, version: int, deadline: Deadline) -> ModelConfig:
+        path = f"{model_path(model, version)}/config"
+        return render.from_json(self._exchange("GET", path, b"", {}, deadline, model)[1].decode())
 
     def statistics(self, model: str, version: int) -> list[dict[str, Any]]:
         path = model_path(model, version) if model else "/v2/models"
@@ -82,10 +84,8 @@ class HttpTransport:
         header = json.dumps(_document(request)).encode()
         body = b"".join((header, *(tensor.data for tensor in request.inputs.values())))
         path = f"{model_path(request.model, request.version)}/infer"
-        try:
-            response, content = self._exchange("POST", path, body, {_LENGTH: str(len(header))}, _deadline(request))
-        except TimeoutError:
-            raise request.not_in_time() from None
+        headers = {_LENGTH: str(len(header))}
+        response, content = self._exchange("POST", path, body, headers, request.deadline, request.model)
         length = int(response.headers.get(_LENGTH, len(content)))
         return _result(request, json.loads(content[:length]), memoryview(content)[length:])
 
@@ -94,14 +94,11 @@ class HttpTransport:
             return SingleResult(self.infer(request))
         body = json.dumps(generate_body(request)).encode()
         path = f"{model_path(request.model, request.version)}/generate_stream"
-        deadline = _deadline(request)
         try:
-            connection, response = self._send("POST", path, body, {}, deadline)
-        except TimeoutError:
-            raise request.not_in_time() from None
+            connection, response = self._send("POST", path, body, {}, request.deadline)
         except (OSError, HTTPException) as error:
-            raise self._unreachable(error) from None
-        return EventStream(request, connection, response, deadline, CODES.get(response.status))
+            raise self._failed(error, request.deadline, request.model) from None
+        return EventStream(request, connection, response, CODES.get(response.status))
 
     def close(self) -> None:
         with self._lock:
@@ -123,15 +120,12 @@ class HttpTransport:
         return json.loads(self._call(method, path))
 
     def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
-        try:
-            return self._exchange(method, path, body, {}, None)[1]
-        except TimeoutError as error:  # of the operating system
-            raise self._unreachable(error) from None
+        return self._exchange(method, path, body, {}, NO_DEADLINE)[1]
 
     def _exchange(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: float | None
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline, model: str = ""
     ) -> tuple[HTTPResponse, bytes]:
-        """A successful response and its body.  Raises TimeoutError at the deadline, otherwise ConchError."""
+        """A successful response and its body; a deadline comes with the ``model`` that is asked."""
         try:
             connection, response = self._send(method, path, body, headers, deadline)
             try:
@@ -139,28 +133,22 @@ class HttpTransport:
             except BaseException:
                 connection.close()
                 raise
-        except TimeoutError:
-            raise
         except (OSError, HTTPException) as error:
-            raise self._unreachable(error) from None
+            raise self._failed(error, deadline, model) from None
         self._give_back(connection, response)
         if response.status != 200:
             raise failure(response.status, content)
         return response, content
 
     def _send(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: float | None
-    ) -> tuple[HTTPConnection, HTTPResponse]:
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline
+    ) -> tuple[DeadlineConnection, HTTPResponse]:
         """Send a request; the response's body is still to be read.  Raises OSError or HTTPException."""
         while True:
             connection, used = self._connection()
+            connection.deadline = deadline
             try:
-                connection.timeout = _left(deadline)
-                if connection.sock is None:
-                    connection.connect()
-                connection.sock.settimeout(_left(deadline))
                 connection.request(method, self._prefix + path, body, dict(headers))
-                connection.sock.settimeout(_left(deadline))
                 return connection, connection.getresponse()
             except TimeoutError:
                 connection.close()
@@ -173,40 +161,26 @@ class HttpTransport:
                 connection.close()
                 raise
 
-    def _connection(self) -> tuple[HTTPConnection, bool]:
+    def _connection(self) -> tuple[DeadlineConnection, bool]:
         """A connection, and whether it was used before."""
         with self._lock:
             if self._closed:
                 raise unavailable("the client is closed")
             if self._idle:
                 return self._idle.pop(), True
-        if self._tls is not None:
-            return HTTPSConnection(self._host, self._port, context=self._tls), False
-        return HTTPConnection(self._host, self._port), False
+        return DeadlineConnection(self._host, self._port, self._tls), False
 
-    def _give_back(self, connection: HTTPConnection, response: HTTPResponse) -> None:
+    def _give_back(self, connection: DeadlineConnection, response: HTTPResponse) -> None:
         with self._lock:
             if not response.will_close and not self._closed:
                 self._idle.append(connection)
                 return
         connection.close()
 
-    def _unreachable(self, error: BaseException) -> ConchError:
+    def _failed(self, error: BaseException, deadline: Deadline, model: str) -> ConchError:
+        if isinstance(error, TimeoutError) and deadline.at is not None:  # the operating system has timeouts, too
+            return deadline.no_answer(model)
         return unavailable(f"{self._host}:{self._port} does not answer: {error or type(error).__name__}")
-
-
-def _deadline(request: OutgoingRequest) -> float | None:
-    return None if request.timeout is None else monotonic() + request.timeout
-
-
-def _left(deadline: float | None) -> float | None:
-    """The seconds until ``deadline``.  Raises TimeoutError when there are none."""
-    if deadline is None:
-        return None
-    left = deadline - monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
 
 
 def failure(status: int, content: bytes) -> ConchError:

@@ -25,7 +25,7 @@ UNREAD_LIMIT: Final = 512 << 20
 async def infer(server: InferenceServer, outgoing: OutgoingRequest) -> InferResult:
     """The only response to a request.  Giving the call up, by cancelling it or for lack of time, cancels the request.
 
-    Raises UNAVAILABLE after the request's ``timeout``.
+    Raises UNAVAILABLE at the request's deadline.
     """
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     responses: list[InferResponse] = []
@@ -38,7 +38,7 @@ async def infer(server: InferenceServer, outgoing: OutgoingRequest) -> InferResu
 
     request = _submit(server, outgoing, on_response)
     try:
-        async with asyncio.timeout(outgoing.timeout):
+        async with asyncio.timeout(outgoing.deadline.left()):
             await ended
     except TimeoutError:
         request.cancel()
@@ -57,7 +57,6 @@ class LocalStream(AsyncResultStream):
     def __init__(self, server: InferenceServer, outgoing: OutgoingRequest) -> None:
         self._loop = asyncio.get_running_loop()
         self._outgoing = outgoing
-        self._deadline = None if outgoing.timeout is None else self._loop.time() + outgoing.timeout
         # The request refers to the inbox alone, so that a stream that nobody keeps is noticed.
         self._inbox = _Inbox()
         self._request = _submit(server, outgoing, self._inbox.put)
@@ -72,7 +71,7 @@ class LocalStream(AsyncResultStream):
     async def next(self) -> InferResult | None:
         """The next response, or None when there is none left."""
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout(self._outgoing.deadline.left()):
                 response = await self._inbox.take()
         except TimeoutError:
             self._request.cancel()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from conch.errors import ConchError, unavailable
 from conch.library.async_service import AsyncResultStream
+from conch.library.deadline import Deadline
 from conch.library.results import InferResult
 from conch.server.on_demand import LoadNeeded
 
@@ -17,11 +18,9 @@ from conch.server.on_demand import LoadNeeded
 class LateStream(AsyncResultStream):
     """Becomes the stream that ``send`` makes as soon as the model is loaded, whoever reads it by then."""
 
-    def __init__(self, needed: LoadNeeded, send: Callable[[], AsyncResultStream], timeout: float | None) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(self, needed: LoadNeeded, send: Callable[[], AsyncResultStream], deadline: Deadline) -> None:
         self._send = send
-        self._timeout = timeout
-        self._deadline = None if timeout is None else loop.time() + timeout
+        self._deadline = deadline
         self._sent = asyncio.Event()
         self._stream: AsyncResultStream | None = None
         self._error: Exception | None = None
@@ -29,11 +28,11 @@ class LateStream(AsyncResultStream):
 
     async def __anext__(self) -> InferResult:
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout(self._deadline.left()):
                 await self._sent.wait()
         except TimeoutError:
             await self.aclose()
-            raise unavailable(f"the model was not loaded within {self._timeout or 0:g} s") from None
+            raise unavailable(f"the model was not loaded within {self._deadline.timeout or 0:g} s") from None
         if self._error is not None:
             raise self._error
         if self._stream is None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from conch.errors import ConchError, invalid, unavailable, unsupported
+from conch.errors import ConchError, invalid, unsupported
 from conch.inference import SEQUENCE_END, SEQUENCE_START, ModelSignature, ParameterValue
+from conch.library.deadline import NO_DEADLINE, Deadline
 from conch.library.values import encode_inputs
 from conch.tensors import WireTensor
 
@@ -27,7 +28,7 @@ _STREAM: Final = "stream"
 class OutgoingRequest:
     """An inference request to the model of ``signature``; ``version`` is what the caller asked for, -1 for any.
 
-    ``timeout`` bounds the time until its last response (s).
+    Its last response comes before ``deadline``.
     """
 
     signature: ModelSignature
@@ -39,11 +40,10 @@ class OutgoingRequest:
     priority: int = 0
     sequence_id: int | str = 0
     flags: int = 0
-    timeout: float | None = None
+    deadline: Deadline = NO_DEADLINE
 
     def __post_init__(self) -> None:
         """Raise INVALID_ARG for what some protocol could not carry, so that all refuse it."""
-        check_timeout(self.timeout)
         if not 0 <= self.priority < 2**64:
             raise invalid(f"priority is from 0 (the model's default) to 2**64 - 1; got {self.priority}")
         if not isinstance(self.sequence_id, str) and not 0 <= self.sequence_id < 2**64:
@@ -57,8 +57,8 @@ class OutgoingRequest:
         return self.signature.name
 
     def not_in_time(self) -> ConchError:
-        """The error for an answer that has not come within ``timeout``."""
-        return unavailable(f"no answer from model '{self.model}' within {self.timeout or 0:g} s")
+        """The error for an answer that has not come by the deadline."""
+        return self.deadline.no_answer(self.model)
 
     def several_responses(self) -> ConchError:
         """The error for a call that takes exactly one response."""
@@ -89,7 +89,7 @@ def infer_request(
     sequence_id: int | str,
     sequence_start: bool,
     sequence_end: bool,
-    timeout: float | None,
+    deadline: Deadline,
 ) -> OutgoingRequest:
     """The request of ``infer`` and ``infer_stream``.  Raises INVALID_ARG for what the model does not take."""
     if not isinstance(inputs, Mapping):
@@ -106,7 +106,7 @@ def infer_request(
         priority,
         sequence_id,
         (SEQUENCE_START if sequence_start else 0) | (SEQUENCE_END if sequence_end else 0),
-        timeout,
+        deadline,
     )
 
 
@@ -117,7 +117,7 @@ def generate_request(
     parameters: Mapping[str, Any],
     *,
     request_id: str,
-    timeout: float | None,
+    deadline: Deadline,
     stream: bool,
 ) -> OutgoingRequest:
     """The request of ``generate`` and ``generate_stream``: names of inputs are inputs, all others parameters.
@@ -139,7 +139,7 @@ def generate_request(
         encode_inputs(signature, tensors),
         parameters=_checked(others),
         id=request_id,
-        timeout=timeout,
+        deadline=deadline,
     )
 
 
@@ -176,12 +176,6 @@ def _checked(parameters: Mapping[str, Any]) -> dict[str, ParameterValue]:
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise invalid(f"parameter '{name}' is out of the range of INT64: {value}")
     return dict(parameters)
-
-
-def check_timeout(seconds: float | None) -> None:
-    """Raise INVALID_ARG for what is no limit of time, as NaN is."""
-    if seconds is not None and not seconds > 0:
-        raise invalid(f"timeout is in seconds and more than 0, or None for no limit; got {seconds!r}")
 
 
 def _check_text(what: str, text: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 from conch.errors import ConchError, unavailable
 from conch.inference import ModelSignature
 from conch.library.async_server import AsyncServer
+from conch.library.deadline import Deadline
 from conch.library.inprocess import LocalStream
 from conch.library.loop_thread import LoopThread
 from conch.library.requests import OutgoingRequest
@@ -127,8 +128,8 @@ class Server(InferenceService):
     def unload(self, model: str, dependents: bool = False) -> None:
         self._run(self._server.unload(model, dependents))
 
-    def _signature(self, model: str, version: int) -> ModelSignature:
-        return self._run(_signature(self._server, model, version))
+    def _signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
+        return self._run(_signature(self._server, model, version, deadline))
 
     def _infer(self, request: OutgoingRequest) -> InferResult:
         return self._run(self._server._infer(request))
@@ -176,8 +177,8 @@ class _BlockingStream(ResultStream):
 # What looks into the server's tables, or reads its loop's clock, runs on its loop.
 
 
-async def _signature(server: AsyncServer, model: str, version: int) -> ModelSignature:
-    return await server._loaded_signature(model, version, None)
+async def _signature(server: AsyncServer, model: str, version: int, deadline: Deadline) -> ModelSignature:
+    return await server._loaded_signature(model, version, deadline)
 
 
 async def _under_way(server: AsyncServer, models: Collection[str]) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Self
 from numpy.typing import ArrayLike
 
 from conch.inference import ModelSignature, ParameterValue
+from conch.library.deadline import Deadline
 from conch.library.requests import (
     OutgoingRequest,
     generate_request,
@@ -66,16 +67,18 @@ class InferenceService(ABC):
         """Ask a model that gives one response to a request.
 
         ``inputs`` are NumPy arrays, lists, numbers and texts by input name; they become tensors of the datatypes that
-        the model declares.  ``outputs`` names the outputs wanted, all without it; ``timeout`` (s) bounds the call.
-        Raises INVALID_ARG for inputs that do not fit, NOT_FOUND or UNAVAILABLE for a model that is not there or not
-        ready, UNSUPPORTED for a decoupled one, UNAVAILABLE when the time is up, and what the model itself raises.
+        the model declares.  ``outputs`` names the outputs wanted, all without it.  ``timeout`` (s) bounds the whole
+        call, with a load on demand.  Raises INVALID_ARG for inputs that do not fit, NOT_FOUND or UNAVAILABLE for a
+        model that is not there or not ready, UNSUPPORTED for a decoupled one, UNAVAILABLE when the time is up, and
+        what the model itself raises.
         """
+        deadline = Deadline.after(timeout)
         number = version_number(version)
-        signature = single_response(self._signature(model, number))
+        signature = single_response(self._signature(model, number, deadline))
         request = infer_request(
             signature, number, inputs,
             outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, timeout=timeout,
+            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, deadline=deadline,
         )  # fmt: skip
         return self._infer(request)
 
@@ -98,11 +101,12 @@ class InferenceService(ABC):
 
         The iterator raises what ends the request; ``timeout`` counts from this call to the last response.
         """
+        deadline = Deadline.after(timeout)
         number = version_number(version)
         request = infer_request(
-            self._signature(model, number), number, inputs,
+            self._signature(model, number, deadline), number, inputs,
             outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, timeout=timeout,
+            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, deadline=deadline,
         )  # fmt: skip
         return self._stream(request)
 
@@ -122,10 +126,11 @@ class InferenceService(ABC):
         answer's ``text`` is what a model that writes text has written.  Raises as ``infer`` does, and UNSUPPORTED
         when the model gives more responses than one.
         """
+        deadline = Deadline.after(timeout)
         number = version_number(version)
-        signature = self._signature(model, number)
+        signature = self._signature(model, number, deadline)
         request = generate_request(
-            signature, number, inputs, parameters, request_id=request_id, timeout=timeout, stream=False
+            signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=False
         )
         if not signature.decoupled:
             return self._infer(request)
@@ -149,10 +154,11 @@ class InferenceService(ABC):
 
         A model with an input ``stream`` is asked to stream unless ``stream=False`` is given.
         """
+        deadline = Deadline.after(timeout)
         number = version_number(version)
-        signature = self._signature(model, number)
+        signature = self._signature(model, number, deadline)
         request = generate_request(
-            signature, number, inputs, parameters, request_id=request_id, timeout=timeout, stream=True
+            signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=True
         )
         return self._stream(request)
 
@@ -200,8 +206,8 @@ class InferenceService(ABC):
         """Give everything back that this object holds.  Closing again does nothing."""
 
     @abstractmethod
-    def _signature(self, model: str, version: int) -> ModelSignature:
-        """What the model takes.  Raises NOT_FOUND or UNAVAILABLE."""
+    def _signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
+        """What the model takes, by ``deadline``.  Raises NOT_FOUND or UNAVAILABLE."""
 
     @abstractmethod
     def _infer(self, request: OutgoingRequest) -> InferResult:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from conch.config.schema import ModelConfig
+from conch.library.deadline import Deadline
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
 from conch.library.service import ResultStream
@@ -28,7 +29,8 @@ class TlsFiles(NamedTuple):
 class Transport(Protocol):
     """Calls to a server over one protocol; any thread may call.  Version -1 is any.
 
-    Every method raises ConchError: UNAVAILABLE where the server cannot be reached, otherwise what it answers.
+    Every method raises ConchError: UNAVAILABLE where the server cannot be reached or does not answer by the deadline,
+    otherwise what it answers.
     """
 
     def live(self) -> bool: ...
@@ -37,7 +39,7 @@ class Transport(Protocol):
 
     def metadata(self, model: str, version: int) -> dict[str, Any]: ...
 
-    def config(self, model: str, version: int) -> ModelConfig: ...
+    def config(self, model: str, version: int, deadline: Deadline) -> ModelConfig: ...
 
     def statistics(self, model: str, version: int) -> list[dict[str, Any]]: ...
 

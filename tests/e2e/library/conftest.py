@@ -10,6 +10,7 @@ import pytest
 
 import conch
 from conch.inference import ModelSignature
+from conch.library.deadline import Deadline
 from conch.library.loop_thread import LoopThread
 from conch.library.requests import OutgoingRequest
 from tests.models import build, write
@@ -114,13 +115,13 @@ class OnALoop(conch.InferenceService):
     def close(self) -> None:
         self.thread.run(self.server.close())
 
-    def _signature(self, model: str, version: int) -> ModelSignature:
+    def _signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
         raise AssertionError("its methods are the server's")
 
-    def _infer(self, request: OutgoingRequest, timeout: float | None) -> conch.InferResult:
+    def _infer(self, request: OutgoingRequest) -> conch.InferResult:
         raise AssertionError("its methods are the server's")
 
-    def _stream(self, request: OutgoingRequest, timeout: float | None) -> conch.ResultStream:
+    def _stream(self, request: OutgoingRequest) -> conch.ResultStream:
         raise AssertionError("its methods are the server's")
 
 

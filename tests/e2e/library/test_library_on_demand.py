@@ -51,6 +51,9 @@ def test_calls_of_threads_wait_for_their_models(repository: Path) -> None:
         assert [result["y"].tolist() for result in server.infer_stream("a", {"x": [3]})] == [[4]]
         assert server.config("b")["name"] == "b" and server.metadata("b")["name"] == "b"
         assert {entry["name"]: entry.get("state") for entry in server.models()} == {"a": "UNAVAILABLE", "b": "READY"}
+        with pytest.raises(ConchError, match=r"model 'a' was not loaded within 0\.01 s"):
+            server.infer("a", {"x": [1]}, timeout=0.01)
+        assert server.infer("b", {"x": [1]}, timeout=60)["y"] == [2]
         server.unload("b")
         server.load("b")
         assert {entry["name"]: entry.get("state") for entry in server.models()}["b"] == "READY"

@@ -1,4 +1,4 @@
-"""Streams of ``conch.Client`` over gRPC, from a server that answers what the test says."""
+"""``conch.Client`` over gRPC, with a server that answers what the test says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from conch.errors import Code, ConchError
 from conch.inference import ModelSignature
 from conch.library import grpc_transport
+from conch.library.client import Client
 from conch.library.grpc_transport import GrpcTransport
 from conch.library.requests import OutgoingRequest
 from conch.library.service import ResultStream
@@ -41,19 +42,37 @@ class FakeService(service_pb2_grpc.GRPCInferenceServiceServicer):
             pass
         self.ended = not self.cancelled.is_set()
 
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        context.add_callback(self.cancelled.set)
+        self.cancelled.wait()
+
 
 @contextmanager
-def streamed(service: FakeService) -> Iterator[ResultStream]:
+def served(service: FakeService) -> Iterator[int]:
+    """The port of a server with ``service``."""
     server = grpc.server(ThreadPoolExecutor(2))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    transport = GrpcTransport("127.0.0.1", port, None)
     try:
-        yield transport.stream(REQUEST)
+        yield port
     finally:
-        transport.close()
         server.stop(None).wait()
+
+
+@contextmanager
+def streamed(service: FakeService) -> Iterator[ResultStream]:
+    with served(service) as port, closing(GrpcTransport("127.0.0.1", port, None)) as transport:
+        yield transport.stream(REQUEST)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("call", [Client.infer, Client.infer_stream, Client.generate, Client.generate_stream])
+def test_a_server_that_does_not_say_what_its_model_takes_has_the_timeout_of_the_call(call: Any) -> None:
+    with served(FakeService(0)) as port, Client(f"127.0.0.1:{port}") as client:
+        with pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.2 s") as raised:
+            call(client, "m", {"x": 1}, timeout=0.2)
+    assert raised.value.code is Code.UNAVAILABLE
 
 
 def test_a_stream_whose_error_has_come_is_ended_by_the_server() -> None:

@@ -1,0 +1,45 @@
+"""The time that a call has, from its beginning to its last response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final, Self
+
+from conch.errors import ConchError, invalid, unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The end of a call: ``timeout`` seconds after it began, at ``at`` on the monotonic clock; None is never.
+
+    Everything that the call waits for ends by it: connecting, asking what a model takes, its load, its responses.
+    """
+
+    timeout: float | None
+    at: float | None
+
+    @classmethod
+    def after(cls, timeout: float | None) -> Self:
+        """The deadline of a call that begins now.  Raises INVALID_ARG for what is no limit of time, as NaN is."""
+        if timeout is None:
+            return cls(None, None)
+        if not timeout > 0:
+            raise invalid(f"timeout is in seconds and more than 0, or None for no limit; got {timeout!r}")
+        return cls(timeout, monotonic() + timeout)
+
+    def left(self) -> float | None:
+        """The seconds that are left; None for no limit.  Raises TimeoutError when there are none."""
+        if self.at is None:
+            return None
+        left = self.at - monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    def no_answer(self, model: str) -> ConchError:
+        """The error of a call that a server did not answer in time."""
+        return unavailable(f"no answer from model '{model}' within {self.timeout or 0:g} s")
+
+
+NO_DEADLINE: Final = Deadline(None, None)

@@ -1,0 +1,95 @@
+"""A connection of ``http.client`` with one deadline for everything that a request waits for.
+
+The standard library's timeout applies to each read, so a server that sends a byte now and then would hold up a call for
+ever.
+"""
+
+from __future__ import annotations
+
+import io
+import ssl
+from http.client import HTTP_PORT, HTTPS_PORT, HTTPConnection
+from socket import IPPROTO_TCP, SHUT_RDWR, SOCK_STREAM, TCP_NODELAY, create_connection, getaddrinfo, socket
+from typing import Any
+
+from conch.library.deadline import NO_DEADLINE
+
+
+class DeadlineConnection(HTTPConnection):
+    """A connection to ``host:port``, with ``tls`` encrypted.  ``deadline`` may be changed between requests.
+
+    After it everything that waits raises TimeoutError, and the connection is to be closed.
+    """
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        super().__init__(host, port)
+        self.default_port = HTTP_PORT if tls is None else HTTPS_PORT
+        self.deadline = NO_DEADLINE
+        self._tls = tls
+        self._connected: socket | None = None
+
+    def connect(self) -> None:
+        connected = self._socket()
+        try:
+            connected.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            if self._tls is not None:
+                connected.settimeout(self.deadline.left())
+                connected = self._tls.wrap_socket(connected, server_hostname=self.host)
+        except BaseException:
+            connected.close()
+            raise
+        self._connected = connected
+        self.sock: Any = _Socket(connected, self)
+
+    def shutdown(self) -> None:
+        """Hang up; a thread that reads the response wakes.  Any thread may call.  Raises OSError."""
+        if self._connected is not None:
+            self._connected.shutdown(SHUT_RDWR)
+
+    def _socket(self) -> socket:
+        """A socket that is connected to the first address of the host that answers.  Raises OSError."""
+        failed: OSError | None = None
+        for *_, address in getaddrinfo(self.host, self.port, type=SOCK_STREAM):
+            try:
+                return create_connection((str(address[0]), int(address[1])), self.deadline.left())
+            except OSError as error:
+                failed = error
+        raise failed or OSError(f"{self.host} has no address")
+
+
+class _Socket:
+    """A socket, as far as ``http.client`` uses one, each of whose calls ends by the deadline of its connection."""
+
+    def __init__(self, connected: socket, connection: DeadlineConnection) -> None:
+        self._socket = connected
+        self._connection = connection
+
+    def sendall(self, data: bytes) -> None:
+        self._socket.settimeout(self._connection.deadline.left())
+        self._socket.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Reader(self._socket, self._connection))  # the response keeps it after close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _Reader(io.RawIOBase):
+    """Reads a response."""
+
+    def __init__(self, connected: socket, connection: DeadlineConnection) -> None:
+        self._socket = connected
+        self._connection = connection
+        self._file = connected.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._socket.settimeout(self._connection.deadline.left())
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -1,0 +1,130 @@
+"""``conch.Client`` over HTTP, with servers that stall, drip, hang up and die."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import conch
+from conch.errors import Code, ConchError
+
+pytestmark = pytest.mark.timeout(30)
+
+CONFIG = {
+    "name": "m",
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [1]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [1]}],
+}
+DECOUPLED = {**CONFIG, "model_transaction_policy": {"decoupled": True}}
+INPUTS = {"x": [1.0]}
+
+
+class Connection:
+    """The server's end of a connection."""
+
+    def __init__(self, accepted: socket.socket, closing: threading.Event) -> None:
+        self._socket = accepted
+        self._file = accepted.makefile("rb")
+        self.closing = closing
+
+    def read(self) -> str:
+        """Read a request; returns its method and path, nothing where the client has hung up."""
+        first, *_ = self._file.readline().decode().split(" HTTP/")
+        length = 0
+        while (line := self._file.readline().strip()) != b"":
+            name, _, value = line.decode().partition(":")
+            if name.lower() == "content-length":
+                length = int(value)
+        self._file.read(length)
+        return first
+
+    def write(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def answer(self, document: dict[str, Any] | list[Any]) -> None:
+        body = json.dumps(document).encode()
+        self.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    def drip(self, data: bytes) -> None:
+        """Write ``data`` again and again, a little at a time, until the test ends or the client hangs up."""
+        while not self.closing.wait(0.02):
+            self.write(data)
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+@contextmanager
+def served(*connections: Callable[[Connection], None]) -> Iterator[conch.Client]:
+    """A client of a server whose connections are dealt with by these functions, in turn."""
+    closing = threading.Event()
+
+    def serve() -> None:
+        for handle in connections:
+            try:
+                accepted, _ = listener.accept()
+                connection = Connection(accepted, closing)
+                try:
+                    handle(connection)
+                finally:
+                    connection.close()
+            except OSError:  # the client or the test has gone
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with conch.Client(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
+                yield client
+        finally:
+            closing.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def silent(connection: Connection) -> None:
+    connection.read()
+    connection.closing.wait()
+
+
+def test_a_server_that_does_not_say_what_its_model_takes_has_the_timeout_of_the_call() -> None:
+    with served(silent) as client, pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.2 s") as caught:
+        client.infer("m", INPUTS, timeout=0.2)
+    assert caught.value.code is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("head", "more"),
+    [(b"HTTP/1.1 200 OK\r\nX: ", b"x"), (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" ")],
+    ids=["head", "body"],
+)
+def test_a_response_that_drips_has_the_timeout_of_the_call(head: bytes, more: bytes) -> None:
+    def dripping(connection: Connection) -> None:
+        connection.read()
+        connection.answer(CONFIG)
+        connection.read()
+        connection.write(head)
+        connection.drip(more)
+
+    with served(dripping) as client, pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.3 s"):
+        client.infer("m", INPUTS, timeout=0.3)
+
+
+def test_a_stream_that_drips_has_the_timeout_of_the_call() -> None:
+    def dripping(connection: Connection) -> None:
+        connection.read()
+        connection.answer(DECOUPLED)
+        connection.read()
+        connection.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\ndata: ")
+        connection.drip(b" ")
+
+    with served(dripping) as client, pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.3 s"):
+        next(client.infer_stream("m", INPUTS, timeout=0.3))
