@@ -7,6 +7,7 @@ ever.
 from __future__ import annotations
 
 import io
+import select
 import ssl
 from http.client import HTTP_PORT, HTTPS_PORT, HTTPConnection
 from socket import IPPROTO_TCP, SHUT_RDWR, SOCK_STREAM, TCP_NODELAY, create_connection, getaddrinfo, socket
@@ -40,6 +41,15 @@ class DeadlineConnection(HTTPConnection):
             raise
         self._connected = connected
         self.sock: Any = _Socket(connected, self)
+
+    @property
+    def stale(self) -> bool:
+        """Whether there is something to read before a request is sent: the server has hung up, or sent garbage."""
+        if self._connected is None:
+            return True
+        poll = select.poll()
+        poll.register(self._connected, select.POLLIN)
+        return bool(poll.poll(0))
 
     def shutdown(self) -> None:
         """Hang up; a thread that reads the response wakes.  Any thread may call.  Raises OSError."""

@@ -29,6 +29,7 @@ from conch.tensors import WireTensor
 from conch.wire.json.outgoing import CODES, model_path, request_document
 
 _LENGTH: Final = "Inference-Header-Content-Length"
+_INDEX: Final = "/v2/repository/index"
 
 
 class HttpTransport:
@@ -66,7 +67,7 @@ class HttpTransport:
         return entries
 
     def index(self) -> list[dict[str, str]]:
-        entries: list[dict[str, str]] = self._json("POST", "/v2/repository/index")
+        entries: list[dict[str, str]] = self._json("POST", _INDEX)
         return entries
 
     def load(self, model: str, config: str | None, files: Mapping[str, bytes]) -> None:
@@ -143,32 +144,43 @@ class HttpTransport:
     def _send(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], deadline: Deadline
     ) -> tuple[DeadlineConnection, HTTPResponse]:
-        """Send a request; the response's body is still to be read.  Raises OSError or HTTPException."""
+        """Send a request; the response's body is still to be read.  Raises OSError or HTTPException.
+
+        It is sent again only where the server cannot have read it, or where it changes nothing.
+        """
         while True:
             connection, used = self._connection()
             connection.deadline = deadline
+            sent = False
             try:
                 connection.request(method, self._prefix + path, body, dict(headers))
+                sent = True
                 return connection, connection.getresponse()
             except TimeoutError:
                 connection.close()
                 raise
-            except (ConnectionError, HTTPException):
+            except (OSError, HTTPException):
                 connection.close()
-                if not used:  # a connection that has waited may have been closed by the server: take another one
+                # A server may close a connection that waits at any time, and one of these calls tells: to send fails
+                # before the last byte is out, and without it no server acts.
+                if not used or (sent and method != "GET" and path != _INDEX):
                     raise
             except BaseException:
                 connection.close()
                 raise
 
     def _connection(self) -> tuple[DeadlineConnection, bool]:
-        """A connection, and whether it was used before."""
-        with self._lock:
-            if self._closed:
-                raise unavailable("the client is closed")
-            if self._idle:
-                return self._idle.pop(), True
-        return DeadlineConnection(self._host, self._port, self._tls), False
+        """A connection, and whether it was used before; those that the server has closed are left out."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise unavailable("the client is closed")
+                if not self._idle:
+                    return DeadlineConnection(self._host, self._port, self._tls), False
+                connection = self._idle.pop()
+            if not connection.stale:
+                return connection, True
+            connection.close()
 
     def _give_back(self, connection: DeadlineConnection, response: HTTPResponse) -> None:
         with self._lock:

@@ -128,3 +128,76 @@ def test_a_stream_that_drips_has_the_timeout_of_the_call() -> None:
 
     with served(dripping) as client, pytest.raises(ConchError, match=r"no answer from model 'm' within 0\.3 s"):
         next(client.infer_stream("m", INPUTS, timeout=0.3))
+
+
+CALLS: dict[str, Callable[[conch.Client], object]] = {
+    "infer": lambda client: client.infer("m", INPUTS),
+    "sequence": lambda client: client.infer("m", INPUTS, sequence_id=1, sequence_start=True),
+    "load": lambda client: client.load("m"),
+    "unload": lambda client: client.unload("m"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_request_whose_connection_breaks_after_it_was_sent_is_not_sent_again(
+    call: Callable[[conch.Client], object],
+) -> None:
+    changes: list[str] = []
+
+    def dying(connection: Connection) -> None:
+        while (request := connection.read()).startswith("GET"):
+            connection.answer(CONFIG)
+        changes.append(request)
+
+    def living(connection: Connection) -> None:
+        while request := connection.read():
+            if request != "POST /v2/repository/index":
+                changes.append(request)
+            connection.answer([])
+
+    with served(dying, living) as client:
+        client.config("m")
+        with pytest.raises(ConchError, match="does not answer: Remote end closed connection") as caught:
+            call(client)
+        assert client.models() == []
+    assert caught.value.code is Code.UNAVAILABLE
+    assert len(changes) == 1
+
+
+@pytest.mark.parametrize("call", [conch.Client.live, conch.Client.models])
+def test_a_question_whose_connection_breaks_is_asked_again(call: Callable[[conch.Client], object]) -> None:
+    asked: list[str] = []
+
+    def dying(connection: Connection) -> None:
+        asked.append(connection.read())
+        connection.answer([])
+        asked.append(connection.read())
+
+    def living(connection: Connection) -> None:
+        asked.append(connection.read())
+        connection.answer([])
+
+    with served(dying, living) as client:
+        assert call(client) == call(client)
+    assert len(asked) == 3
+
+
+def test_a_load_on_a_connection_that_the_server_has_closed_is_sent_on_another() -> None:
+    closed = threading.Event()
+    loads: list[str] = []
+
+    def leaving(connection: Connection) -> None:
+        connection.read()
+        connection.answer(CONFIG)
+        connection.close()
+        closed.set()
+
+    def living(connection: Connection) -> None:
+        loads.append(connection.read())
+        connection.answer({})
+
+    with served(leaving, living) as client:
+        client.config("m")
+        closed.wait()
+        client.load("m")
+    assert loads == ["POST /v2/repository/models/m/load"]
