@@ -1,43 +1,50 @@
-"""When to ask a cache somewhere else that has not answered: a pure state machine that is given the time."""
+"""When to use a service somewhere else that may fail: a pure state machine that is given the time."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Seconds before the first, second, third … attempt to reach it again; the last one repeats.
+#: Seconds before each attempt after a failed one; the last one repeats.
 PAUSES: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Availability:
-    """Whether a cache answers.  While it does not, requests go without it, and an attempt is made now and then."""
+    """Whether a service does what it is asked.
+
+    A failed call may be chance: a connection that went stale, or a busy event loop.  The service is then not used until
+    an attempt, which is due at once, has decided.  It counts as down when that attempt fails, too.
+    """
 
     def __init__(self) -> None:
+        #: Whether to use it.
         self.up = True
-        self._failures = 0
         self._next = 0.0
-        self._trying = False
+        self._attempting = False
+        self._failed_attempts = 0
 
-    def failed(self, now: float) -> bool:
-        """It did not answer at ``now`` (s); True if it had done so before."""
-        if not self.up and not self._trying:
-            return False  # a call that began before it was known to be down
-        was_up, self.up, self._trying = self.up, False, False
-        self._next = now + self.pause
-        self._failures += 1
-        return was_up
+    def failed(self, now: float) -> None:
+        """A call failed at ``now`` (s)."""
+        if self.up:
+            self.up = False
+            self._next = now
 
-    @property
-    def pause(self) -> float:
-        """How long the next attempt waits after a failure (s)."""
-        return PAUSES[min(self._failures, len(PAUSES) - 1)]
-
-    def should_try(self, now: float) -> bool:
-        """Whether to try now whether it answers again; each True has to be followed by ``failed`` or ``answered``."""
-        if self.up or self._trying or now < self._next:
+    def should_attempt(self, now: float) -> bool:
+        """Whether to make an attempt now; after each True, call ``attempt_failed`` or ``attempt_succeeded``."""
+        if self.up or self._attempting or now < self._next:
             return False
-        self._trying = True
+        self._attempting = True
         return True
 
-    def answered(self) -> None:
-        """It answers."""
-        self.up, self._trying, self._failures = True, False, 0
+    def attempt_failed(self, now: float) -> float:
+        """An attempt failed at ``now`` (s).  Returns the pause before the next (s) if it went down by that, else 0."""
+        pause = PAUSES[min(self._failed_attempts, len(PAUSES) - 1)]
+        self._attempting = False
+        self._failed_attempts += 1
+        self._next = now + pause
+        return pause if self._failed_attempts == 1 else 0.0
+
+    def attempt_succeeded(self) -> bool:
+        """An attempt succeeded.  Returns whether it was down."""
+        was_down = self._failed_attempts > 0
+        self.up, self._attempting, self._failed_attempts = True, False, 0
+        return was_down

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from struct import Struct
 from typing import Any, Final
-
-import orjson
 
 from conch.errors import ConchError
 from conch.inference import InferResponse, ParameterValue
@@ -45,10 +44,11 @@ def kept(outputs: Sequence[WireTensor], parameters: Mapping[str, ParameterValue]
 
 def packed(entry: CachedResponse) -> bytes:
     """The entry as bytes: a header in JSON, then the tensors' data."""
-    header = orjson.dumps({
+    # json takes all values that parameters can have, also NaN and integers of more than 64 bits.
+    header = json.dumps({
         "outputs": [(one.name, one.datatype, one.shape, len(one.data)) for one in entry.outputs],
         "parameters": dict(entry.parameters),
-    })  # fmt: skip
+    }, separators=(",", ":")).encode()  # fmt: skip
     return b"".join((_HEAD.pack(_LAYOUT, len(header)), header, *(one.data for one in entry.outputs)))
 
 
@@ -59,7 +59,7 @@ def unpacked(data: bytes) -> CachedResponse:
         at = _HEAD.size + length
         if layout != _LAYOUT or at > len(data):
             raise ValueError("the head of the entry is another one")
-        header: dict[str, Any] = orjson.loads(data[_HEAD.size : at])
+        header: dict[str, Any] = json.loads(data[_HEAD.size : at])
         outputs = []
         for name, datatype, shape, size in header["outputs"]:
             outputs.append(_tensor(name, datatype, tuple(shape), data[at : at + size]))

@@ -1,7 +1,8 @@
 """The cache in a Redis server, which other servers may share.
 
-Lives on the event loop.  Redis has a limit of its own to memory (``maxmemory`` and its policy).  Requests wait for it
-as long as ``socket_timeout`` says, and not at all once it has not answered: they run without it until it does.
+Lives on the event loop.  Redis has a limit of its own to memory (``maxmemory`` and its policy).  Requests wait for a
+connection as long as ``wait_timeout`` says and for Redis as long as ``socket_timeout`` says, and not at all once it has
+not answered: they run without it until it does.  A Redis that refuses to store responses is still read.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from importlib import import_module
+from time import monotonic
 from typing import Any, Final
 
 from conch import extras
@@ -32,22 +34,31 @@ _OF_TLS: Final = ("cert", "key", "cacert", "cacert_dir")
 #: Where the user and the password may be, out of sight of whoever lists processes; names of Triton's.
 _ENVIRONMENT: Final = {"user": "TRITONCACHE_REDIS_USERNAME", "password": "TRITONCACHE_REDIS_PASSWORD"}
 
+#: What an attempt asks for whether Redis answers; nothing is kept there.
+_NO_KEY: Final = b"conch:"
 #: Bytes of responses that are on their way to Redis; more are not kept.
 MOST_BYTES_WAITING: Final = 64 << 20
 
 
 class RedisCache:
-    """A client of one Redis server.  Raises INVALID_ARG for wrong settings, UNSUPPORTED without the package."""
+    """A client of one Redis server.  Raises INVALID_ARG for wrong settings, UNSUPPORTED without the package.
+
+    ``now`` tells the time (s) by which attempts are made.
+    """
 
     lasting = True
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(self, given: Mapping[str, str], now: Callable[[], float] = monotonic) -> None:
+        self._now = now
         settings = _complete(given)
         extras.require("the response cache in Redis", "redis")
         client = import_module("redis.asyncio")
         once = import_module("redis.asyncio.retry").Retry(import_module("redis.backoff").NoBackoff(), 0)
         self.address = f"{settings['host']}:{settings['port']}"
         encrypted = any(settings[name] for name in _OF_TLS)
+        connections = max(int(settings["pool_size"]), 1)
+        self._patience = _seconds(settings["socket_timeout"]) or _seconds(SETTINGS["socket_timeout"])
+        self._wait = int(settings["wait_timeout"]) / 1000
         self._pool = client.BlockingConnectionPool(
             connection_class=client.SSLConnection if encrypted else client.Connection,
             host=settings["host"],
@@ -56,15 +67,20 @@ class RedisCache:
             username=settings["user"] or None,
             password=settings["password"] or None,
             socket_connect_timeout=_seconds(settings["connect_timeout"]),
-            socket_timeout=_seconds(settings["socket_timeout"]),
-            max_connections=max(int(settings["pool_size"]), 1),
-            timeout=_seconds(settings["wait_timeout"]),
+            socket_timeout=self._patience,
+            max_connections=connections,
             retry=once,
             **(_tls(settings) if encrypted else {}),
         )
         self._client = client.Redis(connection_pool=self._pool)
-        self._patience = max(int(settings["socket_timeout"]), 1) / 1000
-        self._availability = Availability()
+        #: What the client raises where Redis itself says no.
+        self._refusal: type[Exception] = import_module("redis.exceptions").ResponseError
+        # Taken before a connection, so that a wait for one is never mistaken for a Redis that does not answer.
+        self._connections = asyncio.Semaphore(connections)
+        # Responses on their way leave connections to lookups, for which requests wait.
+        self._stores = asyncio.Semaphore(max(connections // 2, 1))
+        self._reading = Availability()
+        self._storing = Availability()
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = 0
 
@@ -72,32 +88,45 @@ class RedisCache:
         return RedisArea(self, f"conch:{model}:{version}:{identity.hex()}:".encode(errors="surrogatepass"))
 
     def available(self) -> bool:
-        """Whether to ask it; if not, it may be tried in the background."""
-        if self._availability.up:
+        """Whether to ask it; if not, an attempt may be made in the background."""
+        if self._reading.up:
             return True
-        if self._availability.should_try(asyncio.get_running_loop().time()):
-            self._begin(self._try())
+        if self._reading.should_attempt(self._now()):
+            self._begin(self._attempt())
         return False
 
     async def get(self, key: bytes) -> CachedResponse | None:
-        """The response kept under ``key``; None also when Redis does not answer in time."""
+        """The response kept under ``key``; None also when no connection is free or Redis does not answer in time."""
+        try:
+            async with asyncio.timeout(self._wait):
+                await self._connections.acquire()
+        except TimeoutError:
+            return None
         try:
             async with asyncio.timeout(self._patience):
                 data: bytes | None = await self._client.get(key)
+        except Exception as error:
+            if str(error).startswith("WRONGTYPE"):
+                self._warn_of_entry(error)
+            else:
+                self._reading.failed(self._now())
+            return None
+        finally:
+            self._connections.release()
+        try:
             return unpacked(data) if data is not None else None
         except ValueError as error:
-            LOG.warning("the Redis at %s has something else under a key of the response cache: %s", self.address, error)
-            return None
-        except Exception as error:
-            self._failed(error)
+            self._warn_of_entry(error)
             return None
 
     def put(self, key: bytes, entry: CachedResponse) -> None:
-        """Keep a response, unless Redis is too far behind; nobody waits for it."""
+        """Keep a response, unless Redis is too far behind or refuses responses; nothing waits for it."""
         if self._waiting + entry.size > MOST_BYTES_WAITING:
             return
-        self._waiting += entry.size
-        self._begin(self._set(key, entry))
+        attempt = not self._storing.up
+        if not attempt or self._storing.should_attempt(self._now()):
+            self._waiting += entry.size
+            self._begin(self._set(key, entry, attempt))
 
     def families(self) -> Iterable[Family]:
         """None: what Redis holds is not this server's alone."""
@@ -109,34 +138,45 @@ class RedisCache:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._pool.aclose()
 
-    async def _set(self, key: bytes, entry: CachedResponse) -> None:
+    async def _set(self, key: bytes, entry: CachedResponse, attempt: bool) -> None:
         try:
-            await self._client.set(key, packed(entry))
+            async with self._stores, self._connections:
+                await self._client.set(key, packed(entry))
         except Exception as error:
-            self._failed(error)
+            refused = isinstance(error, self._refusal)
+            if not refused:
+                self._reading.failed(self._now())
+            if attempt:
+                self._log_down("store responses", error, self._storing.attempt_failed(self._now()))
+            elif refused:
+                self._storing.failed(self._now())
+        else:
+            if attempt and self._storing.attempt_succeeded():
+                LOG.info("the Redis at %s stores responses again", self.address)
         finally:
             self._waiting -= entry.size
 
-    async def _try(self) -> None:
+    async def _attempt(self) -> None:
         try:
-            await self._client.ping()
-        except asyncio.CancelledError:
-            raise
+            async with self._connections:
+                await self._client.get(_NO_KEY)
         except Exception as error:
-            self._failed(error)
+            self._log_down("answer", error, self._reading.attempt_failed(self._now()))
         else:
-            self._availability.answered()
-            LOG.info("the Redis at %s answers again: the response cache is used", self.address)
+            if self._reading.attempt_succeeded():
+                LOG.info("the Redis at %s answers again: the response cache is used", self.address)
 
-    def _failed(self, error: Exception) -> None:
-        pause = self._availability.pause
-        if self._availability.failed(asyncio.get_running_loop().time()):
-            LOG.warning(
-                "the Redis at %s does not answer (%s): requests run without the response cache; next attempt in %g s",
-                self.address, one_line(error), pause,
-            )  # fmt: skip
+    def _log_down(self, what: str, error: Exception, pause: float) -> None:
+        """Log that it does not do ``what`` any more; ``pause`` is 0 where that has been logged."""
+        if pause:
+            text = "the Redis at %s does not %s (%s): requests run without %s; next attempt in %g s"
+            without = "the response cache" if what == "answer" else "new entries in the response cache"
+            LOG.warning(text, self.address, what, one_line(error), without, pause)
 
-    def _begin(self, work: Any) -> None:
+    def _warn_of_entry(self, error: Exception) -> None:
+        LOG.warning("the Redis at %s has something else under a key of the response cache: %s", self.address, error)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

