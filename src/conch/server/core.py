@@ -24,6 +24,7 @@ from conch.repository.scan import ModelRepository
 from conch.server.bls import BlsModels
 from conch.server.devices import visible_gpus
 from conch.server.extensions import EXTENSIONS
+from conch.server.gathering import end_all
 from conch.server.lifecycle import Lifecycle
 from conch.server.loading import Loader
 from conch.server.memory import MemoryLedger
@@ -386,7 +387,7 @@ class InferenceServer:
             for model in models:
                 model.abandon()
             patience = min(self.settings.finalize_timeout_secs, self.settings.exit_timeout_secs)
-        await asyncio.gather(*(model.stop(patience) for model in models))
+        await end_all("end a model", *(model.stop(patience) for model in models))
         ended = await self._rollout.finish(max(deadline - loop.time(), 0.0))
         await self._processes.close()
         await self._templates.close()

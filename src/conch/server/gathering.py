@@ -1,10 +1,13 @@
-"""Starts that run together and leave nothing behind when they are given up.  Runs on the event loop."""
+"""Runs several starts, or several endings, concurrently, and leaves nothing behind.  Runs on the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
+
+LOG = logging.getLogger("conch")
 
 T = TypeVar("T")
 
@@ -20,3 +23,10 @@ async def gather_all(
         results = await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(undo(result) for result in results if not isinstance(result, BaseException)))
         raise
+
+
+async def end_all(what: str, *endings: Awaitable[object]) -> None:
+    """Wait for all ``endings``; logs errors, each as a failure to do ``what``, so that whatever comes next is done."""
+    for result in await asyncio.gather(*endings, return_exceptions=True):
+        if isinstance(result, Exception):
+            LOG.error("failed to %s", what, exc_info=result)

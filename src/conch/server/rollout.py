@@ -22,7 +22,7 @@ from conch.repository.override import UploadedModel
 from conch.repository.scan import ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
 from conch.server.caching import uncached
-from conch.server.gathering import gather_all
+from conch.server.gathering import end_all, gather_all
 from conch.server.loading import Loader, without_placement
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
@@ -98,7 +98,8 @@ class Rollout:
             if not isinstance(result, Model)
         }
         if failed:
-            await asyncio.gather(*(model.stop() for model in models if model not in kept.values()))
+            started = [model for model in models if model not in kept.values()]
+            await end_all(f"end versions of '{files.name}'", *(model.stop() for model in started))
             self._note_failure(model_state, versions, failed)
             raise _load_failed(files.name, failed)
         self._swap(model_state, models)
@@ -256,15 +257,16 @@ class Rollout:
 
     async def _end_when_idle(self, model: Model, version_state: VersionState | None) -> None:
         in_time = await model.finish(self._unload_seconds or None)
-        await self._ledger.note_end(model)
+        shown = f"'{model.key}' version {model.version}"
+        await end_all(f"measure {shown} before its end", self._ledger.note_end(model))
         if not in_time:
             LOG.warning(
                 "the last requests of '%s' version %d, which is unloaded, have taken %g s and fail "
                 "(--unload-timeout-secs)", model.name, model.version, self._unload_seconds,
             )  # fmt: skip
-            await model.stop(0)
+            await end_all(f"end {shown} by force", model.stop(0))
         self._registry.unregister(model.statistics, namespace=model.namespace)
-        await model.stop()
+        await end_all(f"end {shown}", model.stop())
         self._ledger.note_ended(model)
         if version_state is not None and version_state.model is model:
             version_state.make_unavailable(UNLOADED)
@@ -276,14 +278,14 @@ class Rollout:
             return True
         _, pending = await asyncio.wait(list(self._retiring), timeout=seconds)
         late = [self._retiring[task] for task in pending if task in self._retiring]
-        await asyncio.gather(*(model.stop(0) for model in late), return_exceptions=True)
+        await end_all("end a version by force", *(model.stop(0) for model in late))
         return not pending
 
     async def dispose_all(self) -> None:
         """Remove all uploaded files; call when no model runs any more."""
         for model_state in self._table.models.values():
             self._dispose(model_state)
-        await asyncio.gather(*self._disposals)
+        await end_all("remove uploaded files", *self._disposals)
 
     async def retired(self, name: str) -> None:
         """Wait until what has been replaced or unloaded of a model so far has ended."""

@@ -183,9 +183,10 @@ class SupervisedWorker:
             await asyncio.sleep(self._back_off.next_delay())
             try:
                 process = await self._launch(self.placement)
-            except (ConchError, OSError) as error:
+            except Exception as error:
+                bug = not isinstance(error, ConchError | OSError)
                 reason = error.status if isinstance(error, ConchError) else error
-                LOG.error("worker of '%s' could not be started again: %s", self.name, reason)
+                LOG.error("worker of '%s' could not be started again: %s", self.name, reason, exc_info=bug)
                 self._owner.on_lost(self)
                 continue
             self._restart = None

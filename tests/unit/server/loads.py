@@ -125,7 +125,8 @@ class House:
         self.loader = FakeLoader()
         repository = ModelRepository([root, *others], namespacing=bool(others))
         self.table = ModelTable(repository.naming)
-        self.rollout = Rollout(repository, self.loader, self.table, Registry(), **options)  # type: ignore[arg-type]
+        self.registry = Registry()
+        self.rollout = Rollout(repository, self.loader, self.table, self.registry, **options)  # type: ignore[arg-type]
         self.lifecycle = Lifecycle(repository, self.loader, self.table, self.rollout)  # type: ignore[arg-type]
 
     def write(self, name: str, text: str = "", versions: tuple[int, ...] = (1,), content: str = "") -> None:

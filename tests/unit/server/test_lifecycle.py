@@ -114,6 +114,30 @@ async def test_replaced_version_ends_after_its_last_request(house: House) -> Non
     assert answers.finals == 1
 
 
+@pytest.mark.parametrize("fails", ["its measurement", "its end"])
+async def test_version_is_unloaded_although_something_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    async def fail(*arguments: object) -> None:
+        raise OSError("Too many open files")
+
+    ledger = MemoryLedger(ModelTable())
+    house = House(tmp_path, ledger=ledger)
+    house.write("m")
+    await house.lifecycle.load("m")
+    model = house.table.find("m")
+    if fails == "its measurement":
+        monkeypatch.setattr(ledger, "note_end", fail)
+    else:
+        monkeypatch.setattr(model, "stop", fail)
+    await house.lifecycle.unload("m")
+    await house.lifecycle.retired("m")
+    assert house.states("m") == {1: (State.UNAVAILABLE, UNLOADED)}
+    assert b'model="m"' not in house.registry.render()
+    assert fails == "its end" or stopped(model) == [None]
+    assert "Too many open files" in caplog.text
+
+
 async def test_unload_waits_for_requests_before_the_version_is_unavailable(house: House) -> None:
     house.write("m")
     await house.lifecycle.load("m")

@@ -23,6 +23,7 @@ class Supervision:
         self.launched: list[float] = []
         self.processes: list[FakeWorker] = [FakeWorker()]
         self.failures = 0  # how many of the next launches fail
+        self.failure: Exception = internal("no memory")
         self.held: asyncio.Future[None] | None = None
         self.given_up = 0  # launches that were cancelled
         self.worker = SupervisedWorker(WorkerPlacement("m_0", "CPU"), self.launch, self)  # type: ignore[arg-type]
@@ -42,7 +43,7 @@ class Supervision:
                 raise
         if self.failures:
             self.failures -= 1
-            raise internal("no memory")
+            raise self.failure
         self.processes.append(FakeWorker())
         return self.process
 
@@ -105,10 +106,11 @@ async def test_worker_that_lived_for_long_is_restarted_at_once_again() -> None:
     assert supervision.launched[-1] == pytest.approx(died)
 
 
+@pytest.mark.parametrize("failure", [internal("no memory"), OSError("no process"), KeyError("a bug")])
 @fake_clock
-async def test_attempts_that_fail_are_told_and_repeated_until_one_succeeds() -> None:
+async def test_attempts_that_fail_are_told_and_repeated_until_one_succeeds(failure: Exception) -> None:
     supervision = Supervision()
-    supervision.failures = 2
+    supervision.failures, supervision.failure = 2, failure
     await supervision.die()
     assert gaps(supervision.launched) == [0.0, 0.5, 1.0]
     assert supervision.heard == ["available", "progress", "lost", "lost", "available"]
