@@ -4,6 +4,7 @@
 # make test-lowest                the same with the lowest versions that pyproject.toml declares
 # make test                       all tests
 # make fuzz                       throws bytes at every parser for an hour: make fuzz FUZZ_SECONDS=60
+# make simulate                   random programs on a simulated server for ten minutes: make simulate SECONDS=60
 # make check                      format, lint, types and import layers
 # make bench                      measurements: make bench ARGS="serving --rounds 1"
 # make soak                       half an hour of faults, then models loaded 1,000 times: make soak CYCLES=100
@@ -36,7 +37,7 @@ LAST_PART := $(filter-out $(patsubst %,tests/%/,unit fuzz e2e conformance hostil
 
 CYCLES ?= 1000
 
-.PHONY: demo test test-fast test-lowest announce fuzz check bench soak docs wheel
+.PHONY: demo test test-fast test-lowest announce fuzz simulate check bench soak docs wheel
 demo: $(STAMPS)/models
 	@echo "Starting the demo; the repository and the server's log go into .demo ..."
 	@$(BIN)/conch demo $(if $(ONCE),--once) $(ARGS)
@@ -61,6 +62,10 @@ FUZZ_SECONDS ?= 3600
 fuzz: $(STAMPS)/dev $(STAMPS)/models
 	-@$(PIP) atheris
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m tests.fuzz $(ARGS)
+
+SECONDS ?= 600
+simulate: $(STAMPS)/dev
+	$(BIN)/python -m tests.simulation --seconds $(SECONDS) $(ARGS)
 
 check: $(STAMPS)/dev
 	$(BIN)/ruff format --check

@@ -1,0 +1,22 @@
+"""``python -m tests.simulation``; see ``--help``.
+
+The order in which sets of text are gone through is part of a run, so Python's hashes are fixed first.
+"""
+
+import os
+import sys
+
+if os.environ.get("PYTHONHASHSEED") != "0":
+    os.execve(
+        sys.executable,
+        [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
+        {**os.environ, "PYTHONHASHSEED": "0"},
+    )
+
+from tests.simulation import virtual_time
+
+virtual_time.install()
+
+from tests.simulation.running import main  # noqa: E402
+
+sys.exit(main())

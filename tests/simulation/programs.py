@@ -1,0 +1,205 @@
+"""Random programs: a configuration of features, models, and steps that clients, operators and accidents take.
+
+A program is plain data, so that it can be written down, and steps can be left out of it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+#: A step: seconds to wait before it, what is done, and its arguments by name.
+Step = tuple[float, str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """``settings`` are those of the server; ``schedule`` is the seed of the order in which everything happens."""
+
+    settings: dict[str, Any]
+    models: dict[str, dict[str, Any]]
+    steps: tuple[Step, ...]
+    schedule: int
+    slowness: float = 0.0
+    stop_midway: bool = False
+    features: frozenset[str] = field(default_factory=frozenset)
+
+    def without(self, steps: set[int]) -> Program:
+        """The program with some steps left out; those after them keep their times."""
+        kept: list[Step] = []
+        waited = 0.0
+        for index, (seconds, what, arguments) in enumerate(self.steps):
+            waited += seconds
+            if index not in steps:
+                kept.append((waited, what, arguments))
+                waited = 0.0
+        return replace(self, steps=tuple(kept))
+
+
+def generate(seed: int) -> Program:
+    """The program of a seed."""
+    return _Generator(random.Random(seed)).program(seed)
+
+
+class _Generator:
+    """Draws one program."""
+
+    def __init__(self, random: random.Random) -> None:
+        self._random = random
+        self._models: dict[str, dict[str, Any]] = {}
+        self._values = 0
+        self._sequences = 0
+
+    def program(self, seed: int) -> Program:
+        draw = self._random
+        mode = draw.choice(["explicit", "explicit", "on-demand", "on-demand", "none", "poll"])
+        features = {feature for feature in ("cache", "limiter", "faults", "slow") if draw.random() < 0.4}
+        self._make_models(mode, features)
+        settings = self._settings(mode, features)
+        weights = self._weights(mode, features)
+        steps = []
+        pace = draw.choice([0.0005, 0.005, 0.05, 1.0])
+        for _ in range(draw.choice([4, 10, 25, 50])):
+            what = draw.choices(list(weights), list(weights.values()))[0]
+            steps += self._steps(what, pace)
+        return Program(
+            settings, self._models, tuple(steps), seed, draw.choice([0, 0.001, 0.01]) if "slow" in features else 0.0,
+            draw.random() < 0.2, frozenset(features),
+        )  # fmt: skip
+
+    def _settings(self, mode: str, features: set[str]) -> dict[str, Any]:
+        draw = self._random
+        settings: dict[str, Any] = {
+            "model_control_mode": mode,
+            "unload_timeout_secs": 20,
+            "execute_timeout_secs": 30,
+            "finalize_timeout_secs": 5,
+            "exit_timeout_secs": draw.choice([1, 10, 30]),
+            "model_load_thread_count": draw.choice([1, 2, 4]),
+            "exit_on_error": False,
+        }
+        names = [name for name in self._models if draw.random() < 0.7]
+        if mode == "explicit":
+            settings["load_model"] = names
+        if mode == "on-demand":
+            together = any(spec["kind"] in ("bls", "ensemble") for spec in self._models.values())
+            settings["max_loaded_models"] = draw.choice([0, 2] if together else [0, 1, 2])
+            settings["memory_budget"] = str(1 << 40)
+            settings["min_loaded_secs"] = draw.choice([0, 1, 10])
+            settings["load_wait_secs"] = draw.choice([20, 60])
+        if mode == "poll":
+            settings["repository_poll_secs"] = 2
+        if "cache" in features:
+            settings["cache_config"] = [("local", "size", str(draw.choice([700, 2000, 100_000])))]
+        if "limiter" in features:
+            settings["rate_limit"] = "execution_count"
+        return settings
+
+    def _make_models(self, mode: str, features: set[str]) -> None:
+        draw = self._random
+        for name in "abc"[: draw.choice([1, 2, 3])]:
+            kind = draw.choices(["plain", "sequence", "decoupled", "bls"], [5, 2, 1, 1])[0]
+            spec: dict[str, Any] = {
+                "kind": kind,
+                "instances": draw.choice([1, 1, 2]),
+                "batch": draw.choice([1, 4]),
+                "delay_us": draw.choice([0, 0, 5000]),
+                "load_seconds": draw.choice([0, 0, 0.5, 5]),
+            }
+            if kind == "bls":
+                others = [other for other, one in self._models.items() if one["kind"] == "plain"]
+                if not others:
+                    spec["kind"] = "plain"
+                else:
+                    spec["calls"] = draw.choice(others)
+            if kind == "sequence":
+                spec["oldest"] = draw.random() < 0.5
+                spec["idle_us"] = draw.choice([100_000, 60_000_000])
+            if spec["kind"] == "plain":
+                spec["ordered"] = draw.random() < 0.2
+                spec["queue"] = draw.choice([0, 0, 2])
+                spec["cache"] = "cache" in features and draw.random() < 0.8
+            if "limiter" in features and spec["kind"] != "bls":  # which would wait for what it holds itself
+                spec["resources"] = {"R": draw.choice([1, 1, 2])}
+            self._models[name] = spec
+        plain = [name for name, spec in self._models.items() if spec["kind"] == "plain"]
+        if plain and draw.random() < 0.3:
+            steps = [draw.choice(plain) for _ in range(draw.choice([1, 2]))]
+            self._models["e"] = {"kind": "ensemble", "steps": steps, "cache": "cache" in features}
+            self._models["e"]["batch"] = min(self._models[step]["batch"] for step in steps)
+
+    def _weights(self, mode: str, features: set[str]) -> dict[str, float]:
+        weights = {"infer": 10.0, "burst": 2.0, "cancel": 2.0, "sequence": 3.0, "rewrite": 0.5, "quiet": 0.5}
+        if mode in ("explicit", "on-demand"):
+            weights |= {"load": 1.0, "unload": 1.0, "reload": 1.0}
+        if "faults" in features:
+            weights |= {"fault": 1.5, "kill": 0.5}
+        if "slow" in features:
+            weights |= {"slow_disk": 0.5}
+        return weights
+
+    def _steps(self, what: str, pace: float) -> list[Step]:
+        draw = self._random
+        name = draw.choice(list(self._models))
+        wait = draw.expovariate(1 / pace)
+        if what in ("infer", "burst") and self._models[name]["kind"] == "sequence" and draw.random() < 0.9:
+            what = "sequence"
+        match what:
+            case "infer":
+                return [(wait, "infer", self._request(name))]
+            case "burst":
+                first = self._request(name)
+                same = draw.random() < 0.5
+                return [
+                    (wait if not at else 0.0, "infer", dict(first) if same else self._request(name))
+                    for at in range(draw.choice([2, 3, 8]))
+                ]
+            case "sequence":
+                return self._sequence(wait)
+            case "cancel":
+                return [(wait, "cancel", {"back": draw.choice([1, 1, 2, 5])})]
+            case "reload":
+                return [(wait, "rewrite", {"model": name}), (0.0, "load", {"model": name})]
+            case "rewrite":
+                instances = draw.choice([None, 1, 2, 3])
+                return [(wait, "rewrite", {"model": name, "instances": instances})]
+            case "fault":
+                during = draw.choice(["load", "execute", "execute"])
+                kinds = {"load": ["fail", "die", "slow"], "execute": ["fail", "die", "stall", "slow"]}
+                return [(wait, "fault", {"model": name, "during": during, "fault": draw.choice(kinds[during])})]
+            case "slow_disk":
+                return [(wait, "slow_disk", {"calls": draw.choice([1, 3, 10]), "seconds": draw.choice([1, 10])})]
+            case "quiet":
+                return [(wait, "quiet", {})]
+            case _:
+                return [(wait, what, {"model": name})]
+
+    def _request(self, name: str) -> dict[str, Any]:
+        draw = self._random
+        self._values += 1
+        value = draw.randrange(5) if draw.random() < 0.5 else 1000 + self._values
+        return {
+            "model": name,
+            "value": value,
+            "milliseconds": draw.choice([0, 0, 1, 10, 100, 2000]) if value >= 1000 else value,
+            "count": draw.randrange(4),
+            "timeout": draw.choice([0, 0, 0, 5000, 50_000]),
+        }
+
+    def _sequence(self, wait: float) -> list[Step]:
+        draw = self._random
+        models = [name for name, spec in self._models.items() if spec["kind"] == "sequence"]
+        if not models:
+            return []
+        self._sequences += 1
+        name, correlation, length = draw.choice(models), self._sequences, draw.choice([1, 2, 5])
+        between = draw.choice([0.0, 0.001, 0.2])
+        steps: list[Step] = []
+        for at in range(length):
+            request = self._request(name)
+            request |= {"timeout": 0, "correlation": correlation, "start": at == 0, "end": at == length - 1}
+            steps.append((wait if at == 0 else between, "infer", request))
+        if draw.random() < 0.1:
+            steps.pop()  # the client goes away
+        return steps

@@ -1,0 +1,182 @@
+"""What the server promises, asserted while a program runs and at its end."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from conch.errors import Code, ConchError
+from conch.inference import InferRequest, InferResponse
+from conch.server.core import InferenceServer
+from tests.simulation.models import SimulatedRepository
+
+_OUTPUT = struct.Struct("<3q")
+
+
+@dataclass
+class Outcome:
+    """A request of the program and what became of it."""
+
+    id: str
+    arguments: dict[str, Any]
+    origin: str
+    #: The oldest stamp that a response may have: that of the last load that had ended when the request was sent.
+    oldest: int
+    kind: str
+    request: InferRequest | None = None
+    give_up: Callable[[], None] | None = None
+    accepted: bool = False
+    responses: list[tuple[int, int, int]] = field(default_factory=list)
+    error: ConchError | None = None
+    finals: int = 0
+    cancelled: bool = False
+    cancelled_waiting: bool = False
+    given_up: bool = False
+    executed: bool = False
+    probe: bool = False
+
+
+class Promises:
+    """Follows every request; ``violations`` says what was broken."""
+
+    def __init__(self, repository: SimulatedRepository) -> None:
+        self.violations: list[str] = []
+        self.outcomes: list[Outcome] = []
+        self._repository = repository
+        self._loaded: dict[str, int] = {}
+        self._by_id: dict[str, Outcome] = {}
+        self._sequences: dict[tuple[str, object], list[Outcome]] = {}
+
+    def broken(self, what: str) -> None:
+        self.violations.append(what)
+
+    # Loads
+
+    def newest(self, model: str) -> int:
+        """The stamp of a model's files as they are now."""
+        return self._repository.stamps[model][-1]
+
+    def loaded(self, model: str, stamp: int) -> None:
+        """A load of a model has ended that began when the files had ``stamp``."""
+        self._loaded[model] = max(self._loaded.get(model, 0), stamp)
+
+    # Requests
+
+    def begin(self, arguments: dict[str, Any], specs: Mapping[str, Any], *, probe: bool) -> Outcome:
+        """A request is about to be sent."""
+        spec = specs[arguments["model"]]
+        origin = arguments["model"]
+        if spec["kind"] == "ensemble":
+            origin = spec["steps"][-1]
+        elif spec["kind"] == "bls":
+            origin = spec["calls"]
+        outcome = Outcome(
+            f"r{len(self.outcomes)}", arguments, origin, self._loaded.get(origin, 0), spec["kind"], probe=probe
+        )
+        self.outcomes.append(outcome)
+        self._by_id[outcome.id] = outcome
+        if "correlation" in arguments:
+            key = arguments["model"], arguments["correlation"]
+            if arguments["start"]:
+                self._sequences[key] = []
+            self._sequences.setdefault(key, []).append(outcome)
+        return outcome
+
+    def accepted(self, outcome: Outcome) -> None:
+        outcome.accepted = True
+
+    def cancelled(self, outcome: Outcome) -> None:
+        """The client gives up a request that the server has."""
+        request = outcome.request
+        outcome.cancelled = True
+        if request is not None and not request.finished and not request.times.started:
+            outcome.cancelled_waiting = not outcome.executed
+
+    def gave_up(self, outcome: Outcome) -> None:
+        """The client gives up a request whose model was not loaded yet."""
+        outcome.given_up = True
+
+    def executed(self, id: str) -> None:
+        """A worker has begun to execute a request."""
+        outcome = self._by_id.get(id)
+        if outcome is None or outcome.kind in ("ensemble", "bls"):
+            return
+        if outcome.executed:
+            self.broken(f"request {id} was executed twice")
+        outcome.executed = True
+
+    def responded(self, outcome: Outcome, response: InferResponse) -> None:
+        """A response has come."""
+        if outcome.finals:
+            self.broken(f"request {outcome.id} got a response after its last one")
+        if outcome.given_up:
+            self.broken(f"request {outcome.id} got a response after it was given up")
+        outcome.finals += response.final
+        outcome.error = response.error or outcome.error
+        for tensor in response.outputs:
+            if tensor.name == "OUT":
+                value, stamp, place = _OUTPUT.unpack(bytes(tensor.data))
+                outcome.responses.append((value, stamp, place))
+                self._check_response(outcome, value, stamp, place)
+
+    def _check_response(self, outcome: Outcome, value: int, stamp: int, place: int) -> None:
+        arguments = outcome.arguments
+        if value != arguments["value"]:
+            self.broken(f"request {outcome.id} for {arguments['value']} got the response for {value}")
+        stamps = self._repository.stamps[outcome.origin]
+        if stamp not in stamps:
+            self.broken(f"request {outcome.id} to '{arguments['model']}' got a response of another model ({stamp})")
+        elif stamp < outcome.oldest:
+            self.broken(
+                f"request {outcome.id} to '{arguments['model']}' got a response of files {stamp}, which were replaced "
+                f"by {outcome.oldest} before it was sent"
+            )
+        if outcome.kind == "decoupled" and place != len(outcome.responses) - 1:
+            self.broken(f"request {outcome.id} got response {place} as number {len(outcome.responses) - 1}")
+
+    # Checks
+
+    def check_rest(self, server: InferenceServer) -> None:
+        """Nothing is under way any more: nothing may be counted as if it were."""
+        if server.under_way():
+            self.broken(f"{server.under_way()} requests count as in flight at rest")
+        for name, version, status in server.model_rows():
+            if status.startswith(("LOADING", "UNLOADING")):
+                self.broken(f"'{name}' version {version} is {status} at rest")
+
+    def serving(self, server: InferenceServer, specs: Mapping[str, Any]) -> list[str]:
+        """The models that should answer now."""
+        if server.loads_on_demand:
+            return sorted(specs)
+        ready = {name for name, _, status in server.model_rows() if status.startswith("READY")}
+        return sorted(name for name in ready if specs[name].get("calls", name) in ready)
+
+    def check_probe(self, outcome: Outcome) -> None:
+        """A request that was sent when all faults had been taken away."""
+        if outcome.kind != "sequence" and outcome.error is not None:
+            self.broken(f"at rest, '{outcome.arguments['model']}' answers {outcome.error.status}")
+
+    def check_end(self) -> None:
+        """The server has stopped."""
+        for outcome in self.outcomes:
+            if not outcome.finals and not outcome.given_up:
+                self.broken(f"request {outcome.id} to '{outcome.arguments['model']}' never ended")
+            if outcome.cancelled_waiting and outcome.executed and outcome.kind in ("plain", "decoupled", "sequence"):
+                self.broken(f"request {outcome.id} was executed though it was cancelled while it waited")
+            alone = outcome.kind in ("plain", "ensemble", "bls") and outcome.error is None and not outcome.given_up
+            if alone and len(outcome.responses) != 1:
+                self.broken(f"request {outcome.id} ended with {len(outcome.responses)} responses")
+            if outcome.error is not None and outcome.error.code is Code.UNKNOWN:
+                self.broken(f"request {outcome.id} ended with {outcome.error.status}")
+        for (model, correlation), outcomes in self._sequences.items():
+            self._check_sequence(model, correlation, outcomes)
+
+    def _check_sequence(self, model: str, correlation: object, outcomes: list[Outcome]) -> None:
+        """The responses to a sequence come from one instance that saw its requests in the order they were sent."""
+        places = [outcome.responses[0][2] for outcome in outcomes if outcome.responses]
+        if outcomes[0].arguments["start"] and places != sorted(places):
+            self.broken(f"the sequence {correlation} of '{model}' ran in the order {places}")
+        if -1 in places:
+            self.broken(f"a request of the sequence {correlation} of '{model}' ran on an instance that has no such")

@@ -1,0 +1,361 @@
+"""Runs a program on a server whose surroundings are simulated, and tells which promises it broke."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from conch import app
+from conch.app import Application
+from conch.errors import ConchError
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.server import core
+from conch.server.on_demand import LoadNeeded
+from conch.settings import Resource, Setting, Settings
+from conch.tensors import WireTensor
+from conch.workers.host.process import WorkerProcess
+from tests.simulation import virtual_time
+from tests.simulation.loop import NothingHappens, SimulatedLoop
+from tests.simulation.models import SimulatedRepository
+from tests.simulation.programs import Program
+from tests.simulation.promises import Outcome, Promises
+from tests.simulation.workers import SimulatedWorkers
+
+#: The most virtual time that anything may take to end (s): longer than all timeouts of a program together.
+PATIENCE = 400.0
+#: The most callbacks of a program; one that needs more does not come to rest.
+MOST_CALLBACKS = 400_000
+
+
+class Simulation:
+    """One run of a program; ``trace`` collects what happened, line by line, if it is wanted."""
+
+    def __init__(self, program: Program, folder: Path, trace: list[str] | None = None) -> None:
+        self.program = program
+        self.trace = trace
+        self.random = random.Random(program.schedule)
+        self.clock = virtual_time.VirtualClock(1_000_000_000_000)
+        self.loop = SimulatedLoop(self.clock, self.random, program.slowness)
+        self.workers = SimulatedWorkers(self)
+        self.repository = SimulatedRepository(folder)
+        self.promises = Promises(self.repository)
+        self._faults: dict[tuple[str, str], list[str]] = {}
+        self._specs = {name: dict(spec) for name, spec in program.models.items()}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._application: Application
+        self._stopping: asyncio.Task[bool] | None = None
+
+    def run(self) -> list[str]:
+        """Run the program to its end; returns what is wrong."""
+        virtual_time.use(self.clock)
+        records = _Errors()
+        with ExitStack() as resources:
+            resources.callback(virtual_time.use, None)
+            resources.enter_context(_substitutes(self))
+            resources.enter_context(records.collected())
+            for name, spec in self._specs.items():
+                self.repository.write(name, spec)
+            try:
+                asyncio.set_event_loop(self.loop)
+                self.loop.run_until_complete(self._main())
+            except NothingHappens:
+                self.promises.broken("a wait never ends: " + "; ".join(_stacks(self.loop)))
+            except Exception:
+                self.promises.broken("the program failed: " + traceback.format_exc())
+            self.loop.callbacks = 0
+            for failure in self.loop.failures:
+                self.promises.broken(f"an exception reached the event loop: {failure}")
+            for line in records.lines:
+                self.promises.broken(f"an exception was logged: {line}")
+            asyncio.set_event_loop(None)
+            self.loop.close()
+        return self.promises.violations
+
+    # What surrounds the server
+
+    def next_fault(self, model: str, during: str) -> str:
+        faults = self._faults.get((model, during))
+        return faults.pop(0) if faults else ""
+
+    def executed(self, id: str) -> None:
+        self.promises.executed(id)
+
+    # The program
+
+    async def _main(self) -> None:
+        self._application = Application(self._settings())
+        await self._application.listen()
+        await self._application.load_models()
+        for seconds, what, arguments in self.program.steps:
+            await asyncio.sleep(seconds)
+            self._note(f"{what} {arguments}")
+            await self._do(what, arguments)
+            if self.loop.callbacks > MOST_CALLBACKS:
+                self.promises.broken("the server does not come to rest")
+                break
+        if not self.program.stop_midway:
+            await self._come_to_rest()
+        await self._stop()
+
+    async def _come_to_rest(self) -> None:
+        """Let everything end, take all faults away, and see whether the server is whole again."""
+        await self._quiet()
+        self._faults.clear()
+        self.loop.slow_calls.clear()
+        core_server = self._application.server
+        for worker in self.workers.alive:
+            if worker.stalled:
+                worker.kill()
+        await asyncio.sleep(60.0)
+        self.promises.check_rest(core_server)
+        for name in self.promises.serving(core_server, self._specs):
+            outcome = self._infer({"model": name, "value": 7, "milliseconds": 0, "count": 1, "timeout": 0}, probe=True)
+            await self._quiet()
+            self.promises.check_probe(outcome)
+
+    async def _quiet(self) -> None:
+        """Wait for everything that was begun."""
+        while self._tasks:
+            done, pending = await asyncio.wait(list(self._tasks), timeout=PATIENCE)
+            if not done:
+                self.promises.broken(
+                    f"after {PATIENCE:g} s still waiting: "
+                    + "; ".join(f"{task.get_name()} {_stack(task)}" for task in pending)
+                )
+                for task in pending:
+                    task.cancel()
+                self._tasks.clear()
+
+    async def _stop(self) -> None:
+        seconds = self._application.exit_seconds
+        stopping = asyncio.create_task(self._application.stop(seconds), name="stop")
+        done, _ = await asyncio.wait([stopping], timeout=PATIENCE)
+        if not done:
+            self.promises.broken(f"the server did not stop within {PATIENCE:g} s: {_stack(stopping)}")
+            return
+        stopping.result()
+        await self._quiet()
+        await asyncio.sleep(5.0)
+        self.promises.check_end()
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in left:
+            self.promises.broken(f"a task is left after the end: {task.get_name()} {_stack(task)}")
+        for line in self.loop.left():
+            self.promises.broken(f"left after the end: {line}")
+        for worker in self.workers.alive:
+            self.promises.broken(f"the worker {worker.pid} of '{worker.model}' is left after the end")
+
+    async def _do(self, what: str, arguments: dict[str, Any]) -> None:
+        server = self._application.server
+        match what:
+            case "infer":
+                self._infer(arguments)
+            case "cancel":
+                outcomes = self.promises.outcomes
+                if len(outcomes) >= arguments["back"]:
+                    self._cancel(outcomes[-arguments["back"]])
+            case "load":
+                self._begin(self._load(arguments["model"]), f"load of {arguments['model']}")
+            case "unload":
+                self._begin(self._control(server.unload(arguments["model"])), f"unload of {arguments['model']}")
+            case "rewrite":
+                spec = self._specs[arguments["model"]]
+                if arguments.get("instances"):
+                    spec["instances"] = arguments["instances"]
+                self.repository.write(arguments["model"], spec)
+            case "fault":
+                self._faults.setdefault((arguments["model"], arguments["during"]), []).append(arguments["fault"])
+            case "kill":
+                workers = [worker for worker in self.workers.alive if worker.model == arguments["model"]]
+                if workers:
+                    self.random.choice(workers).kill()
+            case "slow_disk":
+                self.loop.slow_calls.extend([float(arguments["seconds"])] * arguments["calls"])
+            case "quiet":
+                await self._quiet()
+
+    async def _load(self, name: str) -> None:
+        newest = self.promises.newest(name)
+        try:
+            await self._application.server.load(name)
+        except ConchError as error:
+            self._note(f"load of {name} failed: {error}")
+        else:
+            self._note(f"loaded {name}")
+            if self.program.settings["model_control_mode"] == "explicit":
+                self.promises.loaded(name, newest)
+
+    async def _control(self, work: Any) -> None:
+        try:
+            await work
+        except ConchError as error:
+            self._note(f"failed: {error}")
+
+    def _infer(self, arguments: dict[str, Any], *, probe: bool = False) -> Outcome:
+        outcome = self.promises.begin(arguments, self._specs, probe=probe)
+        ended = self.loop.create_future()
+        self._begin(_wait(ended), f"request {outcome.id}")
+
+        def on_response(response: InferResponse) -> None:
+            self._note(f"{outcome.id} {response.error or 'response'} {'final' if response.final else ''}")
+            self.promises.responded(outcome, response)
+            if response.final and not ended.done():
+                ended.set_result(None)
+
+        self._submit(outcome, on_response)
+        return outcome
+
+    def _submit(self, outcome: Outcome, on_response: Any) -> None:
+        arguments = outcome.arguments
+        values = (arguments["value"], arguments["milliseconds"], arguments["count"])
+        data = b"".join(value.to_bytes(8, "little") for value in values)
+        shape = (1, 3) if self._specs[arguments["model"]].get("batch") else (3,)
+        flags = SEQUENCE_START * bool(arguments.get("start")) | SEQUENCE_END * bool(arguments.get("end"))
+        server = self._application.server
+        try:
+            model = server.model(arguments["model"])
+            request = InferRequest(
+                arguments["model"], {"IN": WireTensor("IN", "INT64", shape, data)}, on_response, id=outcome.id,
+                correlation_id=arguments.get("correlation", 0), flags=flags, timeout=arguments["timeout"],
+            )  # fmt: skip
+            outcome.request = request
+            model.infer(request)
+            self.promises.accepted(outcome)
+        except LoadNeeded as needed:
+            outcome.give_up = needed.then(partial(self._resume, outcome, on_response))
+        except ConchError as error:
+            on_response(InferResponse(error=error))
+
+    def _resume(self, outcome: Outcome, on_response: Any) -> None:
+        outcome.give_up = None
+        self._submit(outcome, on_response)
+
+    def _cancel(self, outcome: Outcome) -> None:
+        if outcome.give_up is not None:
+            outcome.give_up()
+            outcome.give_up = None
+            self.promises.gave_up(outcome)
+            for task in self._tasks:
+                if task.get_name() == f"request {outcome.id}":
+                    task.cancel()
+        elif outcome.request is not None:
+            self.promises.cancelled(outcome)
+            outcome.request.cancel()
+
+    def _begin(self, work: Any, name: str) -> None:
+        task = self.loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _settings(self) -> Settings:
+        given = dict(self.program.settings)
+        for name, kind in (("cache_config", Setting), ("rate_limit_resource", Resource)):
+            if name in given:
+                given[name] = tuple(kind(*one) for one in given[name])
+        if "load_model" in given:
+            given["load_model"] = tuple(given["load_model"])
+        return Settings(
+            model_repository=(str(self.repository.path),), worker_template_secs=0, check_memory_on_load=False,
+            allow_http=False, allow_grpc=False, allow_metrics=False, allow_gpu_metrics=False, allow_cpu_metrics=False,
+            **given,
+        )  # fmt: skip
+
+    def _note(self, line: str) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{self.clock.now_ns / 1e9 - 1000:12.6f} {line}")
+
+
+async def _wait(future: asyncio.Future[None]) -> None:
+    await future
+
+
+@contextmanager
+def _substitutes(simulation: Simulation) -> Iterator[None]:
+    """Put the simulation in the place of what the server would ask of the machine."""
+    workers = simulation.workers
+
+    def new_process(name: str, spawn: Any = None) -> WorkerProcess:
+        return WorkerProcess(name, workers.spawn)
+
+    with ExitStack() as patches:
+        processes = partial(core.WorkerProcesses, new_process)
+        for target, name, value in (
+            (core, "WorkerProcesses", processes),
+            (core, "visible_gpus", lambda: ()),
+            (app, "heap_trimmer", lambda: None),
+            (app, "remove_orphans", lambda: []),
+        ):
+            patches.enter_context(mock.patch.object(target, name, value))
+        yield
+
+
+class _Errors(logging.Handler):
+    """Collects log records with tracebacks: exceptions that nobody expected."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[0] is not None:
+            frames = traceback.extract_tb(record.exc_info[2])
+            where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+            self.lines.append(f"{record.getMessage()}: {record.exc_info[1]!r} at {where}")
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        logger = logging.getLogger("conch")
+        before = logger.level, logger.propagate
+        logger.setLevel(logging.ERROR)
+        logger.propagate = False
+        logger.addHandler(self)
+        try:
+            yield
+        finally:
+            logger.removeHandler(self)
+            logger.setLevel(before[0])
+            logger.propagate = before[1]
+
+
+def _stack(task: asyncio.Task[Any]) -> str:
+    """Where a task waits, innermost last."""
+    places = []
+    awaitable: Any = task.get_coro()
+    while awaitable is not None:
+        frame = getattr(awaitable, "cr_frame", None)
+        if frame is None:
+            break
+        places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        awaitable = awaitable.cr_await
+    return " > ".join(places)
+
+
+def _stacks(loop: SimulatedLoop) -> list[str]:
+    return [f"{task.get_name()} {_stack(task)}" for task in asyncio.all_tasks(loop)]
+
+
+def simulate(program: Program, trace: list[str] | None = None) -> list[str]:
+    """Run a program in a folder of its own; returns what is wrong."""
+    parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="conch-simulation-", dir=parent))
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # of coroutines that a failed run has left
+    gc.disable()  # what the collector finds, and when, is not part of the schedule
+    try:
+        return Simulation(program, folder, trace).run()
+    finally:
+        gc.enable()
+        gc.collect(0)
+        sys.unraisablehook = hook
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,57 @@
+"""The clocks of ``time``, replaced by the clock of the simulation that runs.
+
+:func:`install` has to be called before any module of conch is imported: modules bind ``monotonic`` when they are.
+Without a running simulation the clocks are the machine's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+#: The machine's monotonic clock (s), which budgets of real time are measured with.
+real_monotonic: Callable[[], float] = time.monotonic
+_real_monotonic_ns = time.monotonic_ns
+
+#: Each reading of the clock takes this long (ns), so that no two readings are equal.
+_READING_NS = 1_000
+
+
+class VirtualClock:
+    """Nanoseconds that pass as the simulation says, and a little with each reading."""
+
+    def __init__(self, start: int) -> None:
+        self.now_ns = start
+
+    def advance_to(self, when_ns: int) -> None:
+        """Let time pass until ``when_ns``; the clock never goes back."""
+        if when_ns > self.now_ns:
+            self.now_ns = when_ns
+
+
+_running: VirtualClock | None = None
+
+
+def use(clock: VirtualClock | None) -> None:
+    """Have the clocks of ``time`` show ``clock``, or the machine's time again (None)."""
+    global _running
+    _running = clock
+
+
+def _monotonic_ns() -> int:
+    if _running is None:
+        return _real_monotonic_ns()
+    _running.now_ns += _READING_NS
+    return _running.now_ns
+
+
+def _monotonic() -> float:
+    return _monotonic_ns() / 1e9
+
+
+def install() -> None:
+    """Replace the clocks of this process for good."""
+    time.monotonic = _monotonic
+    time.monotonic_ns = _monotonic_ns
+    time.perf_counter = _monotonic
+    time.perf_counter_ns = _monotonic_ns

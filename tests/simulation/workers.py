@@ -1,0 +1,317 @@
+"""Worker processes of a simulation: they speak the worker protocol over a simulated socket, and run simulated models.
+
+A model's input ``IN`` is ``[value, milliseconds, responses]``; its output ``OUT`` is ``[value, stamp, position]``: the
+stamp of the files that the worker has loaded, and the place of the response in its sequence or stream.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from conch.inference import SEQUENCE_END, SEQUENCE_START
+from conch.workers.child.frames import encode_frame, loads
+from conch.workers.child.memory import RegionMap
+from conch.workers.child.packing import Packer, Unpacker
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.sockets import SimulatedSocket
+
+_HEAD = struct.Struct("<II")
+_INPUT = struct.Struct("<3q")
+#: Ids of simulated processes begin here: no real process has them.
+_FIRST_PID = 1 << 30
+
+
+class Surroundings(Protocol):
+    """What decides about workers, and watches them."""
+
+    loop: SimulatedLoop
+
+    def next_fault(self, model: str, during: str) -> str:
+        """What goes wrong with the next load or execution of a model: "" for nothing."""
+
+    def executed(self, id: str) -> None:
+        """A worker has begun to execute the request ``id``."""
+
+
+class SimulatedWorkers:
+    """Starts workers; ``alive`` are those that have not ended."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self.surroundings = surroundings
+        self.alive: list[SimulatedWorker] = []
+        self.started = 0
+
+    def spawn(
+        self,
+        python: str,
+        environment: Mapping[str, str],
+        on_exit: Callable[[], None],
+        on_line: Callable[[str], None],
+    ) -> tuple[SimulatedWorker, Any]:
+        """Start a worker; see :data:`conch.workers.host.spawn.Spawn`."""
+        self.started += 1
+        worker = SimulatedWorker(self, _FIRST_PID + self.started, on_exit)
+        self.alive.append(worker)
+        return worker, worker.socket
+
+
+class SimulatedWorker:
+    """One process."""
+
+    def __init__(self, workers: SimulatedWorkers, pid: int, on_exit: Callable[[], None]) -> None:
+        self.pid = pid
+        self.exit_status: int | None = None
+        self.model = ""
+        self.stalled = False
+        self._workers = workers
+        self._surroundings = workers.surroundings
+        self._loop = workers.surroundings.loop
+        self._on_exit = on_exit
+        self._status: int | None = None
+        self.socket = SimulatedSocket(self._loop, self._received, self._server_gone)
+        self._buffer = bytearray()
+        self._frames: deque[tuple[dict[str, Any], bytes]] = deque()
+        self._busy = False
+        self._spec: dict[str, Any] = {}
+        self._config = ""  # JSON, as it came
+        self._batched = False
+        self._directory = Path()
+        self._positions: dict[object, int] = {}
+        self._cancelled: set[int] = set()
+        self._calls: dict[int, Callable[[dict[str, Any], bytes], None]] = {}
+        self._call_count = 0
+
+    # The process
+
+    def kill(self) -> None:
+        self._end(-9)
+
+    def _end(self, status: int) -> None:
+        if self._status is None:
+            self._status = status
+            self._workers.alive.remove(self)
+            self.socket.hang_up()
+            self._loop.later(self._loop.latency(0.001), lambda: self._loop.arrive(self._exited))
+
+    def _exited(self) -> None:
+        self.exit_status = self._status
+        self._on_exit()
+
+    def _server_gone(self) -> None:
+        self._end(1)
+
+    # The main loop
+
+    def _received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= 8:
+            header_size, payload_size = _HEAD.unpack_from(self._buffer)
+            end = 8 + header_size + payload_size
+            if len(self._buffer) < end:
+                break
+            header = loads(memoryview(bytes(self._buffer[8 : 8 + header_size])))
+            frame = header, bytes(self._buffer[8 + header_size : end])
+            del self._buffer[:end]
+            if header["op"] == "cancel":
+                self._cancelled.add(header["serial"])
+            elif header["op"] == "answer":
+                self._answered(*frame)
+            else:
+                self._frames.append(frame)
+        self._next()
+
+    def _next(self) -> None:
+        while self._frames and not self._busy and not self.stalled and self._status is None:
+            header, payload = self._frames.popleft()
+            self._handle(header, payload)
+
+    def _handle(self, header: dict[str, Any], payload: bytes) -> None:
+        match header["op"]:
+            case "init":
+                self.model = header["model"]["name"]
+                self._config = header["config"]
+                self._batched = bool(json.loads(self._config).get("max_batch_size"))
+                self._directory = Path(header["model"]["version_directory"])
+            case "complete":
+                self._load(0.01, {"op": "completed", "config": self._config})
+            case "start":
+                self._load(0.02, {"op": "ready", "async": False, "runs_with": {}})
+            case "execute":
+                self._execute(header, payload)
+            case "stop":
+                self._after(self._loop.latency(0.002), self._stop)
+
+    def _after(self, seconds: float, then: Callable[[], None]) -> None:
+        """Be busy for some time, then do something and go on, unless the process has ended."""
+        self._busy = True
+
+        def go_on() -> None:
+            if self._status is None and not self.stalled:
+                self._busy = False
+                then()
+                self._next()
+
+        self._loop.later(seconds, go_on)
+
+    def _send(self, header: dict[str, Any], packer: Packer | None = None) -> None:
+        if self._status is None:
+            payload, size = (packer.payload, packer.size) if packer is not None else ((), 0)
+            self.socket.deliver(b"".join(bytes(part) for part in encode_frame(header, payload, size)))
+
+    def _stop(self) -> None:
+        self._send({"op": "stopped"})
+        self._end(0)
+
+    # The model
+
+    def _load(self, typical: float, answer: dict[str, Any]) -> None:
+        try:
+            self._spec = self._spec or json.loads((self._directory / "model.py").read_text())
+        except OSError as error:
+            self._send({"op": "failed", "error": ["INTERNAL", str(error)]})
+            return
+        seconds = self._loop.latency(typical) + self._spec.get("load_seconds", 0)
+        match self._surroundings.next_fault(self.model, "load"):
+            case "fail":
+                answer = {"op": "failed", "error": ["INTERNAL", "the model could not be initialized"]}
+            case "die":
+                self._after(seconds, lambda: self._end(-11))
+                return
+            case "slow":
+                seconds += 30 * self._loop.random.random()
+        self._after(seconds, lambda: self._send(answer))
+
+    def _execute(self, header: dict[str, Any], payload: bytes) -> None:
+        unpacker = Unpacker(payload, RegionMap())
+        requests = header["requests"]
+        inputs = []
+        for request in requests:
+            tensors = {tensor.name: tensor for tensor in unpacker.unpack(request["inputs"])}
+            inputs.append(_INPUT.unpack(bytes(tensors["IN"].data)))
+            self._surroundings.executed(request["id"])
+        places = [self._position(request) for request in requests]
+        seconds = self._loop.latency(0.002) + max(milliseconds for _, milliseconds, _ in inputs) / 1000
+        match self._surroundings.next_fault(self.model, "execute"):
+            case "fail":
+                error = ["INTERNAL", "the model raised"]
+                self._after(seconds, lambda: self._done(header, [], error=error))
+                return
+            case "die":
+                self._after(seconds * self._loop.random.random(), lambda: self._end(-11))
+                return
+            case "stall":
+                self.stalled = True
+                return
+            case "slow":
+                seconds += 20 * self._loop.random.random()
+        if self._spec.get("decoupled"):
+            self._stream(header, inputs, seconds)
+        elif self._spec.get("calls"):
+            self._call_others(header, inputs, seconds)
+        else:
+            self._after(seconds, lambda: self._answer(header, inputs, places))
+
+    def _position(self, request: dict[str, Any]) -> int:
+        """The place of a request in its sequence; -1 outside of one that this worker has seen begin."""
+        key = request["correlation_id"]
+        if not self._spec.get("sequence"):
+            return 0
+        if request["flags"] & SEQUENCE_START:
+            self._positions[key] = -1
+        if key not in self._positions:
+            return -1
+        self._positions[key] += 1
+        place = self._positions[key]
+        if request["flags"] & SEQUENCE_END:
+            del self._positions[key]
+        return place
+
+    def _answer(self, header: dict[str, Any], inputs: list[Any], places: list[int]) -> None:
+        packer = Packer()
+        responses: list[Any] = []
+        for request, (value, _, _), place in zip(header["requests"], inputs, places, strict=True):
+            if request["serial"] in self._cancelled and value % 2:
+                responses.append({"error": ["CANCELLED", "the model saw that the request was cancelled"]})
+            else:
+                responses.append({"outputs": [self._output(packer, value, place)]})
+        self._done(header, responses, packer)
+
+    def _output(self, packer: Packer, value: int, place: int, stamp: int = 0) -> Any:
+        shape = [1, 3] if self._batched else [3]
+        return packer.add("OUT", "INT64", shape, _INPUT.pack(value, stamp or self._spec["stamp"], place))
+
+    def _done(
+        self, header: dict[str, Any], responses: list[Any], packer: Packer | None = None, error: Any = None
+    ) -> None:
+        answer = {"op": "done", "batch": header["batch"], "times": [1000, 1000, 1000], "responses": responses}
+        self._send(answer if error is None else {**answer, "error": error}, packer)
+
+    def _stream(self, header: dict[str, Any], inputs: list[Any], seconds: float) -> None:
+        """Give each request its responses at random times, some of them after the execution."""
+
+        def respond(serial: int, value: int, place: int, count: int) -> None:
+            if self._status is not None or self.stalled:
+                return
+            packer = Packer()
+            outputs = [self._output(packer, value, place)] if place < count else []
+            final = place >= count or serial in self._cancelled
+            self._send({"op": "response", "serial": serial, "outputs": outputs, "final": final}, packer)
+            if not final:
+                self._loop.later(self._loop.latency(0.01), lambda: respond(serial, value, place + 1, count))
+
+        for request, (value, _, count) in zip(header["requests"], inputs, strict=True):
+            serial = request["serial"]
+            self._loop.later(
+                self._loop.latency(0.005),
+                lambda s=serial, v=value, c=count: respond(s, v, 0, c),  # type: ignore[misc]
+            )
+        self._after(seconds, lambda: self._done(header, [None] * len(inputs)))
+
+    # Calls of other models (BLS)
+
+    def _call_others(self, header: dict[str, Any], inputs: list[Any], seconds: float) -> None:
+        """Ask another model for each request, one after the other, and answer what it answered."""
+        self._busy = True
+        packer, responses = Packer(), list[Any]()
+
+        def call_next() -> None:
+            if self._status is not None or self.stalled:
+                return
+            if len(responses) == len(inputs):
+                self._busy = False
+                self._done(header, responses, packer)
+                self._next()
+                return
+            self._call(self._spec["calls"], inputs[len(responses)], answered)
+
+        def answered(answer: dict[str, Any], payload: bytes) -> None:
+            if answer.get("error"):
+                responses.append({"error": answer["error"]})
+            else:
+                (tensor,) = Unpacker(payload, RegionMap()).unpack(answer["outputs"])
+                value, stamp, place = _INPUT.unpack(bytes(tensor.data))
+                responses.append({"outputs": [self._output(packer, value, place, stamp)]})
+            self._loop.later(self._loop.latency(0.001), call_next)
+
+        self._loop.later(seconds, call_next)
+
+    def _call(self, model: str, values: Any, answered: Callable[[dict[str, Any], bytes], None]) -> None:
+        self._call_count += 1
+        self._calls[self._call_count] = answered
+        packer = Packer()
+        described = [packer.add("IN", "INT64", [1, 3], _INPUT.pack(*values))]
+        call = {
+            "op": "call", "call": self._call_count, "decoupled": False, "inputs": described, "model": model,
+            "version": -1, "id": "", "outputs": [], "parameters": {}, "correlation_id": 0, "flags": 0, "timeout": 0,
+        }  # fmt: skip
+        self._send(call, packer)
+
+    def _answered(self, header: dict[str, Any], payload: bytes) -> None:
+        answered = self._calls.pop(header["call"], None)
+        if answered is not None and self._status is None:
+            answered(header, payload)
