@@ -1,86 +1,174 @@
 """Compiles the structures of requests beside the engine, so that no other request waits for that.
 
-Belongs to a service; one thread for all structures, one after the other.  What takes too long is refused while it goes
-on: libraries cannot be interrupted, but neither the engine nor requests without a structure need this thread.
+Belongs to a service; one thread for all structures, one after the other, and another that watches how long that takes.
+Libraries cannot be interrupted: what takes too much is refused while it goes on, and not begun a second time.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
-from queue import SimpleQueue
+from dataclasses import dataclass, field
+from time import monotonic, sleep
 from typing import Any, Final
 
 from conch.backends.generation.engine import GenerationEngine
 from conch.backends.native.arrays import failure
-from conch.errors import ConchError, invalid, unavailable
+from conch.backends.native.processor_time import ThreadGroup
+from conch.backends.native.threads import usable_cores
+from conch.errors import Code, ConchError, invalid, unavailable
 from conch.sampling.structures import Structure
 
-#: How long a structure may take to compile (s), unless the model says otherwise.
+#: How long a structure may take to compile on a machine that does nothing else (s), unless the model says otherwise.
 COMPILE_SECONDS: Final = 5.0
+#: How long a request waits for its structure, with the structures before it (s), and how many structures may wait.
+WAIT_SECONDS: Final = 60.0
+MOST_WAITING: Final = 64
+#: Threads that compile, for ``ThreadGroup``.
+COMPILING: Final = "conch-grammars"
+#: How often a compilation is looked at (s).
+_LOOK_SECONDS: Final = 0.1
+#: Refused structures that are not compiled again.
+_REMEMBERED: Final = 64
 
 #: Called once, in any thread, with the compiled structure or why there is none.
 OnCompiled = Callable[[Any, ConchError | None], None]
 
 
+@dataclass(slots=True)
 class _Compilation:
-    """One structure: it ends when it is compiled, when it fails or when its time is up, whatever comes first."""
+    """A structure, and who waits for it until when; ``refusal`` is set once its time is up."""
 
-    def __init__(self, structure: Structure, seconds: float, on_compiled: OnCompiled) -> None:
-        self.structure = structure
-        self.begun = False
-        self._seconds = seconds
-        self._on_compiled: OnCompiled | None = on_compiled
-        self._ending = threading.Lock()
-        self._timer = threading.Timer(seconds, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
-
-    @property
-    def ended(self) -> bool:
-        return self._on_compiled is None
-
-    def end(self, compiled: Any, error: ConchError | None) -> None:
-        with self._ending:
-            on_compiled, self._on_compiled = self._on_compiled, None
-        self._timer.cancel()
-        if on_compiled is not None:
-            on_compiled(compiled, error)
-
-    def _expire(self) -> None:
-        limit = f"within {self._seconds:g} s (parameter 'structured_output_timeout')"
-        if self.begun:
-            self.end(None, invalid(f"the {self.structure.kind} that output must fit does not compile {limit}"))
-        else:
-            self.end(
-                None, unavailable(f"structures of other requests are being compiled; this one has not been {limit}")
-            )
+    structure: Structure
+    waiting: list[tuple[float, OnCompiled]] = field(default_factory=list)
+    refusal: ConchError | None = None
 
 
 class Compilations:
-    """The structures that an engine is to compile; ``seconds`` bounds the time of each, with its time in the queue."""
+    """The structures that an engine is to compile.
 
-    def __init__(self, engine: GenerationEngine, seconds: float = COMPILE_SECONDS) -> None:
+    ``seconds`` bounds what each may take: processor time, as much as all cores have in that time.  ``processor_time``
+    tells that of the compiling threads, ``clock`` is that by which requests wait.
+    """
+
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        seconds: float = COMPILE_SECONDS,
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+        clock: Callable[[], float] = monotonic,
+        processor_time: Callable[[], float] | None = None,
+    ) -> None:
         self._engine = engine
         self._seconds = seconds
-        self._queue: SimpleQueue[_Compilation] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._group = ThreadGroup(COMPILING)
+        self._processor_time = processor_time or self._group.seconds
+        self._most = seconds * usable_cores()
+        self._changed = threading.Condition()
+        #: In their order; the first one is being compiled where ``_begun`` is its structure.
+        self._pending: OrderedDict[Structure, _Compilation] = OrderedDict()
+        self._begun: Structure | None = None
+        self._begun_at = 0.0
+        self._refused: OrderedDict[Structure, ConchError] = OrderedDict()
+        self._threads: list[threading.Thread] = []
 
     def add(self, structure: Structure, on_compiled: OnCompiled) -> None:
-        """Compile a structure as soon as those before it are."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="conch-structures", daemon=True)
-            self._thread.start()
-        self._queue.put(_Compilation(structure, self._seconds, on_compiled))
+        """Compile a structure as soon as those before it are; the same one is compiled once for all that wait for it.
+
+        Refused (UNAVAILABLE) where too many wait, or the machine is too busy; INVALID_ARG for one that does not
+        compile, or that takes too much.
+        """
+        with self._changed:
+            error = self._refused.get(structure)
+            pending = self._pending.get(structure)
+            if error is None and pending is not None:
+                error = pending.refusal
+            if error is None and pending is None:
+                if len(self._pending) < MOST_WAITING:
+                    pending = self._pending[structure] = _Compilation(structure)
+                else:
+                    error = unavailable(f"{MOST_WAITING} structures of other requests wait to be compiled")
+            if error is None and pending is not None:
+                pending.waiting.append((self._clock() + self._wait_seconds, on_compiled))
+                self._start()
+                self._changed.notify_all()
+                return
+        on_compiled(None, error)
+
+    def look(self) -> None:
+        """Refuse what takes too much, and who has waited too long."""
+        with self._changed:
+            ended: list[tuple[OnCompiled, ConchError]] = []
+            compilation = self._pending.get(self._begun) if self._begun is not None else None
+            if compilation is not None and self._processor_time() - self._begun_at > self._most:
+                compilation.refusal = self._remember(compilation.structure, self._too_much(compilation.structure))
+                ended += [(on_compiled, compilation.refusal) for _, on_compiled in compilation.waiting]
+                compilation.waiting = []
+            now = self._clock()
+            for other in self._pending.values():
+                late = [on_compiled for deadline, on_compiled in other.waiting if deadline <= now]
+                if late:
+                    other.waiting = [(deadline, wait) for deadline, wait in other.waiting if deadline > now]
+                    ended += [(on_compiled, self._late()) for on_compiled in late]
+        for on_compiled, error in ended:
+            on_compiled(None, error)
+
+    def _too_much(self, structure: Structure) -> ConchError:
+        return invalid(
+            f"the {structure.kind} that output must fit does not compile within {self._most:g} s of processor time "
+            f"(parameter 'structured_output_timeout')"
+        )
+
+    def _late(self) -> ConchError:
+        return unavailable(
+            f"the server is busy: structures are being compiled, and this one has not been within "
+            f"{self._wait_seconds:g} s"
+        )
+
+    def _remember(self, structure: Structure, error: ConchError) -> ConchError:
+        self._refused[structure] = error
+        if len(self._refused) > _REMEMBERED:
+            self._refused.popitem(last=False)
+        return error
+
+    def _start(self) -> None:
+        if not self._threads:
+            self._threads = [
+                threading.Thread(target=target, name=name, daemon=True)
+                for target, name in ((self._run, COMPILING), (self._watch, f"{COMPILING}-watch"))
+            ]
+            for thread in self._threads:
+                thread.start()
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending)
+            self.look()
+            sleep(_LOOK_SECONDS)
 
     def _run(self) -> None:
-        while True:
-            compilation = self._queue.get()
-            if compilation.ended:
-                continue
-            compilation.begun = True
-            try:
-                compiled, error = self._engine.compile(compilation.structure), None
-            except Exception as raised:  # a library's, about this structure
-                compiled, error = None, failure(raised)
-            compilation.end(compiled, error)
+        with self._group.joined():
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._pending)
+                    compilation = next(iter(self._pending.values()))
+                    self._begun, self._begun_at = compilation.structure, self._processor_time()
+                compiled, error = self._compiled(compilation) if compilation.waiting else (None, None)
+                with self._changed:
+                    del self._pending[compilation.structure]
+                    self._begun = None
+                    if error is not None and error.code is Code.INVALID_ARG:
+                        self._remember(compilation.structure, error)
+                for _, on_compiled in compilation.waiting:
+                    on_compiled(compiled, error)
+
+    def _compiled(self, compilation: _Compilation) -> tuple[Any, ConchError | None]:
+        try:
+            return self._engine.compile(compilation.structure), None
+        except Exception as raised:  # a library's, about this structure
+            return None, failure(raised)

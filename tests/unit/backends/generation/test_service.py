@@ -221,26 +221,6 @@ def test_others_generate_while_a_structure_is_compiled(worker: Worker) -> None:
     assert worker.text(slow) == worker.text(behind) == "abc"
 
 
-def test_structure_that_compiles_too_long_is_refused_and_so_are_those_behind_it() -> None:
-    worker = Worker(FakeEngine(), compile_seconds=0.2)
-    for text in ("slow", "quick"):
-        structured(worker, text)
-    worker.ask("a", max_tokens=2)
-    worker.run()
-    assert [worker.answers[serial][0]["error"].status for serial in (1, 2)] == [
-        "Invalid argument: the regex that output must fit does not compile within 0.2 s "
-        "(parameter 'structured_output_timeout')",
-        "Unavailable: structures of other requests are being compiled; this one has not been within 0.2 s "
-        "(parameter 'structured_output_timeout')",
-    ]
-    assert worker.text(3) == "abc"
-    worker.engine.go_on.set()
-    structured(worker, "again")
-    worker.finish()
-    assert worker.text(4) == "abc" and worker.engine.compiling == ["slow", "again"]
-    worker.service.stop()
-
-
 def test_request_that_is_cancelled_while_its_structure_is_compiled_never_reaches_the_engine(worker: Worker) -> None:
     slow = structured(worker, "slow")
     worker.service.start()

@@ -6,21 +6,24 @@ A wrong one breaks the pipeline that runs it, and a slow one slows all other req
 from __future__ import annotations
 
 from collections import OrderedDict
-from time import monotonic
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
 from conch.backends.engines.openvino.config import reason, structured_output
 from conch.backends.engines.openvino.precision import BLOCK
+from conch.backends.generation.compilation import COMPILING
+from conch.backends.native.processor_time import ThreadGroup
 from conch.errors import invalid
 from conch.sampling.structures import Structure
 from conch.temporary import TemporaryFolder
 
-#: Numbers of tokens that a grammar is tried with, one after the other, and what they may take: once, and for each (s).
+#: Numbers of tokens that a grammar is tried with, one after the other, and the processor time that they may take: once,
+#: and for each (s).
 TRIALS: Final = (16, 64, 256)
 FIRST_SECONDS: Final = 0.5
-MASK_SECONDS: Final = 0.005
+MASK_SECONDS: Final = 0.003
 #: Structures of which is remembered that they are good.
 _REMEMBERED: Final = 256
 
@@ -28,12 +31,15 @@ _REMEMBERED: Final = 256
 class GrammarValidator:
     """Compiles grammars in a pipeline over a minimal network, and generates by them.
 
-    The model's pipeline finds the compiled grammars in the tokenizer, which both pipelines share.  Used by one thread
-    at a time; other threads run meanwhile.
+    What masks take is processor time of the threads that this pipeline starts (``processor_time``), so that a busy
+    machine makes no grammar slow.  The model's pipeline finds the compiled grammars in the tokenizer, which both
+    pipelines share.  Used by one thread at a time; other threads run meanwhile.
     """
 
-    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
+    def __init__(self, tokenizer: Any, vocabulary: int, processor_time: Callable[[], float] | None = None) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self._group = ThreadGroup(COMPILING)
+        self._processor_time = processor_time or self._group.seconds
         self._pipeline: Any = None
         self._good: OrderedDict[Structure, None] = OrderedDict()
 
@@ -42,18 +48,22 @@ class GrammarValidator:
         if structure in self._good:
             self._good.move_to_end(structure)
             return
-        self._generate(structure, 1)
-        for tokens in TRIALS:
-            begun = monotonic()
-            self._generate(structure, tokens)
-            if monotonic() - begun > FIRST_SECONDS + tokens * MASK_SECONDS:
-                raise invalid(
-                    f"the {structure.kind} that output must fit takes too long at each token, as repetitions within "
-                    "repetitions do that can be read in several ways"
-                )
+        with self._group.joined():
+            self._try(structure)
         self._good[structure] = None
         if len(self._good) > _REMEMBERED:
             self._good.popitem(last=False)
+
+    def _try(self, structure: Structure) -> None:
+        self._generate(structure, 1)
+        for tokens in TRIALS:
+            before = self._processor_time()
+            self._generate(structure, tokens)
+            if self._processor_time() - before > FIRST_SECONDS + tokens * MASK_SECONDS:
+                raise invalid(
+                    f"the {structure.kind} that output must fit takes too much processor time at each token, as "
+                    "repetitions within repetitions do that can be read in several ways"
+                )
 
     def _generate(self, structure: Structure, tokens: int) -> None:
         import openvino
@@ -82,7 +92,8 @@ class GrammarValidator:
         scheduler.num_kv_blocks = TRIALS[-1] // BLOCK + 2
         with TemporaryFolder() as folder:
             openvino.save_model(_network(self._vocabulary), folder / "openvino_model.xml")
-            return openvino_genai.ContinuousBatchingPipeline(folder, self._tokenizer, scheduler, "CPU")
+            threads: Any = {"INFERENCE_NUM_THREADS": 1, "sampler_num_threads": 1}
+            return openvino_genai.ContinuousBatchingPipeline(folder, self._tokenizer, scheduler, "CPU", **threads)
 
 
 def _network(vocabulary: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from importlib.util import find_spec
-from time import monotonic
+from time import thread_time
 from typing import Any, Final
 
 import torch
@@ -21,8 +21,8 @@ Tensor = Any
 
 _logger = logging.getLogger(__name__)
 
-#: How long a mask may take in each step of a sequence, and how much longer all of its masks together (s): what it takes
-#: from the other sequences of a batch.
+#: How much processor time a mask may take in each step of a sequence, and how much more all of its masks together (s):
+#: what it takes from the other sequences of a batch.
 USUAL_SECONDS: Final = 0.02
 OVERTIME_SECONDS: Final = 2.0
 
@@ -97,7 +97,7 @@ class GrammarCompiler:
 
 
 class Matcher:
-    """A sequence's place in its structure, and how much longer than usual its masks have taken (s)."""
+    """A sequence's place in its structure, and how much more processor time than usual its masks took (s)."""
 
     def __init__(self, compiled: Any) -> None:
         self._matcher = compiled.deep_copy()
@@ -105,16 +105,17 @@ class Matcher:
 
     def mask(self) -> bytearray:
         """A byte for each token: 0 where it is not allowed next."""
-        begun = monotonic()
+        before = thread_time()
         bias = bytearray(self._matcher.compute_logit_bias())
-        self._overtime += max(0.0, monotonic() - begun - USUAL_SECONDS)
+        self._overtime += max(0.0, thread_time() - before - USUAL_SECONDS)
         return bias
 
     def accept(self, token: int) -> ConchError | None:
         """Go on by the chosen token; returns an error where it or nothing fits, or where masks take too long."""
         if self._overtime > OVERTIME_SECONDS:
             return invalid(
-                "the structured output cannot be continued: to find the tokens that its structure allows takes too long"
+                "the structured output cannot be continued: finding the tokens that its structure allows takes too "
+                "much processor time"
             )
         # A failed matcher allows the end of the text, as if the structure were complete.
         if not self._matcher.is_error() and self._matcher.consume_token(token):
