@@ -145,7 +145,9 @@ class Settings:
     )
     # JSON takes up to 24 times its size when it has been parsed, that of floats a tenth of this.
     codec_memory: Bytes = option(2 << 30, "Server", "Memory that decoding one large request may take, in bytes.")
-    codec_timeout_secs: Count = option(60, "Server", "Seconds that decoding one large request may take.")
+    codec_timeout_secs: Count = option(
+        60, "Server", "Seconds of processor time that decoding one large request may take."
+    )
     max_connections: Number = option(
         0, "Server", "Connections of all protocols together; 0 for as many as the limit of open files allows."
     )

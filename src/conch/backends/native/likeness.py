@@ -12,7 +12,7 @@ from conch.errors import ConchError, invalid
 
 #: Tokens that are compared.
 VERIFIED_TOKENS: Final = 5
-#: A first step that takes longer (seconds) means that a comparison is not cheap, and there is none.
+#: A first step that takes more processor time of each core (s) means that a comparison is not cheap, and there is none.
 SLOW_STEP: Final = 0.5
 
 

@@ -1,4 +1,4 @@
-"""How long a chat template may take to render a conversation, and how much text it may make meanwhile.
+"""How much processor time a chat template may take to render a conversation, and how much text it may make meanwhile.
 
 jinja2's sandbox keeps templates from Python; it lets them loop within loops, multiply texts and nest lists without end.
 ``chat_environment.py`` counts here what could grow, at every turn of a loop and before any text is made longer.  A
@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
+from time import thread_time
 from typing import Any, Final
 
-#: Default of the parameter ``chat_template_timeout`` (s).
+#: Default of the parameter ``chat_template_timeout`` (s of processor time).
 SECONDS: Final = 5.0
 #: Characters of a text that a template makes, and of all texts that it makes in one rendering.
 MAX_TEXT: Final = 64 << 20
@@ -29,9 +29,10 @@ class TooMuch(Exception):
 
 
 class _Rendering(threading.local):
-    """The rendering of the calling thread: when it has to be done, and the characters that it may still make."""
+    """The rendering of the calling thread: the thread's processor time when it has to be done, and the characters that
+    it may still make."""
 
-    deadline = float("inf")
+    end = float("inf")
     seconds = SECONDS
     left = MAX_ALL_TEXT
 
@@ -42,17 +43,19 @@ _rendering: Final = _Rendering()
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
     """Limit what the calling thread renders within."""
-    _rendering.seconds, _rendering.deadline, _rendering.left = seconds, monotonic() + seconds, MAX_ALL_TEXT
+    _rendering.seconds, _rendering.end, _rendering.left = seconds, thread_time() + seconds, MAX_ALL_TEXT
     try:
         yield
     finally:
-        _rendering.deadline, _rendering.left = float("inf"), MAX_ALL_TEXT
+        _rendering.end, _rendering.left = float("inf"), MAX_ALL_TEXT
 
 
 def tick() -> None:
-    """Raise :class:`TooMuch` when the time is over."""
-    if monotonic() > _rendering.deadline:
-        raise TooMuch(f"it takes more than {_rendering.seconds:g} seconds (parameter 'chat_template_timeout')")
+    """Raise :class:`TooMuch` when the time is used up."""
+    if thread_time() > _rendering.end:
+        raise TooMuch(
+            f"it takes more than {_rendering.seconds:g} seconds of processor time (parameter 'chat_template_timeout')"
+        )
 
 
 def charge(characters: float) -> None:

@@ -32,6 +32,8 @@ _IDLE_SECONDS: Final = 20.0
 _WATCH_SECONDS: Final = 0.1
 #: One that has had more memory than this (bytes) is not kept.
 _KEPT_MEMORY: Final = 256 << 20
+#: By default, how many times as long a piece of work may take on a busy machine as the processor time that it may take.
+_BUSY: Final = 5
 #: How long what nobody waits for any more may take to end (s): starting a process takes about as long.
 _GRACE_SECONDS: Final = 0.5
 
@@ -61,12 +63,14 @@ class _Lane:
 
 
 class Codec:
-    """``memory`` (bytes) and ``seconds`` are what one piece of work may take; ``budget`` counts its results."""
+    """``memory`` (bytes) and ``seconds`` of processor time are what one piece of work may take, and ``wall_seconds``
+    how long it may take on a busy machine; ``budget`` counts its results."""
 
-    def __init__(self, memory: int, seconds: float, budget: ByteBudget) -> None:
+    def __init__(self, memory: int, seconds: float, budget: ByteBudget, *, wall_seconds: float = 0.0) -> None:
         self._budget = budget
         self._memory = memory
-        self._seconds = seconds
+        self.seconds = seconds
+        self.wall_seconds = wall_seconds or _BUSY * seconds
         self._waiting: CodecQueue[CodecWork] = CodecQueue()
         self._lanes = (_Lane(smallest=False), _Lane(smallest=True))
         self._threads = ThreadPoolExecutor(len(self._lanes), "conch-codec")
@@ -79,7 +83,8 @@ class Codec:
 
         ``size`` (bytes) is how large the work counts, that of the parts unless given; ``answer`` answers what the
         process asks.  A caller that is cancelled gives the work up.  Raises the error of a request that is wrong,
-        INVALID_ARG for one that takes too much memory or time, UNAVAILABLE where too many wait.
+        INVALID_ARG for one that takes too much memory or processor time, UNAVAILABLE where too many wait or the machine
+        is too busy.
         """
         if self._closed:
             raise unavailable("Server exiting")
@@ -150,7 +155,7 @@ class Codec:
             process.kill()
             self._dismiss(lane)
             if watching.done():
-                raise invalid(watching.result()) from None
+                raise watching.result() from None
             if self._closed:
                 raise unavailable("Server exiting") from None
             raise internal("the process that decodes large requests has ended; try again") from None
@@ -179,26 +184,28 @@ class Codec:
             raise self._budget.refusal()
         weakref.finalize(body.obj, self._budget.release, len(body)).atexit = False
 
-    async def _watch(self, process: CodecProcess) -> str:
-        """Kill a process that takes too much; returns what it was.
+    async def _watch(self, process: CodecProcess) -> ConchError:
+        """Kill a process that takes too much; returns what the work fails with.
 
         A limit of the system's would not do: libraries reserve many times the memory that they come to use.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._seconds
-        while process.resident <= self._memory:
-            if loop.time() > until:
-                process.kill()
-                return (
-                    f"decoding the request, or encoding its answer, takes more than {self._seconds:g} s."
-                    " Use --codec-timeout-secs to increase the limit."
+        until, before = loop.time() + self.wall_seconds, process.processor_seconds
+        task = "decoding the request, or encoding its answer, takes more than"
+        error: ConchError | None = None
+        while error is None:
+            if process.resident > self._memory:
+                error = invalid(f"{task} {self._memory} bytes of memory. Use --codec-memory to increase the limit.")
+            elif process.processor_seconds - before > self.seconds:
+                error = invalid(
+                    f"{task} {self.seconds:g} s of processor time. Use --codec-timeout-secs to increase the limit."
                 )
-            await asyncio.sleep(_WATCH_SECONDS)
+            elif loop.time() > until:
+                error = unavailable(f"the server is busy: {task} {self.wall_seconds:g} s")
+            else:
+                await asyncio.sleep(_WATCH_SECONDS)
         process.kill()
-        return (
-            f"decoding the request, or encoding its answer, takes more than {self._memory} bytes of memory."
-            " Use --codec-memory to increase the limit."
-        )
+        return error
 
     def _process(self, lane: _Lane) -> CodecProcess:
         if self._closed:

@@ -19,6 +19,7 @@ from conch.errors import ConchError
 from conch.frontends.codec import memory
 from conch.frontends.codec.memory import Header, SharedMessage
 from conch.tensors import Buffer
+from conch.workers.host.activity import TICKS, activity
 from conch.workers.host.spawn import SpawnedProcess
 
 _PROGRAM = Path(__file__).with_name("program.py")
@@ -83,6 +84,12 @@ class CodecProcess:
                 return int(file.read().split()[1]) * _PAGE
         except (OSError, IndexError):
             return 0
+
+    @property
+    def processor_seconds(self) -> float:
+        """The processor time that the process has used (s), 0 where the system does not tell."""
+        seen = activity(self.pid)
+        return 0.0 if seen is None else seen.cpu / TICKS
 
     def close(self) -> None:
         """Let the process end when it has done its work."""

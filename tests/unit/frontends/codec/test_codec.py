@@ -19,6 +19,7 @@ from conch.frontends.budget import ByteBudget
 from conch.frontends.codec import answers, requests
 from conch.frontends.codec.pool import Codec
 from conch.inference import InferRequest, InferResponse, ModelSignature, TensorSpec
+from conch.telemetry.processes import children_of
 from conch.tensors import WireTensor, pack_bytes
 from conch.wire.json.control import read_load
 from conch.wire.json.generate import Layout, encode_generate
@@ -260,13 +261,24 @@ async def test_an_answer_of_generate_is_what_the_server_would_have_written(codec
 
 
 async def test_what_takes_too_long_is_refused_and_the_next_is_served() -> None:
-    codec = Codec(1 << 30, 0.0, ByteBudget(1 << 30))
+    codec = Codec(1 << 30, 0.1, ByteBudget(1 << 30), wall_seconds=60)
     error = await refusal(requests.decode_infer(codec, b"[" + b"{}," * 2_000_000 + b"{}]", MODEL, ignore, limit=LIMIT))
     assert error.code is Code.INVALID_ARG and "--codec-timeout-secs" in error.message
-    codec._seconds = 30
+    codec.seconds = 30
     request, _ = await requests.decode_infer(codec, json.dumps(INFER).encode(), MODEL, ignore, limit=LIMIT)
     assert request.id == "an id"
     await codec.close()
+
+
+async def test_work_that_gets_no_processor_time_is_to_be_tried_again(codec: Codec) -> None:
+    body = json.dumps(INFER).encode()
+    before = set(children_of(os.getpid()))
+    await requests.decode_infer(codec, body, MODEL, ignore, limit=LIMIT)
+    (process,) = set(children_of(os.getpid())) - before
+    os.kill(process, signal.SIGSTOP)
+    codec.wall_seconds = 0.01
+    error = await refusal(requests.decode_infer(codec, body, MODEL, ignore, limit=LIMIT))
+    assert error.code is Code.UNAVAILABLE and error.message.startswith("the server is busy: ")
 
 
 async def test_what_takes_too_much_memory_is_refused() -> None:

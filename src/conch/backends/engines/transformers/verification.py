@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter
+from time import process_time
 from typing import Any, Final
 
 import torch
@@ -30,7 +30,7 @@ def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[
     """
     served = _served(engine, prompts)
     if served is None:
-        _logger.debug("not compared with transformers: a step takes more than %s s", SLOW_STEP)
+        _logger.info("not compared with transformers: a step takes more than %s s on each core", SLOW_STEP)
         return
     network.use("")
     tie = tie_of(str(network.model.dtype).removeprefix("torch."))
@@ -44,7 +44,7 @@ def verify(engine: GenerationEngine, network: DecoderNetwork, prompts: Sequence[
 
 
 def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list[int]] | None:
-    """The engine's tokens after each prompt; None where the first step took too long."""
+    """The engine's tokens after each prompt; None where the first step took too much."""
     answers: dict[int, list[int]] = {}
     for place, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=VERIFIED_TOKENS, ignore_eos=True)
@@ -53,10 +53,11 @@ def _served(engine: GenerationEngine, prompts: Sequence[list[int]]) -> list[list
         engine.add(EngineRequest(_FIRST_ID - place, prompt, sampling))
         answers[_FIRST_ID - place] = []
     try:
-        began = perf_counter()
+        # Not by the clock: a busy machine is no reason to leave the comparison out.
+        before = process_time()
         for step in engine.step():
             answers[step.id] += step.tokens
-        if perf_counter() - began > SLOW_STEP:
+        if process_time() - before > SLOW_STEP * torch.get_num_threads():
             return None
         while engine.busy:
             for step in engine.step():
