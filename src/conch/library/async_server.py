@@ -24,6 +24,7 @@ from conch.library.requests import OutgoingRequest, version_number
 from conch.library.results import InferResult
 from conch.repository.errors import PollError
 from conch.server.core import InferenceServer
+from conch.server.model import Model
 from conch.server.on_demand import LoadNeeded
 
 
@@ -164,11 +165,18 @@ class AsyncServer(AsyncInferenceService):
         return self._core.model(model, version).signature
 
     async def _loaded_signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
+        return (await self._loaded(model, version, deadline)).signature
+
+    async def _held(self, model: str, version: int, deadline: Deadline) -> inprocess.HeldModel:
+        """A model that stays loaded for a request that another thread makes meanwhile."""
+        return inprocess.HeldModel(await self._loaded(model, version, deadline))
+
+    async def _loaded(self, model: str, version: int, deadline: Deadline) -> Model:
         with suppress(LoadNeeded):
-            return self._core.model(model, version).signature
+            return self._core.model(model, version)
         try:
             async with asyncio.timeout(deadline.left()):
-                return (await self._core.loaded_model(model, version)).signature
+                return await self._core.loaded_model(model, version)
         except TimeoutError:
             raise unavailable(f"model '{model}' was not loaded within {deadline.timeout or 0:g} s") from None
 
@@ -179,10 +187,10 @@ class AsyncServer(AsyncInferenceService):
             return LateStream(needed, send, deadline)
 
     async def _infer(self, request: OutgoingRequest) -> InferResult:
-        return await inprocess.infer(self._core, request)
+        return await inprocess.infer(self._core.model(request.model, request.version), request)
 
     def _stream(self, request: OutgoingRequest) -> inprocess.LocalStream:
-        return inprocess.LocalStream(self._core, request)
+        return inprocess.LocalStream(self._core.model(request.model, request.version), request)
 
     @property
     def _core(self) -> InferenceServer:

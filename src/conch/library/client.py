@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import monotonic
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from conch.config import render
@@ -18,7 +19,7 @@ from conch.library.grpc_transport import GrpcTransport
 from conch.library.http_transport import HttpTransport
 from conch.library.requests import OutgoingRequest, version_number
 from conch.library.results import InferResult
-from conch.library.service import InferenceService, ResultStream
+from conch.library.service import InferenceService, ResultStream, Target
 from conch.library.transport import TlsFiles, Transport
 
 #: How long what a model takes is taken to be the same (s).
@@ -94,15 +95,31 @@ class Client(InferenceService):
         self._signatures[model, version] = signature, monotonic()
         return signature
 
-    def _infer(self, request: OutgoingRequest) -> InferResult:
+    @contextmanager
+    def _target(self, model: str, version: int, deadline: Deadline) -> Iterator[Target]:
+        yield _RemoteModel(self._transport, self._signature(model, version, deadline), self._forget)
+
+    def _forget(self, request: OutgoingRequest) -> None:
+        """Ask again what a model takes: after an error, it may be another model."""
+        self._signatures.pop((request.model, request.version), None)
+
+
+class _RemoteModel(NamedTuple):
+    """A model of the server that ``transport`` reaches."""
+
+    transport: Transport
+    signature: ModelSignature
+    on_error: Callable[[OutgoingRequest], None]
+
+    def infer(self, request: OutgoingRequest) -> InferResult:
         try:
-            return self._transport.infer(request)
+            return self.transport.infer(request)
         except ConchError:
-            self._signatures.pop((request.model, request.version), None)  # it may be another model by now
+            self.on_error(request)
             raise
 
-    def _stream(self, request: OutgoingRequest) -> ResultStream:
-        return self._transport.stream(request)
+    def stream(self, request: OutgoingRequest) -> ResultStream:
+        return self.transport.stream(request)
 
 
 def _transport(url: str, files: TlsFiles) -> Transport:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from conch.errors import ConchError, internal, unavailable
@@ -16,13 +17,34 @@ from conch.library.async_service import AsyncResultStream
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
 from conch.library.values import decode
-from conch.server.core import InferenceServer
+from conch.server.model import Model
 
 #: Bytes of responses that may wait to be read before their request is given up, as over gRPC.
 UNREAD_LIMIT: Final = 512 << 20
 
 
-async def infer(server: InferenceServer, outgoing: OutgoingRequest) -> InferResult:
+class HeldModel:
+    """A model that is not unloaded until it is released, which any thread may forget.  Made on the event loop."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._loop = asyncio.get_running_loop()
+        self._hold = ExitStack()
+        self._hold.enter_context(model.held())
+        self.released = False
+
+    def release(self) -> None:
+        """Let the model be unloaded once its requests have ended; called on the event loop."""
+        self.released = True
+        self._hold.close()
+
+    def __del__(self) -> None:
+        if not self.released:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._hold.close)
+
+
+async def infer(model: Model, outgoing: OutgoingRequest) -> InferResult:
     """The only response to a request.  Giving the call up, by cancelling it or for lack of time, cancels the request.
 
     Raises UNAVAILABLE at the request's deadline.
@@ -36,7 +58,7 @@ async def infer(server: InferenceServer, outgoing: OutgoingRequest) -> InferResu
         if response.final and not ended.done():
             ended.set_result(None)
 
-    request = _submit(server, outgoing, on_response)
+    request = _submit(model, outgoing, on_response)
     try:
         async with asyncio.timeout(outgoing.deadline.left()):
             await ended
@@ -54,12 +76,12 @@ async def infer(server: InferenceServer, outgoing: OutgoingRequest) -> InferResu
 class LocalStream(AsyncResultStream):
     """The responses to a request of this process; it is sent when the stream is made, on the event loop."""
 
-    def __init__(self, server: InferenceServer, outgoing: OutgoingRequest) -> None:
+    def __init__(self, model: Model, outgoing: OutgoingRequest) -> None:
         self._loop = asyncio.get_running_loop()
         self._outgoing = outgoing
         # The request refers to the inbox alone, so that a stream that nobody keeps is noticed.
         self._inbox = _Inbox()
-        self._request = _submit(server, outgoing, self._inbox.put)
+        self._request = _submit(model, outgoing, self._inbox.put)
         self._inbox.request = self._request
 
     async def __anext__(self) -> InferResult:
@@ -142,10 +164,7 @@ class _Inbox:
         self._news.set()
 
 
-def _submit(
-    server: InferenceServer, outgoing: OutgoingRequest, on_response: Callable[[InferResponse], None]
-) -> InferRequest:
-    model = server.model(outgoing.model, outgoing.version)
+def _submit(model: Model, outgoing: OutgoingRequest, on_response: Callable[[InferResponse], None]) -> InferRequest:
     if outgoing.parameters and model.signature.check_parameters is not None:
         model.signature.check_parameters(outgoing.parameters)
     request = InferRequest(

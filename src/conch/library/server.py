@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from conch.errors import ConchError, unavailable
 from conch.inference import ModelSignature
+from conch.library import inprocess
 from conch.library.async_server import AsyncServer
 from conch.library.deadline import Deadline
-from conch.library.inprocess import LocalStream
+from conch.library.inprocess import HeldModel, LocalStream
 from conch.library.loop_thread import LoopThread
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
-from conch.library.service import InferenceService, ResultStream
+from conch.library.service import InferenceService, ResultStream, Target
 
 T = TypeVar("T")
 
@@ -128,14 +130,15 @@ class Server(InferenceService):
     def unload(self, model: str, dependents: bool = False) -> None:
         self._run(self._server.unload(model, dependents))
 
-    def _signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
-        return self._run(_signature(self._server, model, version, deadline))
-
-    def _infer(self, request: OutgoingRequest) -> InferResult:
-        return self._run(self._server._infer(request))
-
-    def _stream(self, request: OutgoingRequest) -> ResultStream:
-        return _BlockingStream(self._thread_that_runs, self._run(_stream(self._server, request)))
+    @contextlib.contextmanager
+    def _target(self, model: str, version: int, deadline: Deadline) -> Iterator[Target]:
+        held = self._run(self._server._held(model, version, deadline))
+        try:
+            yield _LocalModel(self._thread_that_runs, held)
+        finally:
+            if not held.released:
+                with contextlib.suppress(ConchError):  # the server is closed
+                    self._run(_release(held))
 
     @property
     def _open(self) -> bool:
@@ -154,6 +157,21 @@ class Server(InferenceService):
             coroutine.close()
             raise
         return thread.run(coroutine)
+
+
+class _LocalModel:
+    """A model of the server's, for a request of another thread; it is held until that is submitted."""
+
+    def __init__(self, thread: LoopThread, held: HeldModel) -> None:
+        self._thread = thread
+        self._held = held
+        self.signature: ModelSignature = held.model.signature
+
+    def infer(self, request: OutgoingRequest) -> InferResult:
+        return self._thread.run(_infer(self._held, request))
+
+    def stream(self, request: OutgoingRequest) -> ResultStream:
+        return _BlockingStream(self._thread, self._thread.run(_stream(self._held, request)))
 
 
 class _BlockingStream(ResultStream):
@@ -177,16 +195,25 @@ class _BlockingStream(ResultStream):
 # What looks into the server's tables, or reads its loop's clock, runs on its loop.
 
 
-async def _signature(server: AsyncServer, model: str, version: int, deadline: Deadline) -> ModelSignature:
-    return await server._loaded_signature(model, version, deadline)
-
-
 async def _under_way(server: AsyncServer, models: Collection[str]) -> int:
     return server.under_way(models)
 
 
-async def _stream(server: AsyncServer, request: OutgoingRequest) -> LocalStream:
-    return server._stream(request)
+async def _infer(held: HeldModel, request: OutgoingRequest) -> InferResult:
+    response = inprocess.infer(held.model, request)
+    asyncio.get_running_loop().call_soon(held.release)  # after the step below, which submits the request
+    return await response
+
+
+async def _stream(held: HeldModel, request: OutgoingRequest) -> LocalStream:
+    try:
+        return LocalStream(held.model, request)
+    finally:
+        held.release()
+
+
+async def _release(held: HeldModel) -> None:
+    held.release()
 
 
 def _close_unclosed(server: AsyncServer, thread: LoopThread, name: str) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from numpy.typing import ArrayLike
 
@@ -46,6 +47,20 @@ class ResultStream(Iterator[InferResult]):
         self.close()
 
 
+class Target(Protocol):
+    """A model that takes one request."""
+
+    @property
+    def signature(self) -> ModelSignature:
+        """What it takes and gives."""
+
+    def infer(self, request: OutgoingRequest) -> InferResult:
+        """The only response to a request."""
+
+    def stream(self, request: OutgoingRequest) -> ResultStream:
+        """The responses to a request that is sent now."""
+
+
 class InferenceService(ABC):
     """A server of models.  Every method raises :class:`conch.ConchError`, whose ``code`` says what kind of failure."""
 
@@ -74,13 +89,13 @@ class InferenceService(ABC):
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
-        signature = single_response(self._signature(model, number, deadline))
-        request = infer_request(
-            signature, number, inputs,
-            outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, deadline=deadline,
-        )  # fmt: skip
-        return self._infer(request)
+        with self._target(model, number, deadline) as target:
+            request = infer_request(
+                single_response(target.signature), number, inputs,
+                outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
+                sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, deadline=deadline,
+            )  # fmt: skip
+            return target.infer(request)
 
     def infer_stream(
         self,
@@ -103,12 +118,13 @@ class InferenceService(ABC):
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
-        request = infer_request(
-            self._signature(model, number, deadline), number, inputs,
-            outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
-            sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, deadline=deadline,
-        )  # fmt: skip
-        return self._stream(request)
+        with self._target(model, number, deadline) as target:
+            request = infer_request(
+                target.signature, number, inputs,
+                outputs=outputs, parameters=parameters, request_id=request_id, priority=priority,
+                sequence_id=sequence_id, sequence_start=sequence_start, sequence_end=sequence_end, deadline=deadline,
+            )  # fmt: skip
+            return target.stream(request)
 
     def generate(
         self,
@@ -128,14 +144,14 @@ class InferenceService(ABC):
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
-        signature = self._signature(model, number, deadline)
-        request = generate_request(
-            signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=False
-        )
-        if not signature.decoupled:
-            return self._infer(request)
-        with self._stream(request) as stream:
-            results = list(stream)
+        with self._target(model, number, deadline) as target:
+            request = generate_request(
+                target.signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=False
+            )
+            if not target.signature.decoupled:
+                return target.infer(request)
+            with target.stream(request) as stream:
+                results = list(stream)
         if len(results) != 1:
             raise request.several_responses()
         return results[0]
@@ -156,11 +172,11 @@ class InferenceService(ABC):
         """
         deadline = Deadline.after(timeout)
         number = version_number(version)
-        signature = self._signature(model, number, deadline)
-        request = generate_request(
-            signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=True
-        )
-        return self._stream(request)
+        with self._target(model, number, deadline) as target:
+            request = generate_request(
+                target.signature, number, inputs, parameters, request_id=request_id, deadline=deadline, stream=True
+            )
+            return target.stream(request)
 
     @abstractmethod
     def live(self) -> bool:
@@ -206,13 +222,8 @@ class InferenceService(ABC):
         """Give everything back that this object holds.  Closing again does nothing."""
 
     @abstractmethod
-    def _signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
-        """What the model takes, by ``deadline``.  Raises NOT_FOUND or UNAVAILABLE."""
+    def _target(self, model: str, version: int, deadline: Deadline) -> AbstractContextManager[Target]:
+        """The model to ask, by ``deadline``; it is there until its request has been sent.
 
-    @abstractmethod
-    def _infer(self, request: OutgoingRequest) -> InferResult:
-        """The only response to a request."""
-
-    @abstractmethod
-    def _stream(self, request: OutgoingRequest) -> ResultStream:
-        """The responses to a request that is sent now."""
+        Raises NOT_FOUND or UNAVAILABLE.
+        """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,25 @@ def test_calls_of_threads_wait_for_their_models(repository: Path) -> None:
         with pytest.raises(ConchError) as caught:
             server.infer("nobody", {"x": [1]})
         assert caught.value.code is Code.NOT_FOUND
+
+
+def test_calls_of_threads_get_answers_although_each_needs_the_room_of_the_other(repository: Path) -> None:
+    with conch.Server(**options(repository)) as server, ThreadPoolExecutor(2) as threads:
+
+        def ask(name: str) -> list[float]:
+            infers = [server.infer(name, {"x": [value]})["y"].item() for value in range(3)]
+            (streamed,) = server.infer_stream(name, {"x": [3]})
+            return [*infers, streamed["y"].item(), server.generate(name, {"x": [4]})["y"].item()]
+
+        assert list(threads.map(ask, ("a", "b"))) == [[1, 2, 3, 4, 5]] * 2
+
+
+def test_model_is_free_to_leave_after_a_call_whose_inputs_do_not_fit(repository: Path) -> None:
+    with conch.Server(**options(repository)) as server:
+        with pytest.raises(ConchError, match="'z'"):
+            server.infer("a", {"z": [1]})
+        assert server.under_way() == 0
+        assert server.infer("b", {"x": [1]}, timeout=60)["y"] == [2]
 
 
 async def test_calls_of_coroutines_wait_for_their_models(repository: Path) -> None:
