@@ -30,7 +30,8 @@ _WAITING: Final = 0.02
 class Patience:
     """How long the server waits for workers (s) before it kills them; 0 is for ever, but for ``finalize``.
 
-    See the group "Workers" of the server's options.  ``start`` is the time until the first heartbeat.
+    See the group "Workers" of the server's options.  ``start`` is the time until the first heartbeat, without that in
+    which other processes have the processor.
     """
 
     stopped: float = 1.0
@@ -121,7 +122,8 @@ class Liveness:
 
     def __init__(self, now: float, patience: Patience) -> None:
         self.patience = patience
-        self._begun = self._alive = self._looked = now
+        self._alive = self._looked = now
+        self._started = 0.0
         self._beats = 0
         self._held = 0.0
         self._cpu: int | None = None
@@ -147,6 +149,7 @@ class Liveness:
         if seen is not None and seen.state == "t":
             self._held = now - self._looked  # no time passes for a worker that a debugger holds
         now -= self._held
+        self._started += self._own_time(now - self._looked, seen)
         silence = self._silence(now, beats, seen)
         state = seen.state if seen is not None else ""
         idle = self._idle(now, signs.loading and not signs.calling, seen, read_children)
@@ -154,6 +157,12 @@ class Liveness:
         kill = self._stopped(state, silence) or self._waiting(now, signs, silence, idle)
         patience = STOPPED_SECONDS if state in ("T", "D") else SILENT_SECONDS
         return Verdict(silence < patience and kill is None, idle, kill)
+
+    def _own_time(self, seconds: float, seen: Activity | None) -> float:
+        """How much of the ``seconds`` between two looks a worker had the processor, or did not want it."""
+        if seen is None or seen.state != "R" or self._last is None:
+            return seconds
+        return min(seconds, (seen.cpu - self._last.cpu) / TICKS)
 
     def _silence(self, now: float, beats: bool, seen: Activity | None) -> float:
         """Seconds since the last sign of life: a beat, or more processor time than threads that wait take."""
@@ -194,7 +203,7 @@ class Liveness:
         stepping = self._step.seconds(pulse.steps, now)
         loading = self._load.seconds(signs.loading, now)
         if signs.loading:
-            if not pulse.beats and over(now - self._begun, patience.start):
+            if not pulse.beats and over(self._started, patience.start):
                 return Kill(Cause.START, f"it has not started within {patience.start:g} s (stub-timeout-seconds)")
             if over(idle, patience.load_idle):
                 return Kill(

@@ -193,6 +193,13 @@ def test_load_has_a_deadline_where_the_operator_sets_one() -> None:
     assert cause(worker.run(2, cores=1)) is Cause.LOAD
 
 
+def test_worker_that_does_not_get_the_processor_has_more_time_to_start() -> None:
+    worker = Worker(start=3, load_idle=60)
+    worker.loading = True
+    assert cause(worker.run(20, beats=False, cores=0.1, state="R")) is None
+    assert cause(worker.run(10, beats=False, cores=0.1, state="R")) is Cause.START
+
+
 def test_worker_that_does_not_start_is_told_from_a_model_that_does_not_load() -> None:
     worker = Worker(start=3, load_idle=20)
     worker.loading = True
