@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import conch
-from conch.inference import ModelSignature
 from conch.library.deadline import Deadline
 from conch.library.loop_thread import LoopThread
-from conch.library.requests import OutgoingRequest
+from conch.library.service import Target
 from tests.models import build, write
 
 MODELS = ("add_sub", "echo_request", "gate", "generate", "identity_batched", "repeat", "types")
@@ -115,13 +115,7 @@ class OnALoop(conch.InferenceService):
     def close(self) -> None:
         self.thread.run(self.server.close())
 
-    def _signature(self, model: str, version: int, deadline: Deadline) -> ModelSignature:
-        raise AssertionError("its methods are the server's")
-
-    def _infer(self, request: OutgoingRequest) -> conch.InferResult:
-        raise AssertionError("its methods are the server's")
-
-    def _stream(self, request: OutgoingRequest) -> conch.ResultStream:
+    def _target(self, model: str, version: int, deadline: Deadline) -> AbstractContextManager[Target]:
         raise AssertionError("its methods are the server's")
 
 
