@@ -83,8 +83,12 @@ def serve(settings: Settings, on_ready: OnReady | None = None) -> int:
     """
     raise_limit()
     keep_to_one_heap()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(settings, on_ready))
+    log = logs.setup(settings.log_settings)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(_serve(settings, on_ready))
+    finally:
+        logs.reset(log)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -98,7 +102,6 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(settings: Settings, on_ready: OnReady | None = None) -> int:
-    logs.setup(settings.log_settings)
     LOG.info("conch %s (serves as Triton %s) under Python %s", __version__, SERVER_VERSION, platform.python_version())
     application = Application(settings)
     stop = _stop_on_signals()

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import resource
 import socket
 import threading
@@ -178,7 +179,7 @@ def test_socket_of_a_process_with_many_descriptors_is_waited_for(monkeypatch: py
 
 def test_pipe_in_place_of_the_log_file_needs_no_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
-    logs.setup(LogSettings(log_file=str(tmp_path / "log")))
+    handler = logs.setup(LogSettings(log_file=str(tmp_path / "log")))
     try:
         for _ in range(2000):
             logging.getLogger("conch").info("x" * 100)
@@ -187,11 +188,20 @@ def test_pipe_in_place_of_the_log_file_needs_no_reader(tmp_path: Path) -> None:
         fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 1 << 20)
         os.close(reading)
     finally:
-        logs.reset()
+        logs.reset(handler)
 
 
-def test_lines_that_were_lost_are_said_in_the_format_of_the_log() -> None:
-    line = logs._handler._lost(1234)
-    assert line.startswith(b"W") and line.endswith(
-        b'] "1,234 lines of the log were lost: nobody read them, or there was no room for them"\n'
-    )
+def test_lines_that_were_lost_are_said_in_the_format_of_the_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    handler = logs.setup(LogSettings(log_file=str(tmp_path / "log")))
+    try:
+        for _ in range(2 * MOST_LINES):
+            logging.getLogger("conch").info("x")
+        text = ""
+        with open(tmp_path / "log", encoding="utf-8") as reading:
+            while "lost" not in text:
+                text = reading.readline()
+    finally:
+        logs.reset(handler)
+    told = r'W.*sink\.py] "\d,\d{3} lines of the log were lost: nobody read them, or there was no room for them"\n'
+    assert re.fullmatch(told, text)

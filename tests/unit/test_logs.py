@@ -24,9 +24,9 @@ LOG = logging.getLogger("conch")
 def output(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
-    logs.setup(LogSettings())
+    handler = logs.setup(LogSettings())
     yield stream
-    logging.getLogger().removeHandler(logs._handler)
+    logs.reset(handler)
 
 
 def test_line_has_severity_time_process_and_place(output: io.StringIO) -> None:
@@ -68,11 +68,11 @@ def test_message_of_a_client_cannot_command_a_terminal_or_begin_a_line(output: i
 
 
 def test_what_is_no_utf_8_reaches_a_log_file(tmp_path: Path) -> None:
-    logs.setup(LogSettings(log_file=str(tmp_path / "log")))
+    handler = logs.setup(LogSettings(log_file=str(tmp_path / "log")))
     try:
         logs.table("", ["Model \udcff"], [["red \x1b[31m"]])
     finally:
-        logs.reset()
+        logs.reset(handler)
     assert "| red \\x1b[31m |" in (text := (tmp_path / "log").read_text())
     assert "Model \\udcff" in text
 
@@ -175,9 +175,9 @@ class Screen(io.StringIO):
 def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     screen = Screen()
     monkeypatch.setattr("sys.stderr", screen)
-    logs.setup(LogSettings())
+    handler = logs.setup(LogSettings())
     yield screen
-    logging.getLogger().removeHandler(logs._handler)
+    logs.reset(handler)
 
 
 def test_lines_stay_lines_at_a_terminal_and_cannot_command_it(screen: Screen) -> None:
@@ -206,13 +206,13 @@ def test_lines_for_a_file_are_not_held(output: io.StringIO) -> None:
     assert re.findall('"(.*)"', output.getvalue()) == ["one"]
 
 
-def test_log_file_is_appended_to(output: io.StringIO, tmp_path: Path) -> None:
+def test_log_file_is_appended_to(tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_text("before\n")
-    logs.setup(LogSettings(log_file=str(file)))
+    handler = logs.setup(LogSettings(log_file=str(file)))
     LOG.info("after")
+    logs.reset(handler)
     assert re.fullmatch(r'before\nI.*"after"\n', file.read_text())
-    assert output.getvalue() == ""
 
 
 def test_log_file_that_cannot_be_opened_is_an_error(output: io.StringIO, tmp_path: Path) -> None:
@@ -220,15 +220,45 @@ def test_log_file_that_cannot_be_opened_is_an_error(output: io.StringIO, tmp_pat
         logs.setup(LogSettings(log_file=str(tmp_path / "none" / "log")))
 
 
-def test_reset_takes_back_what_setup_did(tmp_path: Path) -> None:
-    logs.setup(LogSettings(log_file=str(tmp_path / "log"), log_info=False))
-    handler = logs._handler
-    stream = handler.stream
-    logs.reset()
-    assert stream.closed
-    assert handler not in logging.getLogger().handlers
-    assert LOG.level == logging.NOTSET
-    assert logs.current() == LogSettings()
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.ERROR])
+def test_reset_takes_back_what_setup_did(tmp_path: Path, level: int) -> None:
+    LOG.setLevel(level)
+    try:
+        handler = logs.setup(LogSettings(log_file=str(tmp_path / "log"), log_info=False))
+        assert handler in logging.getLogger().handlers and LOG.level == logging.DEBUG
+        logs.reset(handler)
+        assert handler not in logging.getLogger().handlers
+        assert LOG.level == level
+        assert logs.current() == LogSettings()
+    finally:
+        LOG.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("closed", ["first", "second"])
+def test_each_of_two_log_files_has_the_lines_until_it_is_closed(tmp_path: Path, closed: str) -> None:
+    settings = {name: LogSettings(log_file=str(tmp_path / name)) for name in ("first", "second")}
+    handlers = {name: logs.setup(each) for name, each in settings.items()}
+    LOG.info("one")
+    logs.reset(handlers.pop(closed))
+    LOG.info("two")
+    (name, handler) = handlers.popitem()
+    assert logs.current() is settings[name]
+    logs.reset(handler)
+    LOG.info("three")
+    assert re.findall('"(.*)"', (tmp_path / closed).read_text()) == ["one"]
+    assert re.findall('"(.*)"', (tmp_path / name).read_text()) == ["one", "two"]
+
+
+def test_two_servers_that_log_to_the_terminal_write_each_line_once(
+    output: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", output)
+    second = logs.setup(LogSettings(log_warning=False))
+    LOG.info("one")
+    LOG.warning("not by the settings in force")
+    logs.reset(second)
+    LOG.warning("two")
+    assert re.findall('"(.*)"', output.getvalue()) == ["one", "two"]
 
 
 def test_lines_of_models_obey_the_level_of_the_logger(caplog: pytest.LogCaptureFixture) -> None:

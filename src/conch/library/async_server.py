@@ -68,8 +68,7 @@ class AsyncServer(AsyncInferenceService):
         try:
             settings, self._model_name = self._resources.enter_context(self._plan.open())
             if self._plan.logs:
-                logs.setup(settings.log_settings)
-                self._resources.callback(logs.reset)
+                self._resources.callback(logs.reset, logs.setup(settings.log_settings))
             self._application = application = Application(settings)
             await application.listen()
             await application.load_models()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from conch import app, logs
+from conch import app
 from conch.announcing import announcer
 from conch.errors import unsupported
 from conch.library.flags import plan
@@ -23,8 +25,9 @@ def serve(
 ) -> int:
     """Serve models until SIGINT or SIGTERM, as ``conch serve`` does; returns its exit status.
 
-    The arguments are those of :class:`conch.Server`; ports and logs are those of the command.  Raises ConchError when
-    the server cannot start, and outside of the main thread, which alone gets signals.
+    The arguments are those of :class:`conch.Server`; ports and logs are those of the command.  Handlers of signals are
+    the caller's again afterwards.  Raises ConchError when the server cannot start, and outside of the main thread,
+    which alone gets signals.
     """
     wanted = plan(model, model_repository, flags, ports=True)
     if threading.current_thread() is not threading.main_thread():
@@ -35,8 +38,19 @@ def serve(
         pass
     else:
         raise unsupported("conch.serve runs an event loop of its own: use conch.AsyncServer on this one")
-    with wanted.open() as (settings, name):
-        try:
-            return app.serve(settings, announcer(name) if name else None)
-        finally:
-            logs.reset()
+    with _handlers_kept(), wanted.open() as (settings, name):
+        return app.serve(settings, announcer(name) if name else None)
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Give the process its handlers of SIGINT and SIGTERM back, in whose place an event loop leaves its own."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    descriptor = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # None is a handler that was not installed from Python
+                signal.signal(number, handler)
+        signal.set_wakeup_fd(descriptor)

@@ -1,9 +1,9 @@
 """Log lines and tables in Triton's formats, on top of the standard ``logging`` module.
 
 Modules log with ``logging.getLogger("conch")`` as usual.  ``setup`` is called by the command, and by the library for
-servers that are asked to log; it puts one handler on the root logger, so that warnings of libraries come out in the
-same format.  The settings may change while the server runs (``LogSettings.update``, for the logging extension).  Any
-thread may log.
+servers that are asked to log; it adds a handler to the root logger, so that warnings of libraries come out in the same
+format.  Several servers of one process have a handler each, and all lines go to all of them.  The settings may change
+while the server runs (``LogSettings.update``, for the logging extension).  Any thread may log.
 """
 
 from __future__ import annotations
@@ -92,17 +92,22 @@ _ESCAPES: Final = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0"
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Writes what the current settings allow."""
+    """Writes what ``settings`` allow to their log file, or to standard error.  Raises OSError."""
 
     def __init__(self, settings: LogSettings) -> None:
-        self._sink: Sink | None = None
-        super().__init__(sys.stderr)
+        self.path = settings.log_file
+        stream: TextIO = sys.stderr
+        if self.path:
+            stream = os.fdopen(open_log_file(self.path), "w", encoding="utf-8", errors="backslashreplace")
+        super().__init__(stream)
+        self.target: object = self.path or stream
         self.settings = settings
+        self._sink: Sink | None = None
         #: Records that wait for ``release``; None when nothing is held.
         self.held: deque[logging.LogRecord] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self.settings.allows(record.levelno):
+        if not self.settings.allows(record.levelno) or _last_with(self.target) is not self:
             return
         if self.held is not None and self.stream.isatty():
             self.held.append(record)
@@ -115,21 +120,19 @@ class _Handler(logging.StreamHandler[Any]):
         except Exception:
             self.handleError(record)
 
-    def setStream(self, stream: Any) -> Any:
-        """Write to ``stream`` from now on; returns the one before, or None where that is the same."""
-        self._close_sink()
-        return super().setStream(stream)
-
     def flush(self) -> None:
         """Give whoever reads the log a moment to take the last lines; called when the process ends."""
         if self._sink is not None:
             self._sink.flush(_LAST_SECONDS)
 
-    def _close_sink(self) -> None:
+    def end(self) -> None:
+        """Write the last lines, and close the log file."""
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.flush(_LAST_SECONDS)
             sink.close()
+        if self.path:
+            self.stream.close()
 
     def _lost(self, count: int) -> bytes:
         """The line that says how many others were lost."""
@@ -154,56 +157,72 @@ class _Handler(logging.StreamHandler[Any]):
         return head + _quote(text)
 
 
-_handler = _Handler(LogSettings())
+#: Those that write, the newest last.
+_handlers: list[_Handler] = []
+#: The settings where none does, and the program's own logging decides.
+_without_handler = LogSettings()
+#: The level of the logger before there was a handler.
+_previous_level = logging.NOTSET
 
 
-def setup(settings: LogSettings) -> None:
-    """Send all log lines where ``settings`` says; raises INTERNAL when the log file cannot be opened."""
-    stream: TextIO = sys.stderr
-    if settings.log_file:
-        try:
-            stream = os.fdopen(open_log_file(settings.log_file), "w", encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            raise internal(f"failed to open log file '{settings.log_file}': {error.strerror}") from error
-    _handler.setStream(stream)
-    _handler.settings = settings
-    LOGGER.setLevel(logging.DEBUG)
-    root = logging.getLogger()
-    if _handler not in root.handlers:
-        root.addHandler(_handler)
+def setup(settings: LogSettings) -> logging.Handler:
+    """Send all log lines where ``settings`` says, until ``reset``; raises INTERNAL when the log file cannot be opened.
+
+    The settings of the last call are those in force; two handlers for the same file or terminal do not write twice.
+    """
+    global _previous_level
+    try:
+        handler = _Handler(settings)
+    except OSError as error:
+        raise internal(f"failed to open log file '{settings.log_file}': {error.strerror}") from error
+    if not _handlers:
+        _previous_level = LOGGER.level
+        LOGGER.setLevel(logging.DEBUG)
+    _handlers.append(handler)
+    logging.getLogger().addHandler(handler)
+    return handler
+
+
+def reset(handler: logging.Handler) -> None:
+    """Take back what the call of ``setup`` has done that returned ``handler``, and close its log file."""
+    global _without_handler
+    for own in [one for one in _handlers if one is handler]:
+        logging.getLogger().removeHandler(own)
+        _handlers.remove(own)
+        own.end()
+    if not _handlers:
+        LOGGER.setLevel(_previous_level)
+        _without_handler = LogSettings()
+
+
+def _last_with(target: object) -> _Handler | None:
+    """The newest handler that writes to a log file or stream."""
+    return next((handler for handler in reversed(_handlers) if handler.target == target), None)
 
 
 def hold() -> None:
     """Keep lines for the terminal, the last 10,000 of them, until ``release``: somebody is asked something there."""
-    if _handler.held is None:
-        _handler.held = deque(maxlen=10_000)
+    for handler in _handlers:
+        if handler.held is None:
+            handler.held = deque(maxlen=10_000)
 
 
 def release() -> None:
     """Write the lines that have been kept since ``hold``."""
-    held, _handler.held = _handler.held, None
-    for record in held or ():
-        _handler.handle(record)
-
-
-def reset() -> None:
-    """Take back what ``setup`` has done, and close the log file."""
-    logging.getLogger().removeHandler(_handler)
-    LOGGER.setLevel(logging.NOTSET)
-    previous = _handler.setStream(sys.stderr)
-    if _handler.settings.log_file and previous is not None:
-        previous.close()
-    _handler.settings = LogSettings()
+    for handler in _handlers:
+        held, handler.held = handler.held, None
+        for record in held or ():
+            handler.handle(record)
 
 
 def current() -> LogSettings:
     """The settings in force."""
-    return _handler.settings
+    return _handlers[-1].settings if _handlers else _without_handler
 
 
 def verbose(level: int, message: str, *arguments: object) -> None:
     """Log when the verbose level is at least ``level`` (1 or more)."""
-    if level <= _handler.settings.log_verbose_level:
+    if level <= current().log_verbose_level:
         LOGGER.debug(message, *arguments, stacklevel=2)
 
 
@@ -214,7 +233,7 @@ def shortened(text: str) -> str:
 
 def table(heading: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Log a table at INFO, raw after the heading, which may be empty; on a terminal, as wide as that."""
-    width = get_terminal_size().columns if _handler.stream.isatty() else 0
+    width = get_terminal_size().columns if _handlers and _handlers[-1].stream.isatty() else 0
     LOGGER.info("%s", heading, stacklevel=2, extra={"table": format_table(columns, rows, width)})
 
 
@@ -251,7 +270,8 @@ def emit_from_worker(level: str, file: str, line: int, message: str, instance: s
     ``level`` is ``INFO``, ``WARNING``, ``ERROR`` or ``VERBOSE``; anything else counts as INFO.
     """
     number = _WORKER_LEVEL.get(level, logging.INFO)
-    if _handler.settings.allows(number) and LOGGER.isEnabledFor(number):
+    allowed = any(handler.settings.allows(number) for handler in _handlers) or current().allows(number)
+    if allowed and LOGGER.isEnabledFor(number):
         record = LOGGER.makeRecord(LOGGER.name, number, file, line, message, (), None)
         record.filename = f"{instance}/{record.filename}"
         record.process = pid
