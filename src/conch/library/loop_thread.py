@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from conch.app import loop_factory
-from conch.errors import unavailable
+from conch.errors import internal, unavailable
+from conch.threads import LastingExecutor
 
 T = TypeVar("T")
 
@@ -20,9 +21,10 @@ _SIGNAL_SECONDS: Final = 1.0
 
 
 class LoopThread:
-    """Runs coroutines for other threads, from its making until ``close``.
+    """Runs coroutines for other threads, from its making until ``close``, also while the process ends.
 
-    The thread is a daemon's: it does not keep the process from ending.
+    The thread is a daemon's: it does not keep the process from ending.  Raises INTERNAL where there can be none, as
+    without descriptors for its loop.
     """
 
     def __init__(self) -> None:
@@ -31,8 +33,11 @@ class LoopThread:
         self._open = True
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="conch-server", daemon=True)
-        self._thread.start()
-        started.result()
+        try:
+            self._thread.start()
+            started.result()
+        except (OSError, RuntimeError) as error:
+            raise internal(f"a thread with an event loop cannot be started: {error}") from error
 
     @property
     def is_current(self) -> bool:
@@ -87,11 +92,18 @@ class LoopThread:
             self._thread.join()
 
     def _run(self, started: Future[None]) -> None:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(self._until_closed(started))
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._until_closed(started))
+        except BaseException as error:
+            if not started.done():
+                started.set_exception(error)
+            elif threading.main_thread().is_alive():  # otherwise Python 3.12 has no thread to close an executor in
+                raise
 
     async def _until_closed(self, started: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(LastingExecutor())
         self._stop = asyncio.Event()
         self._tasks: dict[Future[Any], asyncio.Task[Any]] = {}
         started.set_result(None)

@@ -283,6 +283,7 @@ def test_at_the_end_of_the_process(folder: Path, tmp_path: Path) -> None:
     assert len(pids) == 4  # two workers, what they were forked from, and the guard
     eventually(lambda: not any(map(psutil.pid_exists, pids)), "the end of the workers")
     assert "ResourceWarning: unclosed server" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 FORK = """

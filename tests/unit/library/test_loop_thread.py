@@ -1,11 +1,18 @@
-"""Threads that wait for the loop, and are interrupted."""
+"""Threads that wait for the loop, are interrupted, have none, or outlive the main thread."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+import conch
+from conch.errors import Code, ConchError
+from conch.library import loop_thread
 from conch.library.loop_thread import LoopThread
 
 
@@ -38,3 +45,40 @@ def test_a_timeout_of_the_coroutine_is_told_from_the_wait() -> None:
             thread.run(late())
     finally:
         thread.close()
+
+
+@pytest.mark.timeout(20)
+def test_a_loop_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_loop() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(loop_thread, "loop_factory", lambda: no_loop)
+    with pytest.raises(ConchError, match=r"an event loop cannot be started: .*Too many open files") as caught:
+        conch.Server(model_repository="models").start()
+    assert caught.value.code is Code.INTERNAL
+
+
+AT_EXIT = """
+import asyncio, atexit
+from conch.library.loop_thread import LoopThread
+
+thread = LoopThread()
+
+async def call():
+    print(await asyncio.to_thread(str, "called"), flush=True)
+    try:
+        await asyncio.to_thread(int, "x")
+    except ValueError:
+        print("raised", flush=True)
+
+def end():
+    thread.run(call())
+    thread.close()
+
+atexit.register(end)
+"""
+
+
+def test_calls_are_made_while_the_process_ends() -> None:
+    result = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.stderr) == ("called\nraised\n", "")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +19,7 @@ from conch.frontends.codec.memory import Header, split
 from conch.frontends.codec.process import Answer, CodecProcess
 from conch.frontends.codec.waiting import CodecQueue
 from conch.tensors import Buffer
+from conch.threads import LastingExecutor
 
 LOG = logging.getLogger("conch")
 
@@ -73,7 +73,7 @@ class Codec:
         self.wall_seconds = wall_seconds or _BUSY * seconds
         self._waiting: CodecQueue[CodecWork] = CodecQueue()
         self._lanes = (_Lane(smallest=False), _Lane(smallest=True))
-        self._threads = ThreadPoolExecutor(len(self._lanes), "conch-codec")
+        self._threads = LastingExecutor(len(self._lanes), "conch-codec")
         self._closed = False
 
     async def run(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 from conch.telemetry.tracing.tensor_text import data_text
 from conch.telemetry.tracing.trace import Trace, TracedRequest
+from conch.threads import LastingExecutor
 
 LOG = logging.getLogger("conch")
 
@@ -69,7 +69,7 @@ class TraceFile:
         self.name = name
         self._numbered = 0
         self._file: IO[str] | None = None
-        self._writer = ThreadPoolExecutor(1, "conch-traces")
+        self._writer = LastingExecutor(1, "conch-traces")
 
     def append(self, traces: Sequence[Trace]) -> None:
         """Add traces to the file."""
