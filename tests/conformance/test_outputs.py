@@ -40,7 +40,7 @@ def test_neither_is_an_error(tmp_path: Path, start: Start, server_kind: str) -> 
     write(tmp_path / "models", "around", ENSEMBLE)
     (tmp_path / "models" / "around" / "1").mkdir()
     log = tmp_path / "log"
-    with start(tmp_path / "models", log=log) as server:
+    with start(tmp_path / "models", "--log-verbose=1", log=log) as server:
 
         def outputs(model: str, *names: str) -> Any:
             body: dict[str, Any] = {"inputs": [tensor("IN", "FP32", [1.0], [1])]}
@@ -56,6 +56,7 @@ def test_neither_is_an_error(tmp_path: Path, start: Start, server_kind: str) -> 
         assert outputs("odd", "EXTRA") == "unexpected inference output 'EXTRA' for model 'odd'"
         assert post(server.http, "/v2/models/odd/generate", {"IN": 1}).json()["A"] == 0.0
         text = log.read_text(errors="replace")
+    assert text.count("Composing models did not output tensor B") == 1
     if server_kind == "conch":
         assert text.count("gave the output 'EXTRA', which its configuration does not declare") == 1
         assert text.count("did not give the output 'B'") == 1

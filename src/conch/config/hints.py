@@ -41,9 +41,10 @@ _OTHER_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
 _WRITING: Final[Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], str]]]] = (
     (re.compile(r"Expected string but found: '(\w+)'"), lambda found, rest: f'write "{found[1]}", in quotation marks'),
     (
-        re.compile('Couldn\'t parse (?:integer|float|boolean)[^"]*: "([\\w.+-]+)"'),
+        re.compile('(?:Expected integer, got|Couldn\'t parse (?:float|boolean)[^"]*): "([\\w.+-]+)"'),
         lambda found, rest: f"write {found[1]}, without quotation marks",
     ),
+    (re.compile("Expected integer, got: -$"), lambda found, rest: "write a number that is not negative"),
     (
         re.compile(r"Expected identifier or number, got [{\"]"),
         lambda found, rest: "this is no JSON: write name: value, with the name without quotation marks",

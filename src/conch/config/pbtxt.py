@@ -15,6 +15,7 @@ from conch.config.problem import ConfigError, FieldPath
 from conch.config.schema import ModelConfig, unknown_enum_value
 from conch.errors import one_line
 
+_MIN_INT32: Final = -(2**31)
 _PLACEHOLDER = re.compile(r"\$\{[^{}\n]*\}")
 #: One token of the format; what is between them is ``blank``.
 TOKEN: Final = re.compile(
@@ -50,7 +51,7 @@ def parse(text: str, source: str) -> ModelConfig:
 def _unreadable(error: text_format.ParseError, text: str, source: str) -> ConfigError:
     line, column = error.GetLine() or 0, error.GetColumn() or 0
     unfilled = _unfilled(text, line, column)
-    detail = unfilled or re.sub(r"^\d+:\d+ ?: ", "", str(error)).strip()
+    detail = unfilled or _in_known_words(re.sub(r"^\d+:\d+ ?: ", "", str(error)).strip())
     return ConfigError(
         f"failed to read text proto from {source}: {line}:{column}: {detail}",
         path=source,
@@ -58,6 +59,16 @@ def _unreadable(error: text_format.ParseError, text: str, source: str) -> Config
         column=column,
         hint="put the value in its place" if unfilled else hint(detail, text, _offset(text, line, column)),
     )
+
+
+def _in_known_words(detail: str) -> str:
+    """A refusal of a number in the words that protobuf's parser for C++ has for it, which Triton logs."""
+    if found := re.search(r"Couldn't parse integer: ([^\n]*)$", detail):
+        return f"Expected integer, got: {found[1]}"
+    if found := re.search(r"Value out of range: (-?\d+)$", detail):
+        unsigned = _MIN_INT32 <= int(found[1]) < 0  # every signed field takes it
+        return "Expected integer, got: -" if unsigned else f"Integer out of range ({found[1].lstrip('-')})"
+    return detail
 
 
 def _offset(text: str, line: int, column: int) -> int:

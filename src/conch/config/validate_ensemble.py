@@ -150,7 +150,7 @@ def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> 
                 ("max_batch_size",),
             )
         yield from _mapping_problems(config, index, member, tensors)
-    yield from _origin_problems(config, members)
+    yield from _origin_problems(config, members, tensors)
 
 
 @dataclass
@@ -217,22 +217,27 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _origin_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> Problems:
-    """Inputs of a step that come from different decoupled steps, or from one and from none, cannot be paired."""
+def _origin_problems(config: ModelConfig, members: Mapping[str, ModelConfig], tensors: _Tensors) -> Problems:
+    """Tensors that come from different decoupled steps, or from one and from none, cannot be paired.
+
+    Neither as inputs of one step nor as outputs of the ensemble.
+    """
+    subject = f"in ensemble {config.name}, step of model"
+    reason = "receives inputs originated from different decoupled models"
     origin: dict[str, int | None] = {tensor.name: None for tensor in config.input}
     for index in _in_order(config):
         step = config.ensemble_scheduling.step[index]
         origins = {origin[tensor] for tensor in step.input_map.values()}
         if len(origins) > 1:
-            yield Problem(
-                f"in ensemble {config.name}, step of model '{config.name}' receives inputs originated from different "
-                "decoupled models",
-                _step_path(index),
-            )
+            written = next(iter(_values(step.output_map)))
+            # The name is that of the model by which the step's first output is known.
+            yield Problem(f"{subject} '{tensors.known[written].model}' {reason}", _step_path(index))
             return
         decoupled = members[step.model_name].model_transaction_policy.decoupled
         for tensor in step.output_map.values():
             origin[tensor] = index if decoupled else next(iter(origins), None)
+    if len({origin[tensor.name] for tensor in config.output if tensor.name in origin}) > 1:
+        yield Problem(f"{subject} '{config.name}' {reason}", ("output",))
 
 
 def _in_order(config: ModelConfig) -> Iterator[int]:
@@ -245,20 +250,34 @@ def _in_order(config: ModelConfig) -> Iterator[int]:
             yield index
 
 
-def cycle_problem(name: str, members_of: Mapping[str, Iterable[str]]) -> Problem | None:
-    """The refusal of ensemble ``name`` when it contains itself; ``members_of`` names each ensemble's members."""
-    waiting, seen = [name], {name}
+def cycle_of(name: str, members_of: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """The ensembles from ``name`` to the one that contains it, each a member of the one before; empty without a cycle.
+
+    ``members_of`` names each ensemble's members.
+    """
+    paths: dict[str, tuple[str, ...]] = {name: (name,)}
+    waiting = [name]
     while waiting:
         ensemble = waiting.pop()
         for member in members_of.get(ensemble, ()):
             if member == name:
-                return Problem(
-                    f"circular dependency between ensembles: {name} -> ... -> {ensemble} -> {name}", _SCHEDULING
-                )
-            if member not in seen:
-                seen.add(member)
+                return paths[ensemble]
+            if member not in paths:
+                paths[member] = (*paths[ensemble], member)
                 waiting.append(member)
-    return None
+    return ()
+
+
+def circular_dependency(name: str, cycle: Sequence[str]) -> Problem:
+    """The refusal of ensemble ``name``, which is part of ``cycle``."""
+    last = cycle[cycle.index(name) - 1]
+    return Problem(f"circular dependency between ensembles: {name} -> ... -> {last} -> {name}", _SCHEDULING)
+
+
+def cycle_problem(name: str, members_of: Mapping[str, Iterable[str]]) -> Problem | None:
+    """The refusal of ensemble ``name`` when it contains itself; ``members_of`` names each ensemble's members."""
+    cycle = cycle_of(name, members_of)
+    return circular_dependency(name, cycle) if cycle else None
 
 
 def version_problem(config: ModelConfig, loaded: Mapping[str, Iterable[int]]) -> Problem | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from conch import logs
 from conch.errors import Code, ConchError, cancelled
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, ModelSignature, ParameterValue
 from conch.tensors import WireTensor
@@ -173,6 +174,11 @@ class _Run:
 
     def _answer(self, iteration: _Iteration, final: bool) -> None:
         outputs = [tensor for name in self._outputs if (tensor := iteration.get(name)) is not None]
+        if len(outputs) < len(self._outputs):
+            given = {tensor.name for tensor in outputs}
+            for name in self._outputs:
+                if name not in given:
+                    logs.verbose(1, "Composing models did not output tensor %s", name)
         sequence: dict[str, ParameterValue] = {
             "sequence_id": self._correlation_id,
             "sequence_start": bool(self._flags & SEQUENCE_START),

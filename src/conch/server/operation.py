@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from conch.config.schema import ModelConfig, is_ensemble
-from conch.config.validate_ensemble import cycle_problem
+from conch.config.validate_ensemble import circular_dependency, cycle_of
 from conch.errors import ConchError, invalid, unavailable
 from conch.repository.errors import NotFoundError, NotUniqueError, PollError
 from conch.repository.model_files import ModelFiles
@@ -73,6 +73,15 @@ class RunningLoads:
     def reason(self, task: asyncio.Task[None]) -> str:
         """Why a load was given up."""
         return self._reasons.get(task, "")
+
+
+class _CircularDependencyError(ConchError):
+    """A load of an ensemble that is a member of itself; ``cycle`` are the ensembles that contain each other."""
+
+    def __init__(self, name: str, cycle: tuple[str, ...]) -> None:
+        self.cycle = cycle
+        self.problem = circular_dependency(name, cycle)
+        super().__init__(f"load failed for model '{name}': {self.problem.message}\n", self.problem.code)
 
 
 class LoadOperation:
@@ -194,11 +203,16 @@ class LoadOperation:
         steps = await asyncio.to_thread(self._repository.members, config, name)
         members = set(steps.values())
         self._locks.members[name] = members
-        cycle = cycle_problem(name, self._locks.members)
-        if cycle is not None:
-            raise invalid(f"load failed for model '{name}': {cycle.message}\n")
-        # What does not load is reported by the ensemble's own validation.
-        await asyncio.gather(*(self.load(member) for member in sorted(members)), return_exceptions=True)
+        cycle = cycle_of(name, self._locks.members)
+        if not cycle:
+            # What does not load is reported by the ensemble's own validation.
+            results = await asyncio.gather(*(self.load(member) for member in sorted(members)), return_exceptions=True)
+            cycles = (result.cycle for result in results if isinstance(result, _CircularDependencyError))
+            cycle = next((found for found in cycles if name in found), ())
+        if cycle:
+            error = _CircularDependencyError(name, cycle)
+            LOG.error("%s", error.problem.status)
+            raise error
         return steps
 
     def _check_members(self, config: ModelConfig, steps: Mapping[str, str]) -> None:

@@ -78,6 +78,11 @@ class Rollout:
         ``steps`` are the keys of an ensemble's members, by name.
         """
         versions = _selected_versions(files, config)
+        if not versions:
+            reason = f"at least one version must be available under the version policy of model '{files.name}'"
+            LOG.error("failed to load model '%s': %s", files.name, reason)
+            model_state.version_reason = reason
+            raise invalid(f"load failed for model '{files.name}': {reason}\n")
         for version in versions:
             version_state = model_state.versions.setdefault(version, VersionState(State.LOADING))
             if version_state.state is not State.READY:
@@ -106,6 +111,7 @@ class Rollout:
         self._dispose(model_state)
         model_state.config, model_state.steps, model_state.fingerprint = config, steps, fingerprint
         model_state.uploaded, model_state.overridden, model_state.poll_reason = uploaded, overridden, ""
+        model_state.version_reason = ""
         self._table.on_ready()
 
     async def restore(self, ensemble: ModelState) -> bool:
@@ -309,16 +315,12 @@ class Rollout:
 
 
 def _selected_versions(files: ModelFiles, config: ModelConfig) -> tuple[int, ...]:
-    """The versions to load.  Raises INVALID_ARG when the policy leaves none."""
+    """The versions to load, none where the policy leaves none."""
     selection = select_versions(config, files.versions)
     for warning in files.warnings:
         LOG.warning("%s", warning)
     for version in selection.missing:
         LOG.warning("%s", missing_version_warning(files.name, version))
-    if not selection.versions:
-        reason = f"at least one version must be available under the version policy of model '{files.name}'"
-        LOG.error("failed to load model '%s': %s", files.name, reason)
-        raise invalid(f"load failed for model '{files.name}': {reason}\n")
     return selection.versions
 
 

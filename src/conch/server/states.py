@@ -75,6 +75,8 @@ class ModelState:
     memory: dict[int, ModelMemory] = field(default_factory=dict)
     #: Why it could not be read from the repository.
     poll_reason: str = ""
+    #: Why there was no version to load.
+    version_reason: str = ""
     #: The keys of the models that the steps of an ensemble name, by name.
     steps: Mapping[str, str] = field(default_factory=dict)
 
@@ -123,7 +125,7 @@ class ModelState:
             for version, version_state in sorted(self.versions.items())
             if version_state.reason
         )
-        return " ".join(reasons) or self.poll_reason
+        return " ".join(reasons) or self.poll_reason or self.version_reason
 
     @property
     def members(self) -> set[str]:

@@ -156,3 +156,19 @@ def test_field_that_is_not_written_is_placed_at_its_parent() -> None:
 )
 def test_number_that_no_field_takes_is_refused(text: str) -> None:
     assert refusal(text).message.startswith("failed to read text proto from /r/m/config.pbtxt: ")
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("max_batch_size: four", "1:17: Expected integer, got: four"),
+        ('max_batch_size: "4"', '1:17: Expected integer, got: "4"'),
+        ("max_batch_size: 1.5", "1:17: Expected integer, got: 1.5"),
+        ("max_batch_size: 12345678901", "1:17: Integer out of range (12345678901)"),
+        ("dynamic_batching { priority_levels: -5 }", "1:37: Expected integer, got: -"),
+        ("ensemble_scheduling { max_inflight_requests: -5 }", "1:46: Expected integer, got: -"),
+        ("ensemble_scheduling { max_inflight_requests: 12345678901 }", "1:46: Integer out of range (12345678901)"),
+    ],
+)
+def test_number_is_refused_in_the_words_that_triton_logs(field: str, told: str) -> None:
+    assert refusal(field).message == f"failed to read text proto from /r/m/config.pbtxt: {told}"

@@ -373,7 +373,36 @@ async def test_ensembles_in_a_circle_are_refused_rather_than_waited_for(house: H
     house.write_ensemble("x", "y")
     house.write_ensemble("y", "x")
     failed = await house.lifecycle.load_all(["x", "y"])
-    assert set(failed) == {"x", "y"}
+    assert {name: error.message for name, error in failed.items()} == {
+        "x": "load failed for model 'x': circular dependency between ensembles: x -> ... -> y -> x\n",
+        "y": "load failed for model 'y': circular dependency between ensembles: y -> ... -> x -> y\n",
+    }
+
+
+async def test_every_ensemble_of_a_circle_is_refused_for_the_circle(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    house.write_ensemble("x", "y")
+    house.write_ensemble("y", "z")
+    house.write_ensemble("z", "x")
+    with pytest.raises(ConchError, match=r"circular dependency between ensembles: x -> \.\.\. -> z -> x"):
+        await house.lifecycle.load("x")
+    assert [message for message in caplog.messages if "circular" in message] == [
+        "Invalid argument: circular dependency between ensembles: z -> ... -> y -> z",
+        "Invalid argument: circular dependency between ensembles: y -> ... -> x -> y",
+        "Invalid argument: circular dependency between ensembles: x -> ... -> z -> x",
+    ]
+
+
+async def test_ensemble_says_that_its_member_has_no_version(house: House) -> None:
+    house.write("m", CONFIG + "version_policy { specific { versions: 3 } }")
+    house.write_ensemble("around", "m")
+    reason = "at least one version must be available under the version policy of model 'm'"
+    with pytest.raises(ConchError, match=f"Model 'm' loading failed with error: {reason}\n$"):
+        await house.lifecycle.load("around")
+    house.write("m")
+    await house.lifecycle.load("around")
+    assert house.table.models["m"].reason == ""
 
 
 async def test_unload_with_dependents_keeps_members_that_somebody_asked_for(house: House) -> None:
