@@ -1,7 +1,9 @@
 """Configurations at the edge of each rule for tensors, batches and ensembles, and what Triton says of them.
 
 What it says is in ``rules.json``, recorded from Triton 2.51 by ``python -m tests.conformance.rules``; an empty text is
-that it loads the model.  A rule that is broken when the repository is read shows in Triton's log alone.
+that it loads the model.  A rule that is broken when the repository is read shows in Triton's log alone.  It is recorded
+twice: of models that backends complete, and of models without a version where they complete nothing, whose
+configurations are refused for the missing version only if they are right.
 """
 
 # ruff: noqa: E501  (one configuration a line)
@@ -23,6 +25,7 @@ class TritonPythonModel:
 """
 A = 'input { name: "A" data_type: TYPE_FP32 dims: 4 } '
 B = 'output { name: "B" data_type: TYPE_FP32 dims: 4 } '
+B2 = B.replace('"B"', '"B2"')
 TWO = "max_batch_size: 2 "
 KINDS = (
     "BATCH_ELEMENT_COUNT", "BATCH_ACCUMULATED_ELEMENT_COUNT", "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO",
@@ -168,9 +171,24 @@ RULES: dict[str, str] = {
     "ensemble with a tensor for two inputs": _ensemble(_step("join", "A:A A2:A", "B:B")),
     "ensemble joins two streams": _ensemble(_step("stream", "A:A", "B:X"), _step("stream", "A:A", "B:Y"), _step("join", "A:X A2:Y", "B:B")),
     "ensemble joins a stream with its input": _ensemble(_step("stream", "A:A", "B:X"), _step("join", "A:X A2:A", "B:B")),
+    "ensemble joins a stream with another step": _ensemble(_step("stream", "A:A", "B:X"), _step("ok", "A:A", "B:Y"), _step("join", "A:X A2:Y", "B:B")),
+    "ensemble joins a stream with what comes of it": _ensemble(_step("stream", "A:A", "B:X"), _step("ok", "A:X", "B:Y"), _step("join", "A:X A2:Y", "B:B")),
+    "ensemble joins two streams inside": _ensemble(_step("stream", "A:A", "B:X"), _step("stream", "A:A", "B:Y"), _step("join", "A:X A2:Y", "B:Z"), _step("ok", "A:Z", "B:B")),
+    "ensemble gives two streams": _ensemble(_step("stream", "A:A", "B:B"), _step("stream", "A:A", "B:B2"), tensors=A + B + B2),
+    "ensemble gives a stream and another step": _ensemble(_step("stream", "A:A", "B:B"), _step("ok", "A:A", "B:B2"), tensors=A + B + B2),
+    "ensemble gives a stream and what comes of it": _ensemble(_step("stream", "A:A", "B:B2"), _step("ok", "A:B2", "B:B"), tensors=A + B + B2),
+    "ensemble gives a stream and a stream of it": _ensemble(_step("stream", "A:A", "B:B2"), _step("stream", "A:B2", "B:B"), tensors=A + B + B2),
+    "ensemble gives a stream and its input": _ensemble(_step("stream", "A:A", "B:B"), tensors=A + B + A.replace("input", "output")),
+    "name of another model and a wrong batch size": _model(A + B + 'name: "other" max_batch_size: -1'),
+    "name of another model and a wrong tensor": _model('name: "other" input { name: "A" } ' + B),
+    "name of another model without backend": 'name: "other" ' + A + B,
+    "name of another model without scheduling": 'name: "other" platform: "ensemble" ' + A + B,
+    "name of another model": _model(A + B + 'name: "other"'),
 }  # fmt: skip
 #: What stands for the answer of a server that is no more.
 CRASHES = "Triton does not survive this"
+#: What stands for the refusal of a model without a version.
+NO_VERSION = "it has no version"
 RECORDED = Path(__file__).with_suffix(".json")
 
 
@@ -179,20 +197,20 @@ def name_of(rule: str) -> str:
     return re.sub(r"\W+", "_", rule)
 
 
-def lay_out(repository: Path) -> None:
-    """Write all models; each starts without reading anything."""
+def lay_out(repository: Path, *, versions: bool = True) -> None:
+    """Write all models, with or without versions; each starts without reading anything."""
     for name, config in {**MEMBERS, **{name_of(rule): config for rule, config in RULES.items()}}.items():
         files = {"1/.keep": ""} if "platform" in config else {"1/model.py": PASS}
-        write(repository, name, config, files)
+        write(repository, name, config, files if versions or name in MEMBERS else {"notes.txt": ""})
 
 
-def record(folder: Path) -> dict[str, str]:
+def record(folder: Path, *flags: str, versions: bool = True) -> dict[str, str]:
     """What Triton says to each; it is started anew where it does not survive one."""
-    lay_out(folder / "models")
+    lay_out(folder / "models", versions=versions)
     told: dict[str, str] = {}
     log = folder / "log"
     while waiting := [rule for rule in RULES if rule not in told]:
-        with TritonServer(folder / "models", "--model-control-mode=explicit", log=log) as triton:
+        with TritonServer(folder / "models", "--model-control-mode=explicit", *flags, log=log) as triton:
             for rule in waiting:
                 try:
                     path = f"/v2/repository/models/{name_of(rule)}/load"
@@ -208,6 +226,8 @@ def _rule(error: str, model: str, log: str) -> str:
     if "failed to poll" in error:
         found = re.findall(rf"Poll failed for model directory '{model}': (.*?)\"?\n", log)
         return found[-1] if found else error
+    if "at least one version must be available" in error:
+        return NO_VERSION
     error = error.removeprefix(f"load failed for model '{model}': ")
     return (
         error.removeprefix("version 1 is at UNAVAILABLE state: Invalid argument: ").removesuffix(";\n").rstrip("; \n")
@@ -216,4 +236,9 @@ def _rule(error: str, model: str, log: str) -> str:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        RECORDED.write_text(json.dumps(record(Path(directory)), indent=1) + "\n")
+        folder = Path(directory)
+        recorded = {
+            "completed": record(folder / "completed"),
+            "as written": record(folder / "written", "--disable-auto-complete-config", versions=False),
+        }
+        RECORDED.write_text(json.dumps(recorded, indent=1) + "\n")

@@ -148,3 +148,49 @@ def test_headers_are_forwarded_as_they_were_sent(
         headers = {"my_A": "1", "x-MY_b": "2", "other": "3"}
         reply = post(server.http, "/v2/models/echo_request/infer", body, headers)
     assert json.loads(reply.json()["outputs"][0]["data"][0])["parameters"] == forwarded
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "files", "fault"),
+    [
+        (
+            "tensor", 'backend: "python" input { name: "I" data_type: TYPE_FP32 }', {"notes.txt": ""},
+            "model input 'I' must specify 'dims' for tensor",
+        ),
+        (
+            "negative", CONFIG + "max_batch_size: -1", {"notes.txt": ""},
+            "'max_batch_size' must be non-negative value for negative",
+        ),
+        (
+            "renamed", CONFIG + 'name: "other" max_batch_size: -1', GOOD,
+            "'max_batch_size' must be non-negative value for other",
+        ),
+        (
+            "bare", None, GOOD,
+            "failed to open text file for read {repository}/bare/config.pbtxt: No such file or directory",
+        ),
+    ],
+)  # fmt: skip
+def test_configuration_is_refused_before_versions_and_names_are_looked_at(
+    name: str, config: str | None, files: dict[str, str], fault: str, tmp_path: Path, start: Start
+) -> None:
+    repository = write(tmp_path / "models", name, config, files).parent
+    log = tmp_path / "log"
+    with start(repository, "--disable-auto-complete-config", log=log, wait=False) as server:
+        assert server.process.wait(60) == 1
+    told = f"Poll failed for model directory '{name}': {fault.format(repository=repository)}"
+    assert told in log.read_text(errors="replace")
+
+
+def test_ensembles_that_contain_each_other_are_refused_for_that(tmp_path: Path, start: Start) -> None:
+    tensors = 'platform: "ensemble" input { name: "A" data_type: TYPE_FP32 dims: 1 } '
+    tensors += 'output { name: "B" data_type: TYPE_FP32 dims: 1 } '
+    step = 'step {{ model_name: "{}" model_version: -1 input_map {{ key: "A" value: "A" }} '
+    step += 'output_map {{ key: "B" value: "B" }} }}'
+    for name, member in (("first", "second"), ("second", "first")):
+        write(tmp_path / "models", name, f"{tensors}ensemble_scheduling {{ {step.format(member)} }}", {"1/.keep": ""})
+    with start(tmp_path / "models", log=tmp_path / "log", wait=False) as server:
+        assert server.process.wait(60) == 1
+    text = (tmp_path / "log").read_text(errors="replace")
+    for name, member in (("first", "second"), ("second", "first")):
+        assert f"circular dependency between ensembles: {name} -> ... -> {member} -> {name}" in text

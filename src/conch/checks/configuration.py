@@ -14,7 +14,7 @@ from conch.config.remote import field_problems, is_remote
 from conch.config.schema import InstanceGroup, ModelConfig, SequenceBatching, implementation, is_ensemble, scheduler
 from conch.config.validate import directory_name_problems, static_problems
 from conch.config.validate_instances import instance_problems, warmup_problems
-from conch.config.validate_io import io_problems
+from conch.config.validate_io import written_io_problems
 from conch.config.validate_scheduling import state_problems
 from conch.repository.backends import BackendPlaces
 from conch.repository.model_files import CONFIG_FILE
@@ -30,9 +30,11 @@ def named_gpus(config: ModelConfig) -> list[int]:
 def check_configuration(model: CheckedModel) -> Iterator[Finding]:
     """What loading refuses in the configuration, as far as files tell."""
     config, files = model.config, model.files
-    problems: list[Problem] = [*directory_name_problems(files.config, files.name), *static_problems(config)]
+    problems: list[Problem] = [*static_problems(config), *directory_name_problems(files.config, files.name)]
     completed = model.completes_itself()
-    problems += [problem for problem in io_problems(config) if not (completed and "must specify" in problem.message)]
+    problems += [
+        problem for problem in written_io_problems(config) if not (completed and "must specify" in problem.message)
+    ]
     problems += state_problems(config)
     problems += instance_problems(config, named_gpus(files.config))
     problems += warmup_problems(config)

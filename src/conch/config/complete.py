@@ -118,10 +118,10 @@ def complete_backend(config: ModelConfig, name: str, artefacts: Collection[str])
     if config.backend:
         _fill_backend_fields(config, artefacts)
     elif not config.platform and not config.default_model_filename:
-        _, dot, backend = config.name.rpartition(".")
+        _, dot, backend = name.rpartition(".")
         if not dot:
             raise Problem(
-                f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
+                f"Invalid model name: Could not determine backend for model '{name}' with no backend in model "
                 "configuration. Expected model name of the form 'model.<backend_name>'.",
                 hint="put a model file into the version directory, or set 'backend'",
             )

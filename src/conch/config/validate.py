@@ -1,8 +1,9 @@
 """Every check of a configuration, in the order in which loading makes them.
 
-``validate`` runs when a model is read from its repository and refuses it there; ``validate_io``,
-``validate_states`` and ``validate_instances`` run when a version is loaded, after the backend has
-completed the configuration; ``validate_ensemble`` runs once the members' configurations are known.
+``validate`` runs when a model is read from its repository and refuses it there, before its versions are looked for;
+so does ``validate_written`` where no backend completes configurations.  ``validate_io``, ``validate_states`` and
+``validate_instances`` run when a version is loaded, after the backend has completed the configuration;
+``validate_ensemble`` runs once the members' configurations are known.
 Each raises the first :class:`Problem`; the ``…_problems`` they are made of yield them all.
 """
 
@@ -14,7 +15,7 @@ from conch.config.problem import Problem, Problems, refuse
 from conch.config.schema import ModelConfig, is_ensemble, scheduler
 from conch.config.validate_ensemble import ensemble_problems, member_problems
 from conch.config.validate_instances import instance_problems
-from conch.config.validate_io import io_problems
+from conch.config.validate_io import io_problems, written_io_problems
 from conch.config.validate_scheduling import (
     dynamic_batching_problems,
     response_cache_problems,
@@ -34,6 +35,12 @@ _PLATFORMS = {
 def validate(config: ModelConfig) -> None:
     """Refuse a completed configuration that no backend could make right."""
     refuse(static_problems(config))
+
+
+def validate_written(config: ModelConfig) -> None:
+    """Refuse a configuration that no backend completes."""
+    validate(config)
+    refuse(written_io_problems(config))
 
 
 def validate_io(config: ModelConfig) -> None:

@@ -14,8 +14,13 @@ _DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 def io_problems(config: ModelConfig) -> Problems:
     """Everything wrong with the tensors of a completed configuration."""
     for index, made in enumerate(config.batch_input):
-        if made.data_type == DataType.TYPE_INVALID:  # noticed before all else, and in other words
+        if made.data_type == DataType.TYPE_INVALID:  # found when a backend is given the configuration to complete
             yield Problem("unexpected batch input data type 'TYPE_INVALID'", ("batch_input", index))
+    yield from written_io_problems(config)
+
+
+def written_io_problems(config: ModelConfig) -> Problems:
+    """Everything wrong with the tensors of a configuration that no backend completes."""
     for problem in _tensor_problems(config):
         yield Problem(f"{problem.message} for {config.name}", problem.field, hint=problem.hint)
 
@@ -104,7 +109,7 @@ def _batch_input_problems(config: ModelConfig) -> Problems:
         kind = BatchInput.Kind.Name(tensor.kind)
         if len(tensor.source_input) != 1:
             yield Problem(f"batch input kind '{kind}' expects 1 source input, got {len(tensor.source_input)}", where)
-        if tensor.data_type not in (DataType.TYPE_INVALID, DataType.TYPE_INT32, DataType.TYPE_FP32):
+        if tensor.data_type not in (DataType.TYPE_INT32, DataType.TYPE_FP32):
             yield Problem("batch input data type must be TYPE_INT32 or TYPE_FP32", where)
         yield from _unknown_sources(tensor.source_input, inputs, where)
 

@@ -58,6 +58,12 @@ class ModelFiles:
     def version_directory(self, version: int) -> Path:
         return self.directory / str(version)
 
+    def check_configured(self) -> None:
+        """Raise INTERNAL for a model without a configuration."""
+        if self.config_path is None and self.config == ModelConfig():
+            path = self.directory / CONFIG_FILE
+            raise internal(f"failed to open text file for read {path}: No such file or directory")
+
     def completed(self, gpus: Sequence[int], written: ModelConfig | None = None) -> ModelConfig:
         """The configuration with what was left out, or another one, ``written``; raises as ``config.complete`` does."""
         python_based = self.backend_directory is not None

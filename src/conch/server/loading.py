@@ -20,7 +20,7 @@ from conch.config.problem import refuse
 from conch.config.remote import is_remote
 from conch.config.schema import ModelConfig, copied, implementation
 from conch.config.signature import first_response_buckets, parameters, signature
-from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load
+from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load, validate_written
 from conch.config.validate_scheduling import response_cache_problems
 from conch.repository.backends import BackendPlaces
 from conch.repository.identity import identity_of
@@ -106,11 +106,15 @@ class Loader:
     def configure(self, files: ModelFiles) -> ModelConfig:
         """The configuration before any backend has looked at the model.
 
-        Raises INVALID_ARG for a name that is not the directory's and for a model without a backend.
+        Raises INVALID_ARG for a model without a backend and for a name that is not the directory's; where backends
+        complete nothing, also for tensors that are incomplete, and INTERNAL for a model without a configuration.
         """
-        check_directory_name(files.config, files.name)
+        as_written = self._settings.disable_auto_complete_config
+        if as_written:
+            files.check_configured()
         config = files.completed(self._gpus)
-        validate(config)
+        (validate_written if as_written else validate)(config)
+        check_directory_name(config, files.name)
         for problem in ineffective_problems(config):
             LOG.warning("model '%s': %s", config.name, problem.message)
         if config.response_cache.enable and self._cache is None:
@@ -227,6 +231,8 @@ class Loader:
         ]
         statistics = self._new_statistics(files.name, version)
         limit = config.ensemble_scheduling.max_inflight_requests
+        if limit:
+            LOG.info("Ensemble model '%s' configured with max_inflight_requests: %d", config.name, limit)
         find = self._find_by(keys)
         executor = EnsembleExecutor(Ensemble(signature(config, version), steps, find, limit))
         statistics.load_ns = monotonic_ns() - begun

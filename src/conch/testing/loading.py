@@ -55,9 +55,9 @@ def _configured(files: ModelFiles, parameters: Mapping[str, str]) -> ModelConfig
         if not isinstance(value, str):
             raise invalid(f"parameter '{name}' of a model is a text, as in its config.pbtxt; got {value!r:.80}")
         written.parameters[name].string_value = value
-    check_directory_name(written, files.name)
     config = files.completed(visible_gpus(), written)
     validate(config)
+    check_directory_name(config, files.name)
     if config.HasField("ensemble_scheduling"):
         raise unsupported(f"model '{files.name}' is an ensemble, which has no code: test its members")
     if backend_of(implementation(config), parameters_of(config)).generates:

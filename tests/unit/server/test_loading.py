@@ -277,3 +277,26 @@ async def test_worker_is_told_which_model_it_runs(tmp_path: Path) -> None:
     assert init["model"]["filename"] == "other.py" and init["model"]["version"] == "1"
     assert json.loads(init["config"])["name"] == "m"
     assert init["backend"] == "conch.backends.python.backend:PythonBackend"
+
+
+def test_model_without_a_configuration_is_refused_where_nothing_is_completed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, CONFIG)
+    (bench.directory / "config.pbtxt").unlink()
+    (bench.directory / "1" / "model.py").touch()
+    assert bench.loader.configure(bench.files).backend == "python"
+    nothing: Any = None
+    as_written = Loader(Settings(disable_auto_complete_config=True), (), nothing, nothing)
+    path = bench.directory / "config.pbtxt"
+    with pytest.raises(ConchError, match=f"^failed to open text file for read {path}: No such file or directory$"):
+        as_written.configure(bench.files)
+
+
+async def test_limit_of_an_ensemble_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scheduling = """ensemble_scheduling { max_inflight_requests: 3 step [{ model_name: "a" model_version: -1
+        input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } }] }"""
+    bench = Bench(tmp_path, CONFIG.replace('backend: "python"', 'platform: "ensemble"') + scheduling)
+    member = await Bench(tmp_path / "member", CONFIG).load()
+    files = bench.files
+    with caplog.at_level(logging.INFO, logger="conch"):
+        await bench.loader.load_ensemble(files, 1, bench.loader.configure(files), {"a": "a"}, lambda: {"a": member})
+    assert "Ensemble model 'm' configured with max_inflight_requests: 3" in caplog.messages
