@@ -358,6 +358,9 @@ def test_the_vllm_backend_has_its_files_defaults_and_texts(server: ConchServer) 
     assert reply.status == 200, reply.body
     assert reply.json()["num_output_tokens"] == 16
     assert reply.json()["text_output"].startswith("How can you be")
+    shown = get(server.http, "/v2/models/vllm/config").json()["parameters"]
+    assert shown["conch.instead_of"] == {"string_value": "vllm"}
+    assert shown["conch.engine"]["string_value"].startswith("transformers")
     refused = generate(server, "vllm", text_input="a", stream=True, exclude_input_in_output=False)
     assert refused.error == (
         "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."

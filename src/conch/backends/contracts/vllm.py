@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from conch import extras
 from conch.backends.contracts.text.backend import TextBackend
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.limits import UnknownAdapter
@@ -94,6 +96,18 @@ class VllmBackend(TextBackend):
     def defaults(self, generation: Mapping[str, Any], settings: ServingOptions) -> Defaults:
         return Defaults.of_vllm()
 
+    def choose_engine(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> str:
+        """vLLM itself where it is installed, on CPUs too, unless the parameter ``engine`` names another."""
+        if checkpoint.options.engine == "auto" and find_spec("vllm") is not None:
+            return "vllm"
+        return super().choose_engine(checkpoint, instance)
+
+    def load(self, instance: Mapping[str, Any]) -> None:
+        engine = self.choose_engine(self._checkpoint, instance)
+        super().load(instance)
+        if engine != "vllm":
+            self.runs_with["instead_of"] = "vllm"
+
     def arguments(self, engine: str) -> Mapping[str, Any]:
         others = {name: value for name, value in self._arguments.items() if name not in _PARAMETERS}
         if others and is_checkpoint_folder(Path(self.model["version_directory"])):
@@ -108,8 +122,11 @@ class VllmBackend(TextBackend):
         others.pop("enable_lora", None)
         if any(others.get(name) for name in _SPECULATIVE):
             raise invalid(f"speculative decoding is not supported by engine '{engine}'")
-        if others:
-            self.log("INFO", f"model.json: only vLLM itself uses {', '.join(sorted(others))}; there is no effect here")
+        if self._checkpoint.options.engine == "auto":
+            self.warn_of(
+                f"vLLM is not installed here ({extras.command_for('vllm')}), so engine '{engine}' serves the model"
+            )
+        self.log_without_effect("engine arguments", sorted(others))
         return {}
 
     def response_builder(self, request: Request) -> ResponseBuilder:

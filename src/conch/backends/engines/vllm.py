@@ -44,10 +44,11 @@ def open(spec: EngineSpec) -> GenerationEngine:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     vllm = extras.load("engine 'vllm'", "vllm")
     statistics = _Statistics()
+    wrong: tuple[type[Exception], ...] = (*_refusals(), OSError)
     try:
         arguments = vllm.EngineArgs(**_arguments(spec, {field.name for field in dataclasses.fields(vllm.EngineArgs)}))
         engine = vllm.LLMEngine.from_engine_args(arguments, stat_loggers=[statistics.logger])
-    except (ValueError, OSError) as error:
+    except wrong as error:
         raise invalid(f"engine 'vllm' cannot load '{spec.gguf or spec.directory}': {one_line(error)}") from error
     except RuntimeError as error:
         raise internal(f"engine 'vllm' failed to load '{spec.gguf or spec.directory}': {one_line(error)}") from error
@@ -89,7 +90,7 @@ class VllmEngine(GenerationEngine):
                 lora_request=self._adapters[sampling.lora_name] if sampling.lora_name else None,
                 priority=request.priority,
             )
-        except ValueError as error:
+        except _refusals() as error:
             raise invalid(one_line(error)) from error
         self._requests[request.id] = sampling.logprobs or 0
 
@@ -177,6 +178,16 @@ class _Statistics:
 
     def record_sleep_state(self, *_: Any, **__: Any) -> None:
         pass
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a wrong request, model or argument, which is no ValueError in later versions."""
+    try:
+        from vllm import exceptions
+    except ImportError:
+        return (ValueError,)
+    names = ("VLLMClientError", "VLLMValidationError")
+    return (ValueError, *(getattr(exceptions, name) for name in names if hasattr(exceptions, name)))
 
 
 def _choose_device(spec: EngineSpec) -> None:

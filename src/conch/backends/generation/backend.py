@@ -82,6 +82,10 @@ class GenerationBackend(NativeBackend):
         """Whether a request may have several responses."""
         return bool((self.config.get("model_transaction_policy") or {}).get("decoupled"))
 
+    def choose_engine(self, checkpoint: Checkpoint, instance: Mapping[str, Any]) -> str:
+        """The name of the engine for a checkpoint on the device of ``instance``."""
+        return choose_engine(checkpoint, instance["kind"] == "GPU")
+
     def open_engine(
         self,
         checkpoint: Checkpoint,
@@ -94,7 +98,7 @@ class GenerationBackend(NativeBackend):
         Raises INVALID_ARG for what cannot be loaded and for a model that does not answer as transformers does,
         UNSUPPORTED without the engine's library.
         """
-        name = choose_engine(checkpoint, instance["kind"] == "GPU")
+        name = self.choose_engine(checkpoint, instance)
         spec = engine_spec(checkpoint, instance, tokenizer, arguments=arguments(name))
         self._compile_seconds = checkpoint.options.number("structured_output_timeout", COMPILE_SECONDS)
         if self._compile_seconds <= 0:

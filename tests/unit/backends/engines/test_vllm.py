@@ -79,8 +79,14 @@ class SamplingParams:
     _bad_words_token_ids: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
+        if self.top_p > 1:
+            raise VLLMValidationError("top_p must be in (0, 1]")
         if self.temperature > 2:
             raise ValueError(f"temperature must be in [0, 2], got {self.temperature}.")
+
+
+class VLLMValidationError(Exception):
+    """As in later versions of vLLM, where it is no ValueError."""
 
 
 @dataclass
@@ -170,6 +176,7 @@ class Module:
 def package(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: Mapping[str, Mapping[str, Any]] = {
         "vllm": {"EngineArgs": EngineArgs, "LLMEngine": LLMEngine, "SamplingParams": SamplingParams},
+        "vllm.exceptions": {"VLLMValidationError": VLLMValidationError},
         "vllm.lora": {},
         "vllm.lora.request": {"LoRARequest": LoRARequest},
         "vllm.sampling_params": {
@@ -290,6 +297,9 @@ def test_what_vllm_refuses_is_refused_in_one_sentence() -> None:
     engine = open_engine("vllm", spec())
     with pytest.raises(ConchError, match=r"^temperature must be in \[0, 2\], got 3$") as refused:
         engine.add(EngineRequest(1, [5], Sampling(temperature=3)))
+    assert refused.value.code is Code.INVALID_ARG
+    with pytest.raises(ConchError, match=r"^top_p must be in \(0, 1\]$") as refused:
+        engine.add(EngineRequest(2, [5], Sampling(top_p=2)))
     assert refused.value.code is Code.INVALID_ARG
     with pytest.raises(ConchError, match=r"^The decoder prompt \(length 101\) is longer than the maximum$"):
         engine.add(EngineRequest(1, [5] * 101, Sampling()))

@@ -12,7 +12,6 @@ from conch.backends.contracts.text.config import complete_text_config
 from conch.backends.contracts.text.interface import TextInterface
 from conch.backends.generation.backend import GenerationBackend
 from conch.backends.generation.defaults import Defaults
-from conch.backends.generation.engines import choose_engine
 from conch.backends.generation.limits import Limits
 from conch.backends.generation.options import ServingOptions
 from conch.backends.native.libraries import TRANSFORMERS
@@ -48,7 +47,7 @@ class TextBackend(GenerationBackend):
 
     def preloads(self, instance: Mapping[str, Any]) -> tuple[Sequence[str], dict[str, str]]:
         """The modules that ``load`` is going to import for ``instance``, and the variables that it sets before."""
-        if choose_engine(self._checkpoint, instance["kind"] == "GPU") != "transformers":
+        if self.choose_engine(self._checkpoint, instance) != "transformers":
             return (), {}
         return TRANSFORMERS, openmp(self._checkpoint.options.threads or usable_cores(), 1)
 
