@@ -22,6 +22,18 @@ class CacheArea(Protocol):
         """The version has ended: its entries are of no more use, and none is kept any more."""
 
 
+class NoEntries:
+    """The entries of a version whose responses must not be kept: none."""
+
+    def find(self, key: bytes) -> None:
+        return None
+
+    def insert(self, key: bytes, entry: CachedResponse) -> bool:
+        return True
+
+    def forget(self) -> None: ...
+
+
 class ResponseCache(Protocol):
     """One cache for all models of the server; ``lasting`` where entries outlive the versions that they are of."""
 

@@ -54,6 +54,8 @@ class Checkpoint:
     gguf: GgufFile | None = None
     version_directory: Path | None = None
     warning: str = ""
+    #: What answers depend on besides the files of the version, as kinds and texts; see ``repository/identity.py``.
+    dependencies: list[tuple[str, str]] = field(default_factory=list)
     _documents: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -90,6 +92,10 @@ class Checkpoint:
             gguf = read_gguf(location.gguf)
         self = cls(folder, location.source, location.revision, {}, options, manifest=manifest, gguf=gguf)
         self.version_directory = version_directory
+        if location.revision:
+            self.dependencies.append(("revision", f"{location.source}@{location.revision}"))
+        else:
+            self.dependencies.append(("path", str(location.gguf or folder)))
         self.warning = warning
         self.config = config_of(gguf) if gguf is not None else self.json("config.json") or {}
         self._check_architectures()
@@ -124,7 +130,9 @@ class Checkpoint:
 
     def named_path(self, parameter: str, text: str) -> Path:
         """The file or folder that ``parameter`` names by ``text``; see :func:`hub.named_path`."""
-        return hub.named_path(parameter, text, self.version_directory or self.directory, self.directory)
+        path = hub.named_path(parameter, text, self.version_directory or self.directory, self.directory)
+        self.dependencies.append(("path", str(path)))
+        return path
 
     def json(self, name: str) -> dict[str, Any] | None:
         """The object in a JSON file of the checkpoint, None without one.  Raises INVALID_ARG for anything else."""
@@ -257,6 +265,9 @@ class Checkpoint:
 
     def _require_trust(self) -> None:
         """Refuse code that comes with the checkpoint unless the configuration trusts it, where it would be needed."""
+        code = self.config.get("auto_map") or {}
+        if self.options.trust_remote_code and any("--" in str(name) for name in code.values()):
+            self.dependencies.append(("unknown", "code of another repository on the Hub, which auto_map names"))
         if self.options.trust_remote_code or files_for(self.engine) != "torch":
             return
         if self.config.get("auto_map") and not _known_to_transformers(str(self.config.get("model_type", ""))):

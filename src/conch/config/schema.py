@@ -78,6 +78,14 @@ def copied(config: ModelConfig) -> ModelConfig:
     return copy
 
 
+def without_placement(config: ModelConfig) -> ModelConfig:
+    """A configuration without what may change while a version runs: its instances and the policy that selects it."""
+    rest = copied(config)
+    rest.ClearField("instance_group")
+    rest.ClearField("version_policy")
+    return rest
+
+
 def is_ensemble(config: ModelConfig) -> bool:
     return bool(config.platform == "ensemble")
 

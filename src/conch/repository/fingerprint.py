@@ -41,7 +41,7 @@ def take_fingerprint(directory: Path, config_name: str | None = None) -> Fingerp
     Without ``config_name`` the directory ``configs`` has no meaning and does not count either.  Raises OSError for more
     than ``MOST_FILES``.
     """
-    return fingerprint_of(_stamps(directory), directories_in(directory), config_name)
+    return fingerprint_of(take_stamps(directory), directories_in(directory), config_name)
 
 
 def fingerprint_of(stamps: Iterable[Stamp], directories: Iterable[str], config_name: str | None = None) -> Fingerprint:
@@ -67,7 +67,8 @@ def counts(path: str) -> bool:
     return not any(part.startswith(".") or part in _IGNORED for part in parts)
 
 
-def _stamps(directory: Path) -> Iterator[Stamp]:
+def take_stamps(directory: Path) -> Iterator[Stamp]:
+    """Yield the stamps of the files in a directory that count; raises as :func:`take_fingerprint` does."""
     seen: set[tuple[int, int]] = set()
     left = MOST_FILES
     for folder, folders, files in os.walk(directory, followlinks=True):

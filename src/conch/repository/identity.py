@@ -2,41 +2,95 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from conch import __version__
 from conch.config.schema import ModelConfig
-from conch.repository.fingerprint import take_fingerprint
+from conch.repository.fingerprint import take_fingerprint, take_stamps
 
 #: Files up to this size are gone through.  Larger ones, weights as a rule, count by their size and time.
 _MOST_BYTES_READ: Final = 1 << 20
 
 
-def identity_of(directories: Iterable[Path], version: int, config: ModelConfig) -> bytes:
-    """The digest of a version's configuration and files; blocking.
+class Identity(NamedTuple):
+    """What a version answers from: a digest, and in ``unknown`` what else there is; then answers cannot be shared."""
 
-    ``directories`` are the model's, and that of its Python-based backend if it has one.  Two servers
-    with the same small files, and copies of the large ones that kept their times, have the same.
+    digest: bytes = b""
+    unknown: str = ""
+
+
+NO_IDENTITY: Final = Identity()
+
+
+class Dependency(NamedTuple):
+    """What answers depend on outside of the version's directory, as a worker tells.
+
+    ``kind`` is ``path`` for a file or folder, ``revision`` for text that names content that never changes
+    (``org/name@commit``), ``unknown`` for what else it may be.
+    """
+
+    kind: str
+    text: str
+
+
+def identity_of(
+    directories: Sequence[Path],
+    version: int,
+    config: ModelConfig,
+    *,
+    began: int,
+    facts: Mapping[str, str],
+    dependencies: Iterable[Dependency] = (),
+) -> Identity:
+    """The identity of a version with this configuration, whose load ``began`` at a time (ns since the epoch); blocking.
+
+    ``directories`` are the model's, and that of its Python-based backend if it has one; ``facts`` are what else
+    answers depend on, by name.  Two servers with the same small files, and copies of the large ones that kept their
+    times, have the same.
     """
     digest = hashlib.blake2b(config.SerializeToString(deterministic=True), digest_size=16)
-    for directory in directories:
-        try:
-            fingerprint = take_fingerprint(directory)
-        except OSError:  # too many files: nobody else's answers can be trusted
-            return os.urandom(16)
-        for name, time, size in sorted(fingerprint.versions.get(version, frozenset()) | fingerprint.rest):
-            digest.update(repr((name, size)).encode(errors="surrogatepass"))
-            digest.update(_content(directory / name, size) or repr(time).encode())
-    return digest.digest()
-
-
-def _content(path: Path, size: int) -> bytes:
-    if size > _MOST_BYTES_READ:
-        return b""
+    digest.update(repr((__version__, sorted(facts.items()))).encode(errors="surrogatepass"))
     try:
-        return hashlib.blake2b(path.read_bytes()).digest()
-    except OSError:
-        return b""
+        for directory in directories:
+            fingerprint = take_fingerprint(directory)
+            for name, *_ in sorted(fingerprint.versions.get(version, frozenset()) | fingerprint.rest):
+                digest.update(_file(directory / name, name, began))
+        for kind, text in sorted(set(dependencies)):
+            if kind == "unknown":
+                return Identity(unknown=text)
+            if kind == "revision":
+                digest.update(text.encode(errors="surrogatepass"))
+                continue
+            path = Path(text)
+            if path.is_relative_to(directories[0] / str(version)):
+                continue  # one of the files above
+            for name, *_ in sorted(take_stamps(path)) if path.is_dir() else [(path.name,)]:
+                digest.update(_file(path / name if path.is_dir() else path, name, began))
+    except OSError as error:
+        return Identity(unknown=f"{error.strerror}: {error.filename}")
+    return Identity(digest.digest())
+
+
+def joint_identity(identity: Identity, steps: Iterable[tuple[str, Identity]]) -> Identity:
+    """The identity of an ensemble, which answers from its models, too: each with its name."""
+    digest = hashlib.blake2b(identity.digest, digest_size=16)
+    for name, step in steps:
+        if step.unknown:
+            return Identity(unknown=f"model '{name}', which depends on {step.unknown}")
+        digest.update(step.digest)
+    return identity if identity.unknown else Identity(digest.digest())
+
+
+def _file(path: Path, name: str, began: int) -> bytes:
+    """A digest of a file under its ``name``.  Raises OSError for one that is newer than a load that ``began``."""
+    status = path.stat()
+    if status.st_ctime_ns > began:
+        raise OSError(errno.EAGAIN, "a file that changed while the model was being loaded", str(path))
+    small = status.st_size <= _MOST_BYTES_READ
+    digest = hashlib.blake2b(repr((name, status.st_size, small)).encode(errors="surrogatepass"))
+    digest.update(path.read_bytes() if small else repr(status.st_mtime_ns).encode())
+    return digest.digest()

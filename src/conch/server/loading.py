@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from time import monotonic_ns
+from time import monotonic_ns, time_ns
 from typing import Any, Protocol
 
 from conch.backends.table import BACKENDS, backend_of
@@ -18,12 +18,12 @@ from conch.config.complete import complete_ensemble, merge_completion
 from conch.config.effects import ineffective_problems
 from conch.config.problem import refuse
 from conch.config.remote import is_remote
-from conch.config.schema import ModelConfig, copied, implementation
+from conch.config.schema import ModelConfig, copied, implementation, without_placement
 from conch.config.signature import first_response_buckets, parameters, signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load, validate_written
 from conch.config.validate_scheduling import response_cache_problems
 from conch.repository.backends import BackendPlaces
-from conch.repository.identity import identity_of
+from conch.repository.identity import NO_IDENTITY, Identity
 from conch.repository.model_files import ModelFiles
 from conch.repository.naming import qualified
 from conch.schedulers.ensemble import Ensemble, Step
@@ -43,7 +43,7 @@ from conch.server.limited import (
     LimitsResources,
 )
 from conch.server.model import Executor, Model, origins_of
-from conch.server.origins import MembersArea, joint_identity
+from conch.server.origins import MembersArea, entries_of, version_identity
 from conch.server.places import LeavePlace
 from conch.server.remote.loading import complete_remote, make_executor
 from conch.server.resources import is_limited
@@ -129,7 +129,7 @@ class Loader:
         if is_remote(config):
             return await self._load_remote(files, version, config)
         LOG.info("loading: %s:%d", files.key, version)
-        begun = monotonic_ns()
+        begun, load_time = monotonic_ns(), time_ns()
         if config.runtime or config.backend not in BACKENDS:
             await asyncio.to_thread(self._backends.check, config, files.directory, version)
         starter = self._starter(files, version, config, on_stalled)
@@ -151,18 +151,22 @@ class Loader:
             )
             states = await asyncio.to_thread(read_states, starter.config, files.directory)
             dispatcher = self._dispatcher(starter.config, version, statistics, states)
-            identity = await self._identity(files, version, starter.config)
-            executor = self._behind_cache(dispatcher, identity, version, starter.config, statistics, files.namespace)
             labels = await asyncio.to_thread(files.labels)
-            model = Model(
-                starter.config, version, executor, statistics, labels, namespace=files.namespace, identity=identity
-            )
-            model.repeats = repeats_of(executor)
             await self._add_workers(dispatcher, starter, self._placements(starter.config), first)
         except BaseException:
             if first is not None:
                 first.kill()
             raise
+        try:
+            identity = await self._identity(files, version, starter.config, load_time, dispatcher)
+        except BaseException:
+            await dispatcher.stop(0)
+            raise
+        executor = self._behind_cache(dispatcher, identity, version, starter.config, statistics, files.namespace)
+        model = Model(
+            starter.config, version, executor, statistics, labels, namespace=files.namespace, identity=identity
+        )
+        model.repeats = repeats_of(executor)
         model.tell(dispatcher.runs_with)
         statistics.load_ns = monotonic_ns() - begun
         return model
@@ -178,7 +182,7 @@ class Loader:
         statistics = self._new_statistics(
             files.name, version, decoupled=decoupled, buckets=first_response_buckets(config)
         )
-        identity = await self._identity(files, version, config)
+        identity = Identity(unknown="what other servers run")
         labels = await asyncio.to_thread(files.labels)
         remote = await make_executor(config, version, files.directory, statistics, self._settings.max_pending_requests)
         executor = self._behind_cache(remote, identity, version, config, statistics, files.namespace)
@@ -216,10 +220,10 @@ class Loader:
         ``keys`` are those of its members, by name.
         """
         LOG.info("loading: %s:%d", files.key, version)
-        begun = monotonic_ns()
+        begun, load_time = monotonic_ns(), time_ns()
         validate_load(config, self._gpus)
         labels = await asyncio.to_thread(files.labels)
-        identity = await self._identity(files, version, config)
+        identity = await self._identity(files, version, config, load_time)
         members = find_members()  # nothing is awaited from here on, so that none of them is unloaded
         self.check_ensemble(config, members)
         config = copied(config)
@@ -287,20 +291,22 @@ class Loader:
         """The cache, for a model that enables it."""
         return self._cache if config.response_cache.enable else None
 
-    async def _identity(self, files: ModelFiles, version: int, config: ModelConfig) -> bytes:
+    async def _identity(
+        self, files: ModelFiles, version: int, config: ModelConfig, load_time: int, workers: Dispatcher | None = None
+    ) -> Identity:
         """What the version answers from, for a cache that outlives it; empty where there is none.
 
         A model that does not use the cache has one too, as it may be a member of an ensemble that does.
         """
         if self._cache is None or not self._cache.lasting:
-            return b""
-        places = [files.directory, *([files.backend_directory] if files.backend_directory else [])]
-        return await asyncio.to_thread(identity_of, places, version, without_placement(config))
+            return NO_IDENTITY
+        settings = self._backend_settings(config)
+        return await version_identity(files, version, without_placement(config), load_time, settings, workers)
 
     def _behind_cache(
         self,
         executor: Executor,
-        identity: bytes,
+        identity: Identity,
         version: int,
         config: ModelConfig,
         statistics: ModelStatistics,
@@ -311,14 +317,10 @@ class Loader:
         cache, key = self._cache_of(config), qualified(namespace, config.name)
         if cache is None:
             return executor
-        area = MembersArea(origins, lambda found: cache.area(key, version, joint_identity(identity, found)))
+        area = MembersArea(origins, lambda found: entries_of(cache, key, version, identity, found))
         return CachedExecutor(executor, area, statistics, InOrder() if preserves_ordering(config) else None)
 
     def _starter(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> WorkerStarter:
-        scopes = by_scope(self._settings.backend_config)
-        settings: dict[str, str] = {}
-        for scope in ("", implementation(config), config.backend):
-            settings |= scopes.get(scope, {})
         new_process, templates = self._new_process, self._templates
         if self._debugs(config):
             new_process, templates = partial(WorkerProcess, spawn=spawn_at_terminal), None
@@ -326,7 +328,7 @@ class Loader:
             files,
             version,
             config,
-            settings,
+            self._backend_settings(config),
             self._models,
             self._environments,
             new_process,
@@ -334,6 +336,14 @@ class Loader:
             templates=templates,
             warmup_limit=self._settings.max_warmup_bytes,
         )
+
+    def _backend_settings(self, config: ModelConfig) -> dict[str, str]:
+        """What ``--backend-config`` says for the model's backend."""
+        scopes = by_scope(self._settings.backend_config)
+        settings: dict[str, str] = {}
+        for scope in ("", implementation(config), config.backend):
+            settings |= scopes.get(scope, {})
+        return settings
 
     def _placements(self, config: ModelConfig) -> list[WorkerPlacement]:
         """Where the workers go; a model that is debugged has one instance, since one can read from the terminal."""
@@ -386,11 +396,3 @@ def _inherited_labels(steps: list[Step], members: Mapping[str, Model]) -> dict[s
         for output, tensor in step.outputs.items()
         if (labels := members[step.model].labels(output)) is not None
     }
-
-
-def without_placement(config: ModelConfig) -> ModelConfig:
-    """A configuration without what may change while a version runs: its instances and the policy that selects it."""
-    rest = copied(config)
-    rest.ClearField("instance_group")
-    rest.ClearField("version_policy")
-    return rest

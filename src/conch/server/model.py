@@ -22,6 +22,7 @@ from conch.config.signature import full_shape, parameters, platform
 from conch.config.signature import signature as make_signature
 from conch.errors import Code, ConchError, unavailable
 from conch.inference import InferRequest, InferResponse, ModelSignature
+from conch.repository.identity import NO_IDENTITY, Identity
 from conch.repository.naming import qualified
 from conch.server.repeats import RepeatedMessages
 from conch.server.request_parameters import CheckParameters
@@ -73,7 +74,7 @@ class Model:
     """A model version that has been loaded; ``namespace`` is its repository, where names may be ambiguous.
 
     ``steps`` has the keys of an ensemble's members, by name; ``members`` finds those that its steps would use now.
-    ``identity`` is a digest of what this version itself answers from, for a cache that may outlive it.
+    ``identity`` says what this version itself answers from, for a cache that may outlive it.
 
     ``config`` is the effective configuration, ``shown_config`` the one that clients are shown.  ``stopping`` refuses
     requests from outside while steps of ensembles that are under way may still come.
@@ -90,7 +91,7 @@ class Model:
         namespace: str = "",
         steps: Mapping[str, str] | None = None,
         members: Callable[[], Sequence[Model]] = tuple,
-        identity: bytes = b"",
+        identity: Identity = NO_IDENTITY,
     ) -> None:
         #: Tells every load of every version from all others.
         self.serial = next(_serial)

@@ -1,16 +1,28 @@
-"""The response cache of an ensemble, whose answers are its members': when one is loaded anew, others count.
+"""What the answers of a version come from, and the entries of the response cache that are right for it.
 
-Made by the loader; asked on the event loop, at each request.
+An ensemble answers from its members: when one is loaded anew, other entries count.  Used by the loader; the entries are
+asked for on the event loop, at each request.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
-from conch.caching.cache import CacheArea
+from conch.caching.cache import CacheArea, NoEntries, ResponseCache
+from conch.config.schema import ModelConfig
 from conch.errors import ConchError
+from conch.repository.identity import Dependency, Identity, identity_of, joint_identity
+from conch.repository.model_files import ModelFiles
+from conch.server.dispatch import Dispatcher
 from conch.server.model import Model
+
+LOG = logging.getLogger("conch")
+
+#: Of what a model runs with, by name, what its answers depend on.
+_DECISIVE: Final = frozenset({"engine", "precision", "variant", "by_shape", "providers"})
 
 
 class MembersArea:
@@ -42,8 +54,39 @@ def _serials(models: Sequence[Model]) -> list[int]:
     return [model.serial for model in models]
 
 
-def joint_identity(identity: bytes, origins: Sequence[Model]) -> bytes:
-    """A digest of what a version of this ``identity`` answers from, of which ``origins`` are a part."""
-    if not origins:
-        return identity
-    return hashlib.blake2b(b"".join([identity, *(model.identity for model in origins)]), digest_size=16).digest()
+def entries_of(cache: ResponseCache, key: str, version: int, identity: Identity, origins: Sequence[Model]) -> CacheArea:
+    """The entries of a version that the server knows by ``key`` and that answers from ``origins``, too.
+
+    There are none, and a warning, where a cache outlives the version and cannot tell right answers from old ones.
+    """
+    joint = joint_identity(identity, ((model.name, model.identity) for model in origins))
+    if not joint.unknown or not cache.lasting:
+        return cache.area(key, version, joint.digest)
+    LOG.warning(
+        "responses of '%s' version %d are not kept in the shared response cache, as they depend on more than it can "
+        "tell: %s",
+        key, version, joint.unknown,
+    )  # fmt: skip
+    return NoEntries()
+
+
+async def version_identity(
+    files: ModelFiles,
+    version: int,
+    config: ModelConfig,
+    load_time: int,
+    settings: Mapping[str, str],
+    workers: Dispatcher | None,
+) -> Identity:
+    """What a version answers from under ``config``, without its placement, and the ``settings`` of its backend.
+
+    ``load_time`` is when its load began (ns since the epoch), ``workers`` run what has been loaded.
+    """
+    facts, dependencies = dict(settings), list[Dependency]()
+    if workers is not None:
+        facts |= {name: fact for name, fact in workers.runs_with.items() if name in _DECISIVE}
+        dependencies = [Dependency(*pair) for process in workers.processes for pair in process.dependencies]
+    directories = [files.directory, *([files.backend_directory] if files.backend_directory else [])]
+    return await asyncio.to_thread(
+        identity_of, directories, version, config, began=load_time, facts=facts, dependencies=dependencies
+    )

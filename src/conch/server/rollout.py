@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import partial
 
 from conch.config.remote import is_remote
-from conch.config.schema import ModelConfig, is_ensemble
+from conch.config.schema import ModelConfig, is_ensemble, without_placement
 from conch.config.validate_ensemble import member_not_loaded, member_not_valid, version_problem
 from conch.errors import ConchError, internal, invalid
 from conch.repository.fingerprint import Fingerprint
@@ -23,7 +23,7 @@ from conch.repository.scan import ModelRepository
 from conch.repository.versions import missing_version_warning, select_versions
 from conch.server.caching import uncached
 from conch.server.gathering import end_all, gather_all
-from conch.server.loading import Loader, without_placement
+from conch.server.loading import Loader
 from conch.server.memory import MemoryLedger
 from conch.server.model import Model
 from conch.server.places import LoadPlaces, no_place

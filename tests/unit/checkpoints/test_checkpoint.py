@@ -308,3 +308,18 @@ def test_opening_imports_no_engine(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_files_that_answers_depend_on_are_told(tmp_path: Path) -> None:
+    version, elsewhere = tmp_path / "model" / "1", checkpoint(tmp_path / "elsewhere")
+    (version / "adapter").mkdir(parents=True)
+    opened = Checkpoint.open(version, Options(model=str(elsewhere)))
+    opened.named_path("lora_modules", "adapter")
+    assert opened.dependencies == [("path", str(elsewhere)), ("path", str(version / "adapter"))]
+
+
+@pytest.mark.parametrize("module", ["modeling.Model", "org/other--modeling.Model"])
+def test_code_of_another_repository_is_told(tmp_path: Path, module: str) -> None:
+    folder = checkpoint(tmp_path, {"auto_map": {"AutoModel": module}})
+    kinds = [kind for kind, _ in Checkpoint.open(folder, Options(trust_remote_code=True)).dependencies]
+    assert kinds == ["path", *(["unknown"] if "--" in module else [])]

@@ -125,6 +125,7 @@ def test_model_file_names_model_revision_and_task(version: Path, hub: FakeHub) -
     opened = Checkpoint.open(version, Options())
 
     assert (opened.source, opened.revision, opened.task, opened.max_length) == ("org/name", COMMIT, "fill-mask", 9)
+    assert opened.dependencies == [("revision", f"org/name@{COMMIT}")]
     assert opened.options.revision == "main"
 
 

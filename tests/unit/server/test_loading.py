@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from conch.caching.cache import NoEntries
 from conch.config import reading, render
 from conch.config.pbtxt import parse
 from conch.errors import ConchError, internal
@@ -40,6 +41,7 @@ class FakeProcess(FakeWorker):
         self.init: dict[str, Any] = {}
         self.killed = False
         self.failure: ConchError | None = None
+        self.dependencies: list[tuple[str, str]] = []
         self.held: asyncio.Event | None = None
         self.pid = os.getpid()
 
@@ -56,7 +58,8 @@ class FakeProcess(FakeWorker):
             await self.held.wait()
         if self.failure is not None:
             raise self.failure
-        return {"op": "ready", "slots": 0, "runs_with": {"engine": "swan 1.0", "threads": "2"}}
+        facts = {"engine": "swan 1.0", "threads": "2"}
+        return {"op": "ready", "slots": 0, "runs_with": facts, "dependencies": self.dependencies}
 
     def kill(self) -> None:
         self.killed = True
@@ -66,11 +69,28 @@ class FakeProcess(FakeWorker):
         await super().stop(seconds)
 
 
+class SharedCache:
+    """A cache that outlives its versions; notes what each version is known by."""
+
+    lasting = True
+
+    def __init__(self) -> None:
+        self.known: list[bytes] = []
+
+    def area(self, model: str, version: int, identity: bytes) -> NoEntries:
+        self.known.append(identity)
+        return NoEntries()
+
+
 class Bench:
     """A loader of the model in ``directory``, and the processes that it has made."""
 
     def __init__(
-        self, directory: Path, text: str, prepare: Callable[[FakeProcess], None] = lambda process: None
+        self,
+        directory: Path,
+        text: str,
+        prepare: Callable[[FakeProcess], None] = lambda process: None,
+        cache: SharedCache | None = None,
     ) -> None:
         self.directory = directory / "m"
         (self.directory / "1").mkdir(parents=True)
@@ -79,7 +99,14 @@ class Bench:
         self.prepare = prepare
         find: Any = None
         registry = Registry(MetricsConfig(histogram_latencies=True), cpu=False, gpu=False)
-        self.loader = Loader(Settings(), (), find, registry.statistics, new_process=self.make)  # type: ignore[arg-type]
+        self.loader = Loader(
+            Settings(),
+            (),
+            find,
+            registry.statistics,
+            new_process=self.make,
+            cache=cache,  # type: ignore[arg-type]
+        )
 
     def make(self, name: str) -> FakeProcess:
         process = FakeProcess(name)
@@ -300,3 +327,67 @@ async def test_limit_of_an_ensemble_is_logged(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.INFO, logger="conch"):
         await bench.loader.load_ensemble(files, 1, bench.loader.configure(files), {"a": "a"}, lambda: {"a": member})
     assert "Ensemble model 'm' configured with max_inflight_requests: 3" in caplog.messages
+
+
+CACHED = CONFIG + "response_cache { enable: true } "
+REMOTE = """backend: "remote" response_cache { enable: true }
+parameters { key: "url" value { string_value: "grpc://127.0.0.1:1" } }
+input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }"""
+
+
+async def test_shared_cache_tells_versions_by_what_their_workers_read(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    cache = SharedCache()
+
+    def prepare(process: FakeProcess) -> None:
+        process.dependencies = [("path", str(weights))]
+
+    bench = Bench(tmp_path, CACHED, prepare, cache)
+    for content in ("old", "old", "new"):
+        weights.write_text(content)
+        await bench.load()
+    first, second, third = cache.known
+    assert first == second != third
+
+
+@pytest.mark.parametrize(
+    ("text", "dependencies", "reason"),
+    [
+        (CACHED, [("unknown", "'tokenizer' of model.json")], "'tokenizer' of model.json"),
+        (CACHED, [("path", "/nonexistent")], "No such file or directory: /nonexistent"),
+        (REMOTE, [], "what other servers run"),
+    ],
+)
+async def test_version_that_depends_on_more_is_not_in_a_shared_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, dependencies: list[tuple[str, str]], reason: str
+) -> None:
+    def prepare(process: FakeProcess) -> None:
+        process.dependencies = dependencies
+
+    cache = SharedCache()
+    model = await Bench(tmp_path, text, prepare, cache).load()
+    assert not cache.known and model.repeats is None
+    assert [message for message in caplog.messages if message.startswith("responses of")] == [
+        "responses of 'm' version 1 are not kept in the shared response cache, as they depend on more than it can "
+        f"tell: {reason}"
+    ]
+    await model.stop(0)
+
+
+async def test_load_that_is_given_up_after_its_workers_started_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = threading.Event()
+
+    def read(*arguments: object, **options: object) -> None:
+        reading.wait(30)
+
+    monkeypatch.setattr("conch.server.origins.identity_of", read)
+    bench = Bench(tmp_path, CACHED, cache=SharedCache())
+    load = asyncio.create_task(bench.load())
+    await until(lambda: bench.processes and "start" in bench.processes[0].asked)
+    load.cancel()
+    reading.set()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    assert not any(process.alive for process in bench.processes)

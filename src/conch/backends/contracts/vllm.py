@@ -67,6 +67,11 @@ ENGINE_ARGUMENTS: Final = ParameterTable(
         "tokenizer_revision", "use_v2_block_manager",
     }),
 )  # fmt: skip
+#: Engine arguments that name files which vLLM itself finds, or downloads.
+_ELSEWHERE: Final = (
+    "tokenizer", "generation_config", "code_revision", "model_loader_extra_config", "speculative_model",
+    "speculative_config",
+)  # fmt: skip
 _SPECULATIVE: Final = ("speculative_model", "speculative_config")
 _DTYPES: Final[Mapping[str, str]] = {"half": "float16", "float": "float32"}
 
@@ -118,6 +123,7 @@ class VllmBackend(TextBackend):
             )
             return {}
         if engine == "vllm":
+            self.dependencies += [("unknown", f"'{name}' of model.json") for name in _ELSEWHERE if others.get(name)]
             return others
         others.pop("enable_lora", None)
         if any(others.get(name) for name in _SPECULATIVE):

@@ -98,6 +98,7 @@ class GenerationBackend(NativeBackend):
         Raises INVALID_ARG for what cannot be loaded and for a model that does not answer as transformers does,
         UNSUPPORTED without the engine's library.
         """
+        self.dependencies = checkpoint.dependencies
         name = self.choose_engine(checkpoint, instance)
         spec = engine_spec(checkpoint, instance, tokenizer, arguments=arguments(name))
         self._compile_seconds = checkpoint.options.number("structured_output_timeout", COMPILE_SECONDS)

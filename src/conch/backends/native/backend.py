@@ -51,6 +51,9 @@ class NativeBackend(ABC):
         self.threads = 1
         #: What the model runs with, by name: ``engine``, ``precision``, ``threads`` …; whole once ``load`` returns.
         self.runs_with: dict[str, str] = {}
+        #: What answers depend on outside of the version's directory, as kinds and texts
+        #: (``conch.repository.identity.Dependency``); whole once ``load`` returns.
+        self.dependencies: list[tuple[str, str]] = []
         #: Called when only work is left that takes long and does not need the interpreter.
         self.before_computing: Callable[[], None] = _nothing
         self._log: dict[str, Any] = init["log"]

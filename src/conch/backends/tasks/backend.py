@@ -63,6 +63,7 @@ class HuggingFaceBackend(BatchBackend):
                 "tensors of its tasks have a batch dimension"
             )
         checkpoint = self._checkpoint
+        self.dependencies = checkpoint.dependencies
         self.warn_of(checkpoint.warning)
         cores = checkpoint.options.threads or usable_cores()
         os.environ.update(self._variables(instance))

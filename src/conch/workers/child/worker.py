@@ -148,6 +148,7 @@ class Worker:
                     if hasattr(self._backend, "slots"):
                         ready["slots"] = self._backend.slots
                     ready["runs_with"] = getattr(self._backend, "runs_with", {"engine": _interpreter()})
+                    ready["dependencies"] = getattr(self._backend, "dependencies", [])
                     channel.send(ready)
                     self._several = self._backend.threads > 1
                     for number in range(1, self._backend.threads):

@@ -57,6 +57,8 @@ class WorkerProcess:
         self.reschedules = False
         #: What its model runs with, by name (``engine``, ``precision`` …), once it has started.
         self.runs_with: dict[str, str] = {}
+        #: What its model's answers depend on outside of the version's directory, once it has started.
+        self.dependencies: list[tuple[str, str]] = []
         #: What has been logged for the model once and for all; its workers share it.
         self.said: set[str] = set()
         self._speech = Speech()
