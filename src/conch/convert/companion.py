@@ -12,8 +12,9 @@ from typing import Final
 
 from conch.checkpoints.by_shape import Companion, Gain
 from conch.checkpoints.manifest import Latency, Manifest, Variant
-from conch.convert.expected import Mix, beside, cost_of, expected_speed_up, mean_speed_up
-from conch.convert.measure import Shape, by_shape
+from conch.convert.expected import beside, cost_of, expected_speed_up, mean_speed_up
+from conch.convert.measure import by_shape
+from conch.texts.shapes import Mix, Shape
 
 #: How many times faster a variant must be at a shape to count there, and overall to be held.
 WORTH_AT_A_SHAPE: Final = 1.1

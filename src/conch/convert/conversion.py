@@ -15,10 +15,11 @@ from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.manifest import Manifest
 from conch.convert.footprint import Opening
 from conch.convert.layout.huggingface import checkpoint_files, write_huggingface
-from conch.convert.measure import Run, Shape
+from conch.convert.measure import Run
 from conch.convert.plan import Plan
 from conch.convert.variant import BuiltVariant, FailedVariant
 from conch.machine.bystanders import Interference
+from conch.texts.shapes import Shape
 
 Network = TypeVar("Network")
 Answers = TypeVar("Answers")

@@ -5,41 +5,17 @@ A variant is measured at a few shapes; what it takes at others is found between 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import exp, fsum, log
-from typing import Final
 
 from conch.checkpoints.by_shape import Companion, ShapeTable
 from conch.checkpoints.manifest import Latency, Variant
-from conch.convert.measure import Shape
 from conch.errors import invalid
 from conch.lengths import CPU_TOKENS, runs
+from conch.texts.shapes import Mix, Shape
 
-_EXPECTED: Final = re.compile(r"(\d+)x(\d+)(?::(\d+(?:\.\d+)?))?")
-
-#: Shapes of requests, and how often each comes (of all together).
-Mix = Mapping[Shape, float]
 #: What one run takes at a shape.
 Cost = Callable[[Shape], float]
-
-
-def parse_mix(text: str) -> Mix:
-    """``1x16:0.9,32x128:0.1``: batch x tokens, each with its weight (1 where there is none).
-
-    Raises INVALID_ARG for anything else.
-    """
-    mix: dict[Shape, float] = {}
-    for part in filter(None, (one.strip() for one in text.split(","))):
-        found = _EXPECTED.fullmatch(part)
-        if found is None or not int(found[1]) or not int(found[2]):
-            raise invalid(f"--expect {part}: expected batch x tokens with a weight, as in 1x16:0.9,32x128:0.1")
-        shape = Shape(int(found[1]), int(found[2]))
-        mix[shape] = mix.get(shape, 0.0) + float(found[3] or 1)
-    total = fsum(mix.values())
-    if text and not total:
-        raise invalid(f"--expect {text}: some weight must be more than 0")
-    return {shape: weight / total for shape, weight in mix.items() if weight}
 
 
 def check_mix(mix: Mix, measured: Sequence[Shape]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from conch.checkpoints.manifest import Latency
 from conch.machine.bystanders import Interference
+from conch.texts.shapes import Shape
 
 #: The length of a network's turn, and the most runs in it.  The first run of a turn is not counted: threads of the
 #: network before may still be spinning, and caches hold its weights.
@@ -31,17 +32,6 @@ MAX_SPREAD: Final = 0.5
 
 #: One run of a network; returns the seconds of what is measured in it, which may be several steps.
 Run = Callable[[], Sequence[float]]
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Shape:
-    """Rows of a batch, and tokens of each."""
-
-    batch: int
-    tokens: int
-
-    def __str__(self) -> str:
-        return f"{self.batch}x{self.tokens}"
 
 
 @dataclass(slots=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from conch.checkpoints.options import Options
-from conch.convert.expected import Mix, check_mix, parse_mix
+from conch.convert.expected import check_mix
 from conch.convert.layout.triton import Trio
-from conch.convert.measure import Shape
 from conch.errors import invalid
+from conch.texts.shapes import Mix, Shape, parse_mix
 
 Layout = Literal["huggingface", "triton"]
 

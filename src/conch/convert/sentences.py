@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from conch.errors import invalid
 from conch.sampling import TEXT_GENERATION
-
-_DATA: Final = Path(__file__).with_name("data")
+from conch.texts import builtin
 
 #: Tasks whose input is two texts, and the columns of a file that may hold each.
 _PAIRS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -82,30 +81,27 @@ def split(samples: Sequence[TextSample]) -> tuple[list[TextSample], list[TextSam
 
 def _built_in(task: str) -> list[TextSample]:
     if task == TEXT_GENERATION:
-        passages = (_DATA / "passages.txt").read_text(encoding="utf-8").splitlines()
-        return [TextSample(text) for text in (*passages, *(document["context"] for document in _documents()))]
-    sentences = (_DATA / "sentences.txt").read_text(encoding="utf-8").splitlines()
+        return [
+            TextSample(text) for text in (*builtin.passages(), *(document.context for document in builtin.documents()))
+        ]
+    sentences = builtin.sentences()
     if task not in _PAIRS:
         return [TextSample(sentence) for sentence in sentences]
     if task == "zero-shot-classification":
         return [TextSample(text, _HYPOTHESES[index % len(_HYPOTHESES)]) for index, text in enumerate(sentences)]
-    documents = _documents()
+    documents = builtin.documents()
     if task == "question-answering":
         return [
-            TextSample(question, document["context"], group)
+            TextSample(question, document.context, group)
             for group, document in enumerate(documents)
-            for question in document["questions"]
+            for question in document.questions
         ]
-    questions = [(question, place) for place, document in enumerate(documents) for question in document["questions"]]
+    questions = [(question, place) for place, document in enumerate(documents) for question in document.questions]
     return [
-        TextSample(question, documents[(place + step) % len(documents)]["context"], group)
+        TextSample(question, documents[(place + step) % len(documents)].context, group)
         for group, (question, place) in enumerate(questions)
         for step in range(_PASSAGES)
     ]
-
-
-def _documents() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (_DATA / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def label_indices(samples: Sequence[TextSample], names: Sequence[str] | None) -> list[int] | None:

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Final
 
 from conch.checkpoints.manifest import Manifest, Variant
-from conch.convert.expected import Mix, speed_up_for
+from conch.convert.expected import speed_up_for
 from conch.convert.measure import speed_up
 from conch.convert.variant import REFERENCE
 from conch.errors import invalid
 from conch.machine.bystanders import Interference
+from conch.texts.shapes import Mix
 
 #: Why the reference does not serve when nobody asked for torch.
 NOT_ASKED_FOR: Final = "reference only: torch is not among --backend"

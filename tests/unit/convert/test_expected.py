@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from conch.checkpoints.manifest import Latency
-from conch.convert.expected import check_mix, cost_of, expected_speed_up, milliseconds, parse_mix, served
-from conch.convert.measure import Shape
+from conch.convert.expected import check_mix, cost_of, expected_speed_up, milliseconds, served
 from conch.errors import ConchError
+from conch.texts.shapes import Shape, parse_mix
 
 
 def latencies(*medians: float) -> list[Latency]:

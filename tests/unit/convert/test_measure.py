@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from conch.checkpoints.manifest import Latency
-from conch.convert.measure import Run, Shape, measure, speed_up, summary, timed
+from conch.convert.measure import Run, measure, speed_up, summary, timed
 from conch.machine.bystanders import Interference
+from conch.texts.shapes import Shape
 
 SHAPE = Shape(2, 8)
 

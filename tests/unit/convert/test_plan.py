@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from conch.convert.measure import Shape
 from conch.convert.plan import Plan, default_name
 from conch.errors import ConchError
+from conch.texts.shapes import Shape
 
 
 def plan(**given: Any) -> Plan:

@@ -28,10 +28,11 @@ from conch.convert.causal.texts import Texts
 from conch.convert.conversion import Conversion, Progress
 from conch.convert.footprint import Opening
 from conch.convert.libraries import describe_error, silence_libraries
-from conch.convert.measure import Run, Shape
+from conch.convert.measure import Run
 from conch.convert.plan import Plan
 from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
 from conch.errors import invalid
+from conch.texts.shapes import Shape
 
 #: The engines that language models are converted for.
 BACKENDS: Final = ("torch", "openvino")

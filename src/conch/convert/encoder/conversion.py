@@ -30,10 +30,11 @@ from conch.convert.encoder.variants import VariantBuilder, planned
 from conch.convert.footprint import Opening
 from conch.convert.layout.triton import Trio
 from conch.convert.libraries import silence_libraries
-from conch.convert.measure import Run, Shape, timed
+from conch.convert.measure import Run, timed
 from conch.convert.plan import Plan
 from conch.convert.variant import REFERENCE, BuiltVariant, FailedVariant
 from conch.errors import internal, unsupported
+from conch.texts.shapes import Shape
 
 #: How far an output of a graph that was edited may be from the same before, as a share of the largest value (or of 1).
 EDITED_TOLERANCE: Final = 1e-3

@@ -18,8 +18,8 @@ from conch.backends.tasks.engines.base import NetworkEngine
 from conch.checkpoints.tokenizers.inputs import InputEncoder
 from conch.checkpoints.tokenizers.tokenizer import Tokens
 from conch.convert.encoder.agreement import SampleOutputs
-from conch.convert.measure import Shape
 from conch.convert.sentences import TextSample
+from conch.texts.shapes import Shape
 
 #: Rows of the batches that networks are compared on, in turn: an error may show in some shapes only.
 ROWS: Final = (8, 1, 3)

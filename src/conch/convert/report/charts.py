@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from conch.checkpoints.manifest import Manifest, Variant
-from conch.convert.measure import Shape, by_shape, speed_up
+from conch.convert.measure import by_shape, speed_up
 from conch.convert.report.columns import notation_of, shapes, title
 from conch.convert.variant import REFERENCE
 from conch.convert.verdict import NOT_ASKED_FOR
@@ -15,6 +15,7 @@ from conch.extras import load
 from conch.reports.charts import Axis, Bar, Dot, Series, bar_chart, line_chart, percentile_chart
 from conch.reports.numbers import significant
 from conch.reports.page import Chart
+from conch.texts.shapes import Shape
 
 #: Smaller differences are rounding, and drawn as this.
 LEAST: Final = 1e-6

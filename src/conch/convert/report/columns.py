@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from conch.checkpoints.manifest import Latency, Manifest, Variant
-from conch.convert.measure import Shape, by_shape, speed_up
+from conch.convert.measure import by_shape, speed_up
 from conch.convert.variant import REFERENCE
 from conch.convert.verdict import NOT_ASKED_FOR, interference
 from conch.sampling import TEXT_GENERATION
+from conch.texts.shapes import Shape
 
 _ENGINES: Final = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT"}
 #: The figures of rows alone and in batches, among those of a variant's agreement.

@@ -24,13 +24,14 @@ from conch.convert.causal import network as causal_network
 from conch.convert.causal.conversion import run_of, shapes
 from conch.convert.causal.served import ServedGraph, spec_of
 from conch.convert.causal.texts import Texts
-from conch.convert.measure import Shape, measure
+from conch.convert.measure import measure
 from conch.convert.plan import Plan
 from conch.convert.report import document
 from conch.convert.report.page import page_of
 from conch.convert.run import ConvertedModel, convert
 from conch.errors import Code, ConchError
 from conch.machine.bystanders import Interference
+from conch.texts.shapes import Shape
 from tests.convert_checkpoints import causal, no_progress, quick_plan
 
 

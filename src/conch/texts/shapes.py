@@ -1,0 +1,46 @@
+"""Shapes of requests, batch x tokens, and how often each comes.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import fsum
+from typing import Final
+
+from conch.errors import invalid
+
+_EXPECTED: Final = re.compile(r"(\d+)x(\d+)(?::(\d+(?:\.\d+)?))?")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Shape:
+    """Rows of a batch, and tokens of each."""
+
+    batch: int
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.tokens}"
+
+
+#: Shapes of requests, and the share of all requests that each has.
+Mix = Mapping[Shape, float]
+
+
+def parse_mix(text: str) -> Mix:
+    """``1x16:0.9,32x128:0.1``: batch x tokens, each with its weight (1 where there is none).
+
+    Raises INVALID_ARG for anything else.
+    """
+    mix: dict[Shape, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        found = _EXPECTED.fullmatch(part)
+        if found is None or not int(found[1]) or not int(found[2]):
+            raise invalid(f"--expect {part}: expected batch x tokens with a weight, as in 1x16:0.9,32x128:0.1")
+        shape = Shape(int(found[1]), int(found[2]))
+        mix[shape] = mix.get(shape, 0.0) + float(found[3] or 1)
+    total = fsum(mix.values())
+    if text and not total:
+        raise invalid(f"--expect {text}: some weight must be more than 0")
+    return {shape: weight / total for shape, weight in mix.items() if weight}
