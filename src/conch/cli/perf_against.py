@@ -60,7 +60,9 @@ def run_against(
     compared: list[Comparison] = []
     try:
         with Measurement(a, prefix) as first, Measurement(b, other) as second:
-            console.print(f"A: {shown.side(a)}\nB: {shown.side(b)}", highlight=False, markup=False)
+            console.print(
+                f"A: {shown.side(a, first.sent)}\nB: {shown.side(b, second.sent)}", highlight=False, markup=False
+            )
             for level in first.levels():
                 heading = f"{'rate' if plan.rates is not None else 'concurrency'} {level:g}"
                 with console.status(f"{heading}: round 1 of {against.rounds}") as status:

@@ -13,6 +13,7 @@ from conch.perf.figures.generation import Objective
 from conch.perf.inputs.data import DataOptions
 from conch.perf.plan import MOST_CALLERS, Levels, PerfPlan, Protocol, SequenceOptions, read_address
 from conch.perf.senders.channels.connecting import Address
+from conch.texts.shapes import parse_mix
 
 _TLS: Final = (
     "ssl_grpc_use_ssl", "grpc_authorities", "grpc_certificate", "grpc_key", "https_authorities", "https_certificate",
@@ -27,7 +28,7 @@ def plan_of(
     request_rate_range: str | None, request_distribution: str, request_intervals: str | None, latency_threshold: float,
     measurement_interval: int, measurement_mode: str, measurement_request_count: int, request_count: int,
     warmup_request_count: int, stability_percentage: float, max_trials: int, percentile: int | None,
-    input_data: Sequence[str], shapes: Sequence[str], string_data: str | None, string_length: int,
+    input_data: Sequence[str], expect: str, shapes: Sequence[str], string_data: str | None, string_length: int | None,
     input_tensor_format: str, output_tensor_format: str, headers: Sequence[str], parameters: Sequence[str],
     encoding: str, shared_memory: str, composing: str, endpoint: str, slo: str | None, warm_up: float,
     collect_metrics: bool, metrics_url: str, metrics_interval: int, **given: Any,
@@ -82,8 +83,8 @@ def plan_of(
         composing=_models(composing),
         sequences=_sequences(**sequences),
         data=DataOptions(
-            (input_data or ("random",))[0], dict(_shape(one) for one in shapes), string_data, string_length,
-            more=tuple(input_data[1:]),
+            (input_data or ("natural",))[0], dict(_shape(one) for one in shapes), string_data, string_length or 0,
+            more=tuple(input_data[1:]), mix=parse_mix(expect),
         ),
         **given,
     )  # fmt: skip

@@ -83,8 +83,8 @@ class Measured:
     windows.  ``limit`` is how many requests a second the senders can do at this level (None: not measured).  ``gone``
     is what happened when the server was asked whether it still answers, empty while it does; ``stopped`` says that the
     level was ended before its time; ``missing`` are those of a wanted number of requests that had not ended when the
-    server was given up.  ``rate`` is how many requests a second were due (0: as many as callers sent).  ``records`` are
-    there if the plan keeps them.
+    server was given up.  ``rate`` is how many requests a second were due (0: as many as callers sent).  ``sent`` says
+    in words what requests had.  ``records`` are there if the plan keeps them.
     """
 
     level: float
@@ -108,6 +108,7 @@ class Measured:
     stopped: bool = False
     missing: int = 0
     rate: float = 0.0
+    sent: str = ""
     #: Not compared: equal figures are of equal records.
     records: LevelRecords | None = field(default=None, compare=False, repr=False)
 

@@ -78,6 +78,8 @@ class Measurement:
                 self._api.metadata(name, version)
         memory = MemoryLayout.of(self.model, plan.batch_size, plan.output_size) if plan.shared_memory else None
         traffic = traffic_of(plan, self.model, prefix, memory)
+        #: What requests have, in words.
+        self.sent = traffic.sent
         self._inferences = np.array([payload.inferences for payload in traffic.payloads])
         self._writes_text = traffic.generates
         self._leaves_traces = traffic.sequences is not None or plan.shared_memory
@@ -138,6 +140,7 @@ class Measurement:
             watch.machine([window.sight for window in counted]), used, metrics.figures(spans) if metrics else {}, limit
         )
         measured = sum_up(self.plan, level, runs, self._inferences, observed, writes_text=self._writes_text)
+        measured = replace(measured, sent=self.sent)
         self._search.note(measured.figures.judged(self.plan.percentile))
         return measured
 

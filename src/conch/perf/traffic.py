@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from conch.errors import invalid, unsupported
-from conch.perf.inputs.data import SampleSet, in_batches
+from conch.perf.inputs.data import Sample, SampleSet, in_batches
 from conch.perf.inputs.files import samples
-from conch.perf.inputs.specs import ModelSpec, check_batch_size, check_shapes
+from conch.perf.inputs.specs import InputSpec, ModelSpec, check_batch_size, check_shapes
 from conch.perf.plan import PerfPlan, SequenceOptions
 from conch.perf.requests.form import RequestForm
 from conch.perf.requests.grpc import MODEL_INFER, MODEL_STREAM_INFER, infer_message, stream_message
 from conch.perf.requests.http import generate_request, infer_request, openai_request
+from conch.perf.requests.payload import Payload
 from conch.perf.requests.sequences import SequencePlan
 from conch.perf.requests.shared_memory import MemoryLayout
 from conch.perf.requests.validation import Expected, RightAnswers
@@ -26,8 +28,12 @@ from conch.perf.senders.channels.rpc import Rpc
 from conch.perf.senders.generator import Traffic
 
 _GENERATE: Final = ("generate", "generate_stream")
-#: What is asked of OpenAI's API where nothing is given.
-_PROMPT: Final = "Tell me something about the sea."
+#: The name of the text where OpenAI's API is asked.
+_PROMPT: Final = "prompt"
+#: What precedes an element of a BYTES tensor (bytes): its length.
+_LENGTH_SIZE: Final = 4
+#: Of a numbered text: its number, a space, and characters that are the same in JSON.
+_BEGINNING: Final = 11
 #: The length of sequences where neither data nor the command line says it, as in perf_analyzer.
 _SEQUENCE_LENGTH: Final = 20
 
@@ -43,37 +49,61 @@ def traffic_of(plan: PerfPlan, model: ModelSpec, prefix: str, memory: MemoryLayo
         plan.encoding,
     )  # fmt: skip
     if plan.protocol == "openai":
+        prompts = _prompts(plan)
         asked = [
-            openai_request(plan.model, one, form, plan.endpoint, streaming=plan.streaming) for one in _prompts(plan)
+            openai_request(plan.model, prompt, form, plan.endpoint, streaming=plan.streaming)
+            for prompt in prompts.bodies
         ]
-        return Traffic(plan.address, asked, read=read_openai, timeout=plan.timeout)
+        asked = _numbered(asked, prompts.beginnings)
+        return Traffic(plan.address, asked, read=read_openai, timeout=plan.timeout, sent=prompts.sent)
     check_shapes(model, plan.data.shapes)
-    check_batch_size(model, plan.batch_size)
+    check_batch_size(model, plan.batch_size, f"-b {plan.batch_size}")
+    if plan.data.mix and plan.batch_size > 1:
+        raise invalid(f"-b {plan.batch_size}: --expect says how many inferences requests have")
     found = samples(model, plan.data)
+    batches = found.batches(plan.batch_size)
+    largest = max(map(len, batches))
+    beginnings = [_beginning(batch[0], found.numbered) for batch in batches] if found.numbered else []
     if plan.endpoint in _GENERATE:
-        _check_generate(plan, found)
-        generate = [generate_request(model, sample, form, plan.endpoint) for sample in found.samples]
-        return Traffic(plan.address, generate, read=read_generate, timeout=plan.timeout)
+        _check_generate(plan, found, largest)
+        generate = [generate_request(model, sample, form, plan.endpoint) for [sample] in batches]
+        generate = _numbered(generate, beginnings)
+        return Traffic(plan.address, generate, read=read_generate, timeout=plan.timeout, sent=found.sent)
     if plan.endpoint != "infer":
         raise invalid(f"--endpoint {plan.endpoint}: expected infer, generate or generate_stream")
-    _check_infer(plan, model, sequences=sequences)
-    batches = in_batches(found.samples, plan.batch_size)
+    _check_infer(plan, model, largest, sequences=sequences)
     kind: Literal["http", "grpc"] = "grpc" if plan.protocol == "grpc" else "http"
     judge = RightAnswers(_expected(found.expected, plan.batch_size), kind) if found.expected else None
     followers = _sequences(plan, found) if sequences else None
     if kind == "http":
-        requests = [infer_request(model, one, form) for one in batches]
-        return Traffic(plan.address, requests, judge=judge, sequences=followers, timeout=plan.timeout)
+        requests = _numbered([infer_request(model, batch, form) for batch in batches], beginnings)
+        return Traffic(plan.address, requests, judge=judge, sequences=followers, timeout=plan.timeout, sent=found.sent)
     prepare, path = (stream_message, MODEL_STREAM_INFER) if plan.streaming else (infer_message, MODEL_INFER)
+    messages = _numbered([prepare(model, batch, form) for batch in batches], beginnings)
     return Traffic(
-        plan.address, [prepare(model, batch, form) for batch in batches], Rpc(path, plan.headers, plan.encoding),
-        plan.streaming, model.decoupled, judge=judge, sequences=followers, timeout=plan.timeout,
+        plan.address, messages, Rpc(path, plan.headers, plan.encoding), plan.streaming, model.decoupled,
+        judge=judge, sequences=followers, timeout=plan.timeout, sent=found.sent,
     )  # fmt: skip
 
 
-def _check_generate(plan: PerfPlan, found: SampleSet) -> None:
+def _beginning(sample: Sample, name: str) -> bytes:
+    """The first characters of the first text of an input."""
+    return sample[name].data[_LENGTH_SIZE:][:_BEGINNING]
+
+
+def _numbered(payloads: list[Payload], beginnings: Sequence[bytes]) -> list[Payload]:
+    """Payloads that know where the numbers of their texts are, as far as these travel uncompressed in the request."""
+    if not beginnings:
+        return payloads
+    return [
+        replace(payload, number_at=payload.data.find(beginning))
+        for payload, beginning in zip(payloads, beginnings, strict=True)
+    ]
+
+
+def _check_generate(plan: PerfPlan, found: SampleSet, largest: int) -> None:
     name = f"--endpoint {plan.endpoint}"
-    if plan.protocol == "grpc" or plan.batch_size > 1:
+    if plan.protocol == "grpc" or largest > 1:
         raise invalid(f"{name} is for one inference a request, over HTTP")
     if found.expected:
         raise invalid(f"{name}: validation_data is for infer; texts are not compared")
@@ -81,7 +111,7 @@ def _check_generate(plan: PerfPlan, found: SampleSet) -> None:
         raise invalid(f"{name} has neither shared memory nor sequences")
 
 
-def _check_infer(plan: PerfPlan, model: ModelSpec, *, sequences: bool) -> None:
+def _check_infer(plan: PerfPlan, model: ModelSpec, largest: int, *, sequences: bool) -> None:
     if plan.streaming and plan.protocol == "http":
         raise invalid("--streaming is for -i grpc and -i openai; over HTTP, --endpoint generate_stream streams")
     if model.decoupled and not plan.streaming:
@@ -89,8 +119,8 @@ def _check_infer(plan: PerfPlan, model: ModelSpec, *, sequences: bool) -> None:
             f"model '{model.name}' is decoupled: a request may get any number of responses, so use -i grpc --streaming,"
             " or --endpoint generate_stream over HTTP"
         )
-    if sequences and plan.batch_size > 1:
-        raise invalid(f"-b {plan.batch_size}: a request of a sequence is one inference")
+    if sequences and largest > 1:
+        raise invalid(f"{largest} inferences in a request: a request of a sequence is one inference")
     if plan.encoding and (plan.streaming or sequences):
         raise invalid(
             "--grpc-compression-algorithm is for requests that stand alone: neither --streaming nor sequences"
@@ -109,7 +139,7 @@ def _sequences(plan: PerfPlan, found: SampleSet) -> SequencePlan:
     """Which samples follow one another; raises INVALID_ARG for fewer ids than sequences."""
     options = plan.sequences or SequenceOptions()
     length = options.length
-    if not length and plan.data.source in ("random", "zero"):
+    if not length and plan.data.made_up:
         length = _SEQUENCE_LENGTH
     if options.last and options.last - options.first < plan.callers:
         raise invalid(
@@ -123,23 +153,41 @@ def _sequences(plan: PerfPlan, found: SampleSet) -> SequencePlan:
     return SequencePlan(found.streams, form, length, options.variation, options.first, options.last)
 
 
-def _prompts(plan: PerfPlan) -> list[Mapping[str, Any] | str]:
-    """Bodies or prompts: ``payload`` of the entries of a JSON file as genai-perf writes them, the lines of a text file,
-    the text of the command line."""
-    if plan.data.source in ("random", "zero"):
-        return [plan.data.string_data if plan.data.string_data is not None else _PROMPT]
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """Bodies of OpenAI's API or prompts, in words what they are, and how texts begin whose number may be changed."""
+
+    bodies: Sequence[Mapping[str, Any] | str]
+    sent: str
+    beginnings: Sequence[bytes] = ()
+
+
+def _prompts(plan: PerfPlan) -> _Prompts:
+    """Prompts that are made up as an input's texts are, ``payload`` of the entries of a JSON file as genai-perf writes
+    them, or the lines of a text file."""
+    if plan.data.made_up:
+        one = ModelSpec(plan.model, "", {_PROMPT: InputSpec(_PROMPT, "BYTES", (1,))}, 0, decoupled=False)
+        found = samples(one, plan.data)
+        texts = [sample[_PROMPT].data[_LENGTH_SIZE:].decode() for sample in found.samples]
+        beginnings = [_beginning(sample, _PROMPT) for sample in found.samples] if found.numbered else []
+        sent = found.sent if plan.endpoint.endswith("embeddings") else found.sent.replace("texts", "prompts")
+        return _Prompts(texts, sent, beginnings)
     file = Path(plan.data.source)
+    sent = f"the data of {file}"
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(f"--input-data {file}: {error}") from None
     if file.suffix != ".json":
-        return [line for line in text.splitlines() if line.strip()] or [_PROMPT]
+        lines = [line for line in text.splitlines() if line.strip()]
+        if not lines:
+            raise invalid(f"--input-data {file}: there are no prompts in it")
+        return _Prompts(lines, sent)
     try:
         entries = json.loads(text)["data"]
-        found = [one for entry in entries for one in entry["payload"]]
+        bodies = [payload for entry in entries for payload in entry["payload"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        found = []
-    if not found or not all(isinstance(one, dict) for one in found):
+        bodies = []
+    if not bodies or not all(isinstance(body, dict) for body in bodies):
         raise invalid(f'--input-data {file}: expected {{"data": [{{"payload": [{{...}}]}}, ...]}}')
-    return found
+    return _Prompts(bodies, sent)

@@ -19,13 +19,14 @@ class KnownGrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
 
     Every ``fails``-th request is refused (0: none), in a stream with ``error_message`` after its first response, and
     with responses after it.  ``requests`` are those that came, ``streams`` counts calls that stay open, ``metadata``
-    is that of calls.
+    is that of calls.  ``datatype`` is that of its input.
     """
 
     decoupled: bool = False
     responses: int = 1
     distance: float = 0.0
     fails: int = 0
+    datatype: str = "INT32"
     port: int = 0
     streams: int = 0
     requests: list[Any] = field(default_factory=list)
@@ -37,7 +38,7 @@ class KnownGrpcServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
     def ModelMetadata(self, request: Any, context: Any) -> Any:
         tensor = service_pb2.ModelMetadataResponse.TensorMetadata
         return service_pb2.ModelMetadataResponse(
-            name="known", inputs=[tensor(name="IN", datatype="INT32", shape=[1])],
+            name="known", inputs=[tensor(name="IN", datatype=self.datatype, shape=[1])],
             outputs=[tensor(name="IN", datatype="INT32", shape=[1])],
         )  # fmt: skip
 

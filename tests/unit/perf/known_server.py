@@ -9,11 +9,11 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 METADATA: Final = {
     "name": "known",
@@ -30,8 +30,9 @@ class KnownServer:
 
     When ``freezes_after`` requests have come, nobody is served for a second, between ``frozen_from`` and
     ``frozen_until`` (s, monotonic).  After ``dies_after`` answers it is gone.  Where these are 0 that never happens.
-    ``chunked`` sends bodies in pieces; ``answer`` is that of an inference.  ``bodies`` are those that came; ``reached``
-    is set after ``tells_after`` answers.  ``served`` are the moments at which requests came and at which they were
+    ``chunked`` sends bodies in pieces; ``answer`` is that of an inference; ``about``, ``metadata`` and ``config`` are
+    what it says of itself and of its model.  ``bodies`` are those that came; ``reached`` is set after ``tells_after``
+    answers.  ``served`` are the moments at which requests came and at which they were
     done, in that order.
     """
 
@@ -43,6 +44,9 @@ class KnownServer:
     tells_after: int = 0
     chunked: bool = False
     answer: bytes = b'{"outputs":[]}'
+    about: Mapping[str, Any] = field(default_factory=lambda: {"name": "known"})
+    metadata: Mapping[str, Any] = field(default_factory=lambda: METADATA)
+    config: Mapping[str, Any] = field(default_factory=lambda: CONFIG)
     port: int = 0
     answered: int = 0
 
@@ -88,10 +92,9 @@ class KnownServer:
             writer.close()
 
     async def _answer(self, path: str, body: bytes) -> tuple[bytes, bytes]:
-        if not path.endswith(("/infer", "/generate", "/generate_stream")):
-            found = {"/v2": {"name": "known"}, "/v2/models/known": METADATA, "/v2/models/known/config": CONFIG}.get(
-                path
-            )
+        if not path.endswith(("/infer", "/generate", "/generate_stream", "/completions", "/embeddings")):
+            known = {"/v2": self.about, "/v2/models/known": self.metadata, "/v2/models/known/config": self.config}
+            found = known.get(path)
             return (b"404 Not Found", b'{"error":"not here"}') if found is None else (b"200 OK", _json(found))
         self.bodies.append(body)
         self.answered += 1

@@ -213,7 +213,7 @@ def test_shapes_that_do_not_fit_are_named(model: ModelSpec, tmp_path: Path, give
 
 
 def test_files_that_are_not_there_are_named(model: ModelSpec, tmp_path: Path) -> None:
-    with pytest.raises(ConchError, match="no such file; the other values are 'random' and 'zero'"):
+    with pytest.raises(ConchError, match="no such file; the other values are 'natural', 'random' and 'zero'"):
         samples(model, DataOptions("randon"))
     file = _write(tmp_path, "data.json", {"data": [{"ids": [1]}]})
     with pytest.raises(ConchError, match="only files can be given together"):

@@ -18,6 +18,7 @@ from conch.errors import invalid
 from conch.perf.inputs.data import DataOptions
 from conch.perf.plan import Levels, PerfPlan
 from conch.perf.senders.channels.connecting import Address
+from conch.texts.shapes import Mix, parse_mix
 
 #: The length of a window where nothing is said (s); shorter than perf_analyzer's, as there are many points to measure.
 INTERVAL: Final = 2.0
@@ -36,6 +37,10 @@ def _shapes(name: str, value: Any) -> Mapping[str, tuple[int, ...]]:
     return found
 
 
+def _mix(name: str, value: Any) -> Mix:
+    return parse_mix(values.text(name, value))
+
+
 def _text(name: str, value: Any) -> str:
     return str(value)
 
@@ -50,6 +55,7 @@ _OF_DATA: Final[Mapping[str, tuple[str, Reader]]] = {
     "shape": ("shapes", _shapes),
     "string-data": ("string_data", _text),
     "string-length": ("string_length", values.count),
+    "expect": ("mix", _mix),
 }
 _OF_PLAN: Final[Mapping[str, tuple[str, Reader]]] = {
     "measurement-interval": ("interval", values.milliseconds),

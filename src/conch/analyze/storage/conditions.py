@@ -11,6 +11,7 @@ from conch import __version__
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.errors import ConchError
 from conch.machine.facts import MachineFacts
+from conch.perf.inputs.data import DataOptions
 from conch.repository.scan import ModelRepository
 
 #: The settings by which points differ; goals and the way of searching change no point.
@@ -26,6 +27,7 @@ def conditions(
     """The conditions by name, as a checkpoint keeps them; ``configs`` are those of the repository, completed."""
     names = [one for one in _MEASURING if settings.triton_launch_mode == "remote" or not one.endswith("_endpoint")]
     measuring = {name: getattr(settings, name) for name in names}
+    measuring["default data"] = DataOptions().source
     measuring["loads"] = "rates" if settings.loads_are_rates else "callers"
     found = {
         "machine": str(MachineFacts.read()),

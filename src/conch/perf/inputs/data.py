@@ -1,4 +1,4 @@
-"""The data of requests where no files give it: zeros or random values, in the shapes of the model.
+"""The data of requests: what it is made of, and zeros or random values in the shapes of the model.
 
 A sample is the data of one inference, by input; those of a batch are put one behind the other.  Pure.
 """
@@ -13,17 +13,19 @@ from typing import Final, TypeVar
 import numpy as np
 
 from conch.errors import invalid
+from conch.perf.inputs.kinds import inputs_of
 from conch.perf.inputs.specs import InputSpec, ModelSpec
 from conch.tensors import ELEMENT_SIZE, format_shape, pack_bytes
+from conch.texts.shapes import Mix
 
 #: How many different samples are made up: more than caches of small models hold, fewer than fill memory.
 MADE_UP: Final = 64
 #: How many bytes made-up samples may take together.
-_MOST_BYTES: Final = 256 << 20
+MOST_BYTES: Final = 256 << 20
 #: What protocol buffers, and with them gRPC, can carry (bytes).
 _MOST_OF_A_REQUEST: Final = 2 << 30
-#: The input of models that write text, in the generate extension's examples and in all of Triton's backends for them.
-_TEXT: Final = "text_input"
+#: The length of random texts where none is given, as in perf_analyzer.
+_STRING_LENGTH: Final = 128
 _LETTERS: Final = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", np.uint8)
 
 
@@ -44,58 +46,88 @@ class SampleSet:
     """``samples`` are sent in turn; ``streams`` are the numbers of those that follow one another in a sequence.
 
     ``expected`` are the right outputs for each sample, by output and as they travel; empty where none are known.
+    ``requests`` are the numbers of those that share a request, where the data says it.  ``sent`` says in words what
+    they are.  Where senders may change the number with which texts begin, ``numbered`` is the input of these texts.
     """
 
     samples: Sequence[Sample]
     streams: Sequence[Sequence[int]]
     expected: Sequence[Mapping[str, bytes]] = ()
+    requests: Sequence[Sequence[int]] = ()
+    sent: str = ""
+    numbered: str = ""
+
+    def batches(self, size: int) -> list[list[Sample]]:
+        """The samples of each request; ``size`` of them where the data does not say which."""
+        if self.requests:
+            return [[self.samples[number] for number in request] for request in self.requests]
+        return in_batches(self.samples, size)
 
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """Where data comes from: ``source`` is ``random``, ``zero``, or a file or folder; ``more`` are further files.
+    """Where data comes from: ``source`` is ``natural``, ``random``, ``zero``, or a file or folder; ``more`` are further
+    files.
 
-    ``shapes`` are dims by input, ``string_data`` is the text of every BYTES element, or else each has
-    ``string_length`` random letters.
+    ``shapes`` are dims by input.  ``string_data`` is the text of every BYTES element, if there is one; with
+    ``string_length`` each has so many random letters.  ``mix`` is that of natural texts, empty for the usual one.
     """
 
-    source: str = "random"
+    source: str = "natural"
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     string_data: str | None = None
-    string_length: int = 128
+    string_length: int = 0
     seed: int = 0
     more: Sequence[str] = ()
+    mix: Mix = field(default_factory=dict)
+
+    @property
+    def made_up(self) -> bool:
+        """Whether it comes from no file."""
+        return self.source in ("natural", "random", "zero") and not self.more
+
+    @property
+    def natural(self) -> bool:
+        """Whether texts, pictures and sounds are natural ones."""
+        return self.source == "natural" and not self.more and self.string_data is None and not self.string_length
 
 
 def made_up(model: ModelSpec, options: DataOptions) -> SampleSet:
     """Samples of zeros or of random values; raises INVALID_ARG for an input whose shape has to be given."""
     random = np.random.default_rng(options.seed)
-    needed = [model.inputs[name] for name in _sent(model, options)]
+    needed = inputs_of(model, options.shapes)
     dims = {spec.name: model.shape_of(options.shapes, spec.name) for spec in needed}
     for spec in needed:
-        _check_size(spec, dims[spec.name], options)
+        check_size(spec, dims[spec.name], options)
     fixed = options.source == "zero" and not any(spec.datatype == "BYTES" for spec in needed)
-    one = {spec.name: _value(spec, dims[spec.name], options, random) for spec in needed}
-    size = sum(len(value.data) for value in one.values())
-    count = 1 if fixed or not size else max(1, min(MADE_UP, _MOST_BYTES // size))
+    first = {spec.name: _value(spec, dims[spec.name], options, random) for spec in needed}
+    size = sum(len(value.data) for value in first.values())
+    count = 1 if fixed or not size else max(1, min(MADE_UP, MOST_BYTES // size))
     more = [{spec.name: _value(spec, dims[spec.name], options, random) for spec in needed} for _ in range(count - 1)]
-    return SampleSet([one, *more], [range(count)])
+    return SampleSet([first, *more], [range(count)], sent=_described(needed, options))
 
 
-def _sent(model: ModelSpec, options: DataOptions) -> list[str]:
-    """The inputs that get data: what an optional one means, nobody here knows.
+def _described(specs: Sequence[InputSpec], options: DataOptions) -> str:
+    """What is sent, in words."""
+    texts = [spec for spec in specs if spec.datatype == "BYTES"]
+    parts = []
+    if texts and options.string_data is not None:
+        parts.append("always the same text")
+    elif texts and options.source == "zero":
+        parts.append("empty texts")
+    elif texts:
+        parts.append(f"texts of {options.string_length or _STRING_LENGTH} random letters")
+    if len(texts) < len(specs):
+        parts.append("zeros" if options.source == "zero" else "random numbers")
+    return ", ".join(parts)
 
-    A model that takes nothing but optional inputs needs one all the same, the text where it takes texts.
-    """
-    asked = [name for name, spec in model.inputs.items() if not spec.optional or name in options.shapes]
-    return asked or [name for name in (_TEXT,) if name in model.inputs]
 
-
-def _check_size(spec: InputSpec, dims: tuple[int, ...], options: DataOptions) -> None:
+def check_size(spec: InputSpec, dims: tuple[int, ...], options: DataOptions) -> None:
     """Raise INVALID_ARG for a tensor that no request could carry, before there is not the memory to make it."""
     each = ELEMENT_SIZE.get(spec.datatype, 0)
     if spec.datatype == "BYTES":
-        each = 4 + (len(options.string_data.encode()) if options.string_data is not None else options.string_length)
+        length = options.string_length or _STRING_LENGTH
+        each = 4 + (len(options.string_data.encode()) if options.string_data is not None else length)
     size = prod(dims) * each
     if size > _MOST_OF_A_REQUEST:
         raise invalid(
@@ -105,21 +137,22 @@ def _check_size(spec: InputSpec, dims: tuple[int, ...], options: DataOptions) ->
 
 
 def _value(spec: InputSpec, dims: tuple[int, ...], options: DataOptions, random: np.random.Generator) -> Value:
-    count = int(np.prod(dims, dtype=np.int64)) if dims else 1
+    count = prod(dims)
     if spec.datatype == "BYTES":
         if options.string_data is not None:
             texts = [options.string_data.encode()] * count
         elif options.source == "zero":
             texts = [b""] * count
         else:
-            texts = [random.choice(_LETTERS, options.string_length).tobytes() for _ in range(count)]
+            length = options.string_length or _STRING_LENGTH
+            texts = [random.choice(_LETTERS, length).tobytes() for _ in range(count)]
         return Value(dims, pack_bytes(texts))
     if options.source == "zero":
         return Value(dims, bytes(count * ELEMENT_SIZE[spec.datatype]))
-    return Value(dims, _random_numbers(spec.datatype, count, random))
+    return Value(dims, numbers(spec.datatype, count, random))
 
 
-def _random_numbers(datatype: str, count: int, random: np.random.Generator) -> bytes:
+def numbers(datatype: str, count: int, random: np.random.Generator) -> bytes:
     """Floats from 0 to 1, integers of the whole range but no more than fits ids of vocabularies, 0 or 1 for BOOL."""
     if datatype == "BOOL":
         return random.integers(0, 2, count, np.uint8).tobytes()

@@ -9,6 +9,7 @@ import base64
 import json
 from binascii import Error as Base64Error
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import numpy as np
 
 from conch.errors import ConchError, invalid
 from conch.perf.inputs.data import DataOptions, Sample, SampleSet, Value, made_up
+from conch.perf.inputs.kinds import inputs_of
+from conch.perf.inputs.natural import natural_samples
 from conch.perf.inputs.specs import InputSpec, ModelSpec
 from conch.tensors import ELEMENT_SIZE, format_shape, pack_bytes
 from conch.wire.json.tensor import from_json
@@ -27,17 +30,23 @@ def samples(model: ModelSpec, options: DataOptions) -> SampleSet:
     Raises INVALID_ARG, naming the input and how to give it, or the file and the entry, where data is missing or does
     not fit.
     """
-    if options.source in ("random", "zero") and not options.more:
-        return made_up(model, options)
+    if options.mix and not options.natural:
+        raise invalid("--expect is the mix of natural texts: leave out --input-data, --string-data and --string-length")
+    if options.made_up:
+        texts = any(spec.datatype == "BYTES" for spec in inputs_of(model, options.shapes))
+        return (
+            natural_samples(model, options) if options.natural and (texts or options.mix) else made_up(model, options)
+        )
     paths = [Path(source) for source in (options.source, *options.more)]
     if paths[0].is_dir() and len(paths) == 1:
-        return SampleSet([_of_folder(model, paths[0], options.shapes)], [[0]])
+        return SampleSet([_of_folder(model, paths[0], options.shapes)], [[0]], sent=f"the data of {paths[0]}")
     for path in paths:
         if not path.is_file():
             kind = "a folder, and only files can be given together" if path.is_dir() else "there is no such file"
-            hint = "" if path.exists() else "; the other values are 'random' and 'zero'"
+            hint = "" if path.exists() else "; the other values are 'natural', 'random' and 'zero'"
             raise invalid(f"--input-data {path}: {kind}{hint}")
-    return _joined([_of_file(model, path, options.shapes) for path in paths])
+    found = _joined([_of_file(model, path, options.shapes) for path in paths])
+    return replace(found, sent=f"the data of {', '.join(map(str, paths))}")
 
 
 def _joined(parts: Sequence[SampleSet]) -> SampleSet:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from conch.errors import invalid, not_found
 from conch.tensors import CONFIG_NAME, format_shape
+
+#: The parameter in which conch shows the longest text that a checkpoint's model reads.
+_MAX_LENGTH: Final = "conch.max_length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class InputSpec:
 class ModelSpec:
     """What requests need to know of a model; ``max_batch_size`` is 0 for one without a batch dimension.
 
-    ``stateful`` says that its requests belong to sequences.
+    ``stateful`` says that its requests belong to sequences; ``max_length`` is the longest text that it reads (tokens, 0
+    where the server does not say).
     """
 
     name: str
@@ -37,6 +41,7 @@ class ModelSpec:
     decoupled: bool
     outputs: Mapping[str, InputSpec] = field(default_factory=dict)
     stateful: bool = False
+    max_length: int = 0
 
     def shape_of(self, given: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
         """The dims of an input for which no data is given: its own, with those ``given`` on the command line.
@@ -78,9 +83,11 @@ def read_model(metadata: Mapping[str, Any], config: Mapping[str, Any], version: 
         if spec.datatype not in CONFIG_NAME:
             raise invalid(f"input '{spec.name}' has the datatype '{spec.datatype}', for which there is no data")
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+    longest = config.get("parameters", {}).get(_MAX_LENGTH, {}).get("string_value", "")
     return ModelSpec(
-        str(metadata["name"]), version, inputs, max_batch_size, decoupled, outputs, "sequence_batching" in config
-    )
+        str(metadata["name"]), version, inputs, max_batch_size, decoupled, outputs, "sequence_batching" in config,
+        int(longest) if longest.isdecimal() else 0,
+    )  # fmt: skip
 
 
 def _spec(one: Mapping[str, Any], batches: bool, optional: bool) -> InputSpec:
@@ -95,11 +102,11 @@ def check_shapes(model: ModelSpec, shapes: Mapping[str, tuple[int, ...]]) -> Non
             raise not_found(f"--shape names '{name}', and model '{model.name}' has the inputs {_listed(model.inputs)}")
 
 
-def check_batch_size(model: ModelSpec, batch_size: int) -> None:
-    """Raise INVALID_ARG for a batch that the model does not take."""
+def check_batch_size(model: ModelSpec, batch_size: int, given: str) -> None:
+    """Raise INVALID_ARG for a batch, as the user has ``given`` it, that the model does not take."""
     if batch_size > 1 and batch_size > model.max_batch_size:
         limit = f"at most {model.max_batch_size}" if model.max_batch_size else "no batches (max_batch_size is 0)"
-        raise invalid(f"-b {batch_size}: model '{model.name}' takes {limit}")
+        raise invalid(f"{given}: model '{model.name}' takes {limit}")
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:

@@ -16,9 +16,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def side(plan: PerfPlan) -> str:
-    """Who is compared."""
-    return f"'{plan.model}' at {plan.address.shown} over {plan.protocol.upper()}"
+def side(plan: PerfPlan, sent: str) -> str:
+    """One side of a comparison, and what is sent to it."""
+    return f"'{plan.model}' at {plan.address.shown} over {plan.protocol.upper()}{f', {sent}' if sent else ''}"
+
+
+def sides(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> tuple[str, str]:
+    """Both sides of a comparison that was measured."""
+    first = next((one for comparison in compared for one in comparison.rounds), None)
+    return side(a, first.a[0].sent if first else ""), side(b, first.b[0].sent if first else "")
 
 
 def table(comparison: Comparison) -> Table:
@@ -41,9 +47,10 @@ def table(comparison: Comparison) -> Table:
 
 def json(a: PerfPlan, b: PerfPlan, compared: Sequence[Comparison]) -> str:
     """Everything that is known, with times in seconds."""
+    of_a, of_b = sides(a, b, compared)
     document = {
-        "a": side(a),
-        "b": side(b),
+        "a": of_a,
+        "b": of_b,
         "batch_size": a.batch_size,
         "machine": asdict(MachineFacts.read()),
         "levels": [_level(a, one) for one in compared],

@@ -8,7 +8,7 @@ from conch import __version__
 from conch.machine.facts import MachineFacts
 from conch.perf.against import THROUGHPUT, ComparedFigure, Comparison
 from conch.perf.plan import PerfPlan
-from conch.perf.report.comparison import side
+from conch.perf.report.comparison import sides
 from conch.reports.charts import Axis, Dot, Limit, Series, line_chart
 from conch.reports.numbers import NONE, milliseconds, significant
 from conch.reports.page import Block, CodeBlock, Column, Note, Page, Properties, Row, Section, Table
@@ -25,7 +25,8 @@ def comparison_page(a: PerfPlan, b: PerfPlan, command: str, compared: Sequence[C
     blocks: list[Block] = [*_chart(compared, level), *(_table(one, level) for one in compared)]
     lead = " ".join(f"At {level} {one.level:g}: {one.sentence(open_load)}." for one in compared)
     rounds = "A, B, B, A: each gives a ratio, and the mean of the ratios counts, with its 95 % range"
-    facts = [("A", side(a)), ("B", side(b)), ("machine of the senders", machine), ("rounds", rounds)]
+    of_a, of_b = sides(a, b, compared)
+    facts = [("A", of_a), ("B", of_b), ("machine of the senders", machine), ("rounds", rounds)]
     return Page(
         f"{a.model} compared" if a.model == b.model else f"{a.model} and {b.model} compared",
         lead,

@@ -60,6 +60,7 @@ def json(plan: PerfPlan, measured: Sequence[Measured]) -> str:
         "protocol": plan.protocol,
         "url": plan.address.shown,
         "batch_size": plan.batch_size,
+        "sent": measured[0].sent if measured else "",
         "levels": [_level(plan, one) for one in measured],
     }
     return json_module.dumps(document, indent=2) + "\n"

@@ -249,6 +249,7 @@ def _facts(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[tuple[str, 
     if limits:
         yield "senders can do", f"{count(min(limits))} requests a second"
     yield "protocol", plan.protocol + (f", {plan.endpoint}" if plan.endpoint != "infer" else "")
+    yield "requests have", measured[0].sent or "no inputs"
     yield "inferences in a request", str(plan.batch_size)
     yield "measured in", _measuring(plan)
 

@@ -35,13 +35,13 @@ _WARNING: Final = "warning"
 
 
 def opening(measurement: Measurement) -> str:
-    """Who is asked for what."""
+    """The server, the model, and what is sent to it."""
     plan, server = measurement.plan, measurement.server
-    where = plan.address.shown
     batch = f", {plan.batch_size} inferences in a request" if plan.batch_size > 1 else ""
+    sent = f", {measurement.sent}" if measurement.sent else ""
     return (
-        f"{server.get('name', 'server')} {server.get('version', '')} at {where} over {plan.protocol.upper()}:"
-        f" model '{plan.model}'{batch}\nmeasured on {MachineFacts.read()}"
+        f"{server.get('name', 'server')} {server.get('version', '')} at {plan.address.shown} over {plan.protocol.upper()}:"
+        f" model '{plan.model}'{sent}{batch}\nmeasured on {MachineFacts.read()}"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import multiprocessing
 import os
 import resource
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
+from random import randrange
 from time import monotonic_ns, process_time
 from typing import Any, Final
 
@@ -40,12 +42,15 @@ from conch.perf.spawning import start_process
 
 #: How long a process may take to answer (s): it answers between requests.
 _PATIENCE: Final = 30.0
+#: Requests are numbered from some number below this one on.
+_NUMBERS: Final = 1_000_000
 _DIED: Final = "a process that sends requests has died"
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is sent where: ``method`` is that of gRPC calls, None for HTTP; ``streams`` keeps its calls open.
+    """What is sent where: ``sent`` says in words what payloads are, ``method`` is that of gRPC calls, None for HTTP;
+    ``streams`` keeps its calls open.
 
     ``read`` understands answers that are text, or streams of it; None for others, which are not looked at unless
     ``judge`` knows the right ones.  ``decoupled`` says that requests in a stream get several answers.  ``sequences``
@@ -61,6 +66,7 @@ class Traffic:
     judge: Judge | None = None
     sequences: SequencePlan | None = None
     timeout: float = 600.0
+    sent: str = ""
 
     @property
     def generates(self) -> bool:
@@ -89,9 +95,11 @@ class Generators:
         self._processes: list[Any] = []
         #: How many answers of each process have yet to be read.
         self._unread = [0] * count
+        # The number of the first request: not the same as that of senders that ended before.
+        first = randrange(_NUMBERS)
         for number in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_main, args=(theirs, traffic, number, count), daemon=True)
+            process = context.Process(target=_main, args=(theirs, traffic, number, count, first), daemon=True)
             start_process(process)
             theirs.close()
             self._pipes.append(ours)
@@ -192,7 +200,7 @@ class Generators:
             raise internal(_DIED) from None
 
 
-def _main(pipe: Connection, traffic: Traffic, number: int, count: int) -> None:
+def _main(pipe: Connection, traffic: Traffic, number: int, count: int, first: int) -> None:
     """Run a share of the load, as the pipe says, until that is closed."""
     import uvloop
 
@@ -208,7 +216,7 @@ def _main(pipe: Connection, traffic: Traffic, number: int, count: int) -> None:
     # Pauses of the garbage collector would be measured as the server's.
     gc.freeze()
     gc.disable()
-    sender = _Sender(loop, traffic, number, count)
+    sender = _Sender(loop, traffic, number, count, first)
 
     def obey() -> None:
         try:
@@ -230,11 +238,13 @@ def _main(pipe: Connection, traffic: Traffic, number: int, count: int) -> None:
 class _Sender:
     """One process's loads and records."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, traffic: Traffic, number: int, count: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, traffic: Traffic, number: int, count: int, first: int) -> None:
         self._number, self._count = number, count
         self._records = RecordBuffer()
         connect = partial(traffic.connect, loop)
-        self._sending = Sending(loop, connect, traffic.payloads, self._records, traffic.timeout)
+        self._sending = Sending(
+            loop, connect, traffic.payloads, self._records, traffic.timeout, itertools.count(first + number, count)
+        )
         self._sequences = traffic.sequences
         self._closed: ClosedLoad | None = None
         self._open: OpenLoad | None = None

@@ -32,7 +32,7 @@ _LOOK_SECONDS: Final = 0.1
 class Sending:
     """What the loads of a process share: where they run, how they reach the server, what they send.
 
-    ``timeout`` (s) ends calls that take longer.
+    ``timeout`` (s) ends calls that take longer.  ``numbers`` are given to payloads that take one.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -40,6 +40,7 @@ class Sending:
     payloads: Payloads
     records: RecordBuffer
     timeout: float
+    numbers: Iterator[int]
 
 
 class OfferedLoad:
@@ -54,6 +55,7 @@ class OfferedLoad:
         self._loop = sending.loop
         self._connect = sending.connect
         self._payloads = sending.payloads
+        self._numbers = sending.numbers
         self._turns = turns
         self._records = sending.records
         self._timeout = int(sending.timeout * 1e9)
@@ -71,7 +73,8 @@ class OfferedLoad:
         if self._turns is None:
             call.number = number = self._next
             self._next = number + 1 if number + 1 < len(self._payloads) else 0
-            call.payload = self._payloads[number]
+            payload = self._payloads[number]
+            call.payload = payload if payload.number_at < 0 else payload.numbered(next(self._numbers))
         else:
             call.number, call.payload = self._turns.take(call.slot, self._payloads)
         self._running.add(call)

@@ -10,7 +10,9 @@ from conch.analyze.options.models import ModelSettings
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling.plans import at_load, plan_of
 from conch.errors import ConchError
+from conch.perf.inputs.data import DataOptions
 from conch.perf.senders.channels.connecting import Address
+from conch.texts.shapes import Shape
 
 HERE = Address("localhost", 8001)
 
@@ -26,6 +28,12 @@ def test_flags_are_those_of_conch_perf_and_a_models_own_come_first() -> None:
     assert (plan.interval, plan.share, plan.batch_size, plan.protocol) == (0.9, 0.2, 4, "grpc")
     assert plan.data.shapes == {"x": (3, 4), "y": (1,)}
     assert plan.data.string_data == "hello"
+
+
+def test_texts_are_natural_ones_of_a_mix_that_can_be_given() -> None:
+    assert plan_of(AnalyzeSettings(), "m", HERE).data == DataOptions("natural")
+    given = AnalyzeSettings(perf_analyzer_flags={"expect": "1x16:3,2x64"})
+    assert plan_of(given, "m", HERE).data.mix == {Shape(1, 16): 0.75, Shape(2, 64): 0.25}
 
 
 def test_a_load_is_callers_or_a_rate() -> None:

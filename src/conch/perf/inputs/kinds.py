@@ -1,0 +1,55 @@
+"""What inputs are for, by their names.
+
+A server's metadata do not tell whether a BYTES input is read by a tokenizer or is a picture's file.  The names are
+those of ``conch serve`` for the tasks of checkpoints, of Triton's backends for language models, and tutorials.  Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal
+
+from conch.perf.inputs.specs import InputSpec, ModelSpec
+
+Kind = Literal["text", "second text", "labels", "table", "picture", "sound", "video", "numbers"]
+
+#: Words of names, by what such inputs are for; the first that fits counts.
+_WORDS: Final[Mapping[Kind, frozenset[str]]] = {
+    "labels": frozenset({"labels"}),
+    "table": frozenset({"table"}),
+    "second text": frozenset({"pair", "context", "passage", "document", "hypothesis"}),
+    "text": frozenset({"text", "prompt", "query", "question", "sentence", "caption"}),
+    "picture": frozenset({"image", "images", "picture", "photo", "img"}),
+    "sound": frozenset({"audio", "sound", "speech", "wav", "recording"}),
+    "video": frozenset({"video"}),
+}
+#: Of a model that takes nothing but optional inputs, the first of these that it has is sent.
+_CARRIERS: Final = ("text_input", "audio", "image")
+
+
+def inputs_of(model: ModelSpec, named: Iterable[str]) -> list[InputSpec]:
+    """The inputs that get data: required ones, those ``named`` by the user, and one that carries the request.
+
+    What an optional one means, nobody here knows.
+    """
+    inputs = model.inputs
+    chosen = [spec for spec in inputs.values() if not spec.optional or spec.name in named]
+    if all(_kind_of(spec) == "labels" for spec in chosen):
+        chosen += [inputs[name] for name in _CARRIERS if name in inputs][:1]
+    return chosen
+
+
+def kinds_of(specs: Iterable[InputSpec]) -> dict[str, Kind]:
+    """What each input of a request is for; a BYTES input is a text where its name says nothing."""
+    kinds = {spec.name: _kind_of(spec) for spec in specs}
+    if "text" not in kinds.values():  # there is no first one
+        kinds = {name: "text" if kind == "second text" else kind for name, kind in kinds.items()}
+    return kinds
+
+
+def _kind_of(spec: InputSpec) -> Kind:
+    if spec.datatype != "BYTES":
+        return "numbers"
+    words = set(re.findall(r"[a-z]+", spec.name.lower()))
+    return next((kind for kind, known in _WORDS.items() if words & known), "text")
