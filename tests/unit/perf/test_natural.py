@@ -209,12 +209,22 @@ def test_no_two_messages_are_alike(streaming: bool) -> None:
     assert len(texts) == len(set(texts)) == 1500
 
 
-def test_the_headline_says_what_is_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("about", "product"),
+    [
+        ({"name": "triton", "version": "2.51.0", "extensions": ["statistics", "conch(1.2.3)"]}, "conch 1.2.3"),
+        ({"name": "triton", "version": "2.51.0", "extensions": ["statistics"]}, "triton 2.51.0"),
+        ({"name": "other"}, "other"),
+    ],
+)
+def test_the_headline_names_the_product_and_what_is_sent(
+    about: dict[str, Any], product: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "figures.json"
-    with running(KnownServer(metadata=TEXT_MODEL)) as server:
+    with running(KnownServer(about=about, metadata=TEXT_MODEL)) as server:
         flags = ["-m", "known", "-u", f"127.0.0.1:{server.port}", "--request-count", "5", "--no-sender-limit"]
         assert main(["perf", *flags, "--json", str(file)]) == 0
-        headline = f"known  at 127.0.0.1:{server.port} over HTTP: model 'known', texts of 10 to 256 tokens\n"
+        headline = f"{product} at 127.0.0.1:{server.port} over HTTP: model 'known', texts of 10 to 256 tokens\n"
         assert capsys.readouterr().out.startswith(headline)
         assert main(["perf", *flags, "--against-model", "known", "-p", "50", "--rounds", "1"]) == 0
     assert "B: 'known' at " in (shown := capsys.readouterr().out) and shown.count("texts of 10 to 256 tokens") == 2

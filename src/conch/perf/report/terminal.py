@@ -5,10 +5,11 @@ Times in sentences have the unit that fits, and those in the table are milliseco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from conch.machine.facts import MachineFacts
 from conch.perf.breakdown import TimeSpent
@@ -32,17 +33,30 @@ _WIDE: Final = 90
 #: Below the headings of lines.
 _INDENT: Final = " " * 13
 _WARNING: Final = "warning"
+#: The extension by which conch tells its version.
+_CONCH: Final = re.compile(r"conch\((.+)\)")
 
 
 def opening(measurement: Measurement) -> str:
     """The server, the model, and what is sent to it."""
-    plan, server = measurement.plan, measurement.server
+    plan = measurement.plan
     batch = f", {plan.batch_size} inferences in a request" if plan.batch_size > 1 else ""
     sent = f", {measurement.sent}" if measurement.sent else ""
     return (
-        f"{server.get('name', 'server')} {server.get('version', '')} at {plan.address.shown} over {plan.protocol.upper()}:"
-        f" model '{plan.model}'{sent}{batch}\nmeasured on {MachineFacts.read()}"
+        f"{product_of(measurement.server)} at {plan.address.shown} over {plan.protocol.upper()}: model '{plan.model}'"
+        f"{sent}{batch}\nmeasured on {MachineFacts.read()}"
     )
+
+
+def product_of(server: Mapping[str, Any]) -> str:
+    """The server's software and its version, as its metadata tell.
+
+    conch's are among its extensions: by the name and the version of the protocol's own fields it is a Triton.
+    """
+    for extension in server.get("extensions", ()):
+        if known := _CONCH.fullmatch(extension):
+            return f"conch {known[1]}"
+    return f"{server.get('name', 'server')} {server.get('version', '')}".strip()
 
 
 def level_of(plan: PerfPlan, level: float) -> str:
