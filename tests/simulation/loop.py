@@ -55,6 +55,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.callbacks = 0
         #: How much longer each of the next calls in threads takes (s).
         self.slow_calls: list[float] = []
+        #: What ``create_server`` and ``create_connection`` ask.
+        self.network: Any = None
         self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._event_count = 0
         self._arrived: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
@@ -87,7 +89,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # The round
 
     def _run_once(self) -> None:
-        scheduled, ready, clock = self._scheduled, self._ready, self.clock  # type: ignore[attr-defined]
+        scheduled, ready, clock = self._scheduled, self._ready, self.clock
         while scheduled and scheduled[0]._cancelled:
             self._timer_cancelled_count -= 1
             heappop(scheduled)._scheduled = False
@@ -140,7 +142,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         found += [handle for fd, handle in self._writers.items() if self._descriptors[fd].writable]
         if len(found) > 1:
             self.random.shuffle(found)
-        self._ready.extend(found)  # type: ignore[attr-defined]
+        self._ready.extend(found)
         if not first:
             self._add_timers(scheduled)
 
@@ -149,7 +151,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         while scheduled and scheduled[0]._when <= now:
             handle = heappop(scheduled)
             handle._scheduled = False
-            self._ready.append(handle)  # type: ignore[attr-defined]
+            self._ready.append(handle)
 
     # Descriptors
 
@@ -182,7 +184,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def left(self) -> list[str]:
         """What still waits for I/O or a time."""
-        timers = [handle for handle in self._scheduled if not handle._cancelled]  # type: ignore[attr-defined]
+        timers = [handle for handle in self._scheduled if not handle._cancelled]
         return [
             *(f"reader of descriptor {fd}: {handle!r}" for fd, handle in self._readers.items()),
             *(f"writer of descriptor {fd}: {handle!r}" for fd, handle in self._writers.items()),
@@ -210,6 +212,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._pools[executor] = SimulatedPool(self, getattr(executor, "_max_workers", 6))
         future = self._pools[executor].submit(lambda: func(*args))
         return asyncio.wrap_future(future, loop=self)
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        return self.network.listen(protocol_factory, host, port)
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        return await self.network.connect(protocol_factory, host, port)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """The threads of the simulation end with it."""

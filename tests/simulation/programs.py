@@ -25,6 +25,14 @@ class Program:
     stop_midway: bool = False
     features: frozenset[str] = field(default_factory=frozenset)
 
+    @property
+    def stable(self) -> frozenset[str]:
+        """The models that nothing replaces or unloads while the program runs."""
+        if self.settings["model_control_mode"] == "on-demand" and self.settings["max_loaded_models"]:
+            return frozenset()
+        changing = ("load", "unload", "rewrite", "kill")
+        return frozenset(self.models) - {arguments["model"] for _, what, arguments in self.steps if what in changing}
+
     def without(self, steps: set[int]) -> Program:
         """The program with some steps left out; those after them keep their times."""
         kept: list[Step] = []
@@ -48,13 +56,21 @@ class _Generator:
     def __init__(self, random: random.Random) -> None:
         self._random = random
         self._models: dict[str, dict[str, Any]] = {}
+        self._vias = ["core"]
         self._values = 0
         self._sequences = 0
 
     def program(self, seed: int) -> Program:
         draw = self._random
         mode = draw.choice(["explicit", "explicit", "on-demand", "on-demand", "none", "poll"])
-        features = {feature for feature in ("cache", "limiter", "faults", "slow") if draw.random() < 0.4}
+        features = {
+            feature for feature in ("cache", "limiter", "faults", "slow", "http", "grpc") if draw.random() < 0.4
+        }
+        self._vias = [
+            "core",
+            *(["http"] if "http" in features else []),
+            *(["grpc", "stream"] if "grpc" in features else []),
+        ]
         self._make_models(mode, features)
         settings = self._settings(mode, features)
         weights = self._weights(mode, features)
@@ -78,6 +94,8 @@ class _Generator:
             "exit_timeout_secs": draw.choice([1, 10, 30]),
             "model_load_thread_count": draw.choice([1, 2, 4]),
             "exit_on_error": False,
+            "allow_http": "http" in features,
+            "allow_grpc": "grpc" in features,
         }
         names = [name for name in self._models if draw.random() < 0.7]
         if mode == "explicit":
@@ -133,6 +151,8 @@ class _Generator:
         weights = {"infer": 10.0, "burst": 2.0, "cancel": 2.0, "sequence": 3.0, "rewrite": 0.5, "quiet": 0.5}
         if mode in ("explicit", "on-demand"):
             weights |= {"load": 1.0, "unload": 1.0, "reload": 1.0}
+        if len(self._vias) > 1:
+            weights |= {"hang_up": 1.0, "end_stream": 0.5}
         if "faults" in features:
             weights |= {"fault": 1.5, "kill": 0.5}
         if "slow" in features:
@@ -170,6 +190,10 @@ class _Generator:
                 return [(wait, "fault", {"model": name, "during": during, "fault": draw.choice(kinds[during])})]
             case "slow_disk":
                 return [(wait, "slow_disk", {"calls": draw.choice([1, 3, 10]), "seconds": draw.choice([1, 10])})]
+            case "hang_up":
+                return [(wait, "hang_up", {"via": draw.choice(["http", "grpc"]), "client": draw.randrange(2)})]
+            case "end_stream":
+                return [(wait, "end_stream", {"client": draw.randrange(2)})]
             case "quiet":
                 return [(wait, "quiet", {})]
             case _:
@@ -185,7 +209,19 @@ class _Generator:
             "milliseconds": draw.choice([0, 0, 1, 10, 100, 2000]) if value >= 1000 else value,
             "count": draw.randrange(4),
             "timeout": draw.choice([0, 0, 0, 5000, 50_000]),
+            **self._way(name),
         }
+
+    def _way(self, name: str) -> dict[str, Any]:
+        """How a request reaches the server."""
+        draw = self._random
+        decoupled = self._models[name]["kind"] == "decoupled"
+        vias = [via for via in self._vias if via in ("core", "stream") or not decoupled]
+        via = draw.choice(vias)
+        way: dict[str, Any] = {"via": via, "client": draw.randrange(2)}
+        if via == "grpc":
+            way["deadline"] = draw.choice([0, 0, 5, 200])
+        return way
 
     def _sequence(self, wait: float) -> list[Step]:
         draw = self._random
@@ -195,10 +231,12 @@ class _Generator:
         self._sequences += 1
         name, correlation, length = draw.choice(models), self._sequences, draw.choice([1, 2, 5])
         between = draw.choice([0.0, 0.001, 0.2])
+        # Calls of their own have no order, and pipelined requests wait for each other.
+        via = self._way(name) | {"via": draw.choice([via for via in self._vias if via != "grpc"])}
         steps: list[Step] = []
         for at in range(length):
             request = self._request(name)
-            request |= {"timeout": 0, "correlation": correlation, "start": at == 0, "end": at == length - 1}
+            request |= {**via, "timeout": 0, "correlation": correlation, "start": at == 0, "end": at == length - 1}
             steps.append((wait if at == 0 else between, "infer", request))
         if draw.random() < 0.1:
             steps.pop()  # the client goes away

@@ -10,6 +10,7 @@ from typing import Any
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest, InferResponse
 from conch.server.core import InferenceServer
+from tests.simulation.http_client import CONNECTION_LOST
 from tests.simulation.models import SimulatedRepository
 
 _OUTPUT = struct.Struct("<3q")
@@ -27,7 +28,8 @@ class Outcome:
     kind: str
     request: InferRequest | None = None
     give_up: Callable[[], None] | None = None
-    accepted: bool = False
+    #: The connection that it was sent over; None in the process of the server.
+    client: object = None
     responses: list[tuple[int, int, int]] = field(default_factory=list)
     error: ConchError | None = None
     finals: int = 0
@@ -35,7 +37,8 @@ class Outcome:
     cancelled_waiting: bool = False
     given_up: bool = False
     executed: bool = False
-    probe: bool = False
+    #: Whether it ended while the server was stopping, which closes connections.
+    during_stop: bool = False
 
 
 class Promises:
@@ -44,6 +47,10 @@ class Promises:
     def __init__(self, repository: SimulatedRepository) -> None:
         self.violations: list[str] = []
         self.outcomes: list[Outcome] = []
+        #: Whether the server has been told to stop.
+        self.stopping = False
+        #: The models that no step of the program replaces or unloads.
+        self.stable: frozenset[str] = frozenset()
         self._repository = repository
         self._loaded: dict[str, int] = {}
         self._by_id: dict[str, Outcome] = {}
@@ -64,7 +71,7 @@ class Promises:
 
     # Requests
 
-    def begin(self, arguments: dict[str, Any], specs: Mapping[str, Any], *, probe: bool) -> Outcome:
+    def begin(self, arguments: dict[str, Any], specs: Mapping[str, Any]) -> Outcome:
         """A request is about to be sent."""
         spec = specs[arguments["model"]]
         origin = arguments["model"]
@@ -72,9 +79,7 @@ class Promises:
             origin = spec["steps"][-1]
         elif spec["kind"] == "bls":
             origin = spec["calls"]
-        outcome = Outcome(
-            f"r{len(self.outcomes)}", arguments, origin, self._loaded.get(origin, 0), spec["kind"], probe=probe
-        )
+        outcome = Outcome(f"r{len(self.outcomes)}", arguments, origin, self._loaded.get(origin, 0), spec["kind"])
         self.outcomes.append(outcome)
         self._by_id[outcome.id] = outcome
         if "correlation" in arguments:
@@ -84,9 +89,6 @@ class Promises:
             self._sequences.setdefault(key, []).append(outcome)
         return outcome
 
-    def accepted(self, outcome: Outcome) -> None:
-        outcome.accepted = True
-
     def cancelled(self, outcome: Outcome) -> None:
         """The client gives up a request that the server has."""
         request = outcome.request
@@ -95,8 +97,8 @@ class Promises:
             outcome.cancelled_waiting = not outcome.executed
 
     def gave_up(self, outcome: Outcome) -> None:
-        """The client gives up a request whose model was not loaded yet."""
-        outcome.given_up = True
+        """The client expects no response any more."""
+        outcome.given_up = not outcome.finals
 
     def executed(self, id: str) -> None:
         """A worker has begun to execute a request."""
@@ -114,12 +116,23 @@ class Promises:
         if outcome.given_up:
             self.broken(f"request {outcome.id} got a response after it was given up")
         outcome.finals += response.final
+        outcome.during_stop = self.stopping
         outcome.error = response.error or outcome.error
+        if response.error is not None and "must specify the START flag" in response.error.message:
+            self._check_overtaken(outcome)
         for tensor in response.outputs:
             if tensor.name == "OUT":
                 value, stamp, place = _OUTPUT.unpack(bytes(tensor.data))
                 outcome.responses.append((value, stamp, place))
                 self._check_response(outcome, value, stamp, place)
+
+    def _check_overtaken(self, outcome: Outcome) -> None:
+        """A request that is told to begin its sequence must not have overtaken the one that does."""
+        if outcome.arguments["model"] not in self.stable:
+            return  # a version that has replaced another does not continue its sequences, as in Triton
+        first = self._sequences[outcome.arguments["model"], outcome.arguments.get("correlation", 0)][0]
+        if first.arguments["start"] and first is not outcome and not first.finals and not first.given_up:
+            self.broken(f"request {outcome.id} overtook {first.id}, which begins its sequence")
 
     def _check_response(self, outcome: Outcome, value: int, stamp: int, place: int) -> None:
         arguments = outcome.arguments
@@ -168,6 +181,8 @@ class Promises:
             alone = outcome.kind in ("plain", "ensemble", "bls") and outcome.error is None and not outcome.given_up
             if alone and len(outcome.responses) != 1:
                 self.broken(f"request {outcome.id} ended with {len(outcome.responses)} responses")
+            if outcome.error is CONNECTION_LOST and not outcome.during_stop:
+                self.broken(f"the connection of request {outcome.id} was closed before it was answered")
             if outcome.error is not None and outcome.error.code is Code.UNKNOWN:
                 self.broken(f"request {outcome.id} ended with {outcome.error.status}")
         for (model, correlation), outcomes in self._sequences.items():

@@ -20,15 +20,15 @@ from unittest import mock
 from conch import app
 from conch.app import Application
 from conch.errors import ConchError
-from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.inference import InferResponse
 from conch.server import core
-from conch.server.on_demand import LoadNeeded
 from conch.settings import Resource, Setting, Settings
-from conch.tensors import WireTensor
 from conch.workers.host.process import WorkerProcess
 from tests.simulation import virtual_time
+from tests.simulation.clients import Clients
 from tests.simulation.loop import NothingHappens, SimulatedLoop
 from tests.simulation.models import SimulatedRepository
+from tests.simulation.network import SimulatedNetwork
 from tests.simulation.programs import Program
 from tests.simulation.promises import Outcome, Promises
 from tests.simulation.workers import SimulatedWorkers
@@ -48,14 +48,16 @@ class Simulation:
         self.random = random.Random(program.schedule)
         self.clock = virtual_time.VirtualClock(1_000_000_000_000)
         self.loop = SimulatedLoop(self.clock, self.random, program.slowness)
+        self.network = self.loop.network = SimulatedNetwork(self.loop)
         self.workers = SimulatedWorkers(self)
         self.repository = SimulatedRepository(folder)
         self.promises = Promises(self.repository)
+        self.promises.stable = program.stable
         self._faults: dict[tuple[str, str], list[str]] = {}
         self._specs = {name: dict(spec) for name, spec in program.models.items()}
         self._tasks: set[asyncio.Task[None]] = set()
         self._application: Application
-        self._stopping: asyncio.Task[bool] | None = None
+        self._clients: Clients
 
     def run(self) -> list[str]:
         """Run the program to its end; returns what is wrong."""
@@ -97,6 +99,9 @@ class Simulation:
     async def _main(self) -> None:
         self._application = Application(self._settings())
         await self._application.listen()
+        self._clients = Clients(
+            self.network, self._application.server, self._application.addresses, self.promises, self._specs
+        )
         await self._application.load_models()
         for seconds, what, arguments in self.program.steps:
             await asyncio.sleep(seconds)
@@ -121,7 +126,7 @@ class Simulation:
         await asyncio.sleep(60.0)
         self.promises.check_rest(core_server)
         for name in self.promises.serving(core_server, self._specs):
-            outcome = self._infer({"model": name, "value": 7, "milliseconds": 0, "count": 1, "timeout": 0}, probe=True)
+            outcome = self._infer({"model": name, "value": 7, "milliseconds": 0, "count": 1, "timeout": 0})
             await self._quiet()
             self.promises.check_probe(outcome)
 
@@ -140,14 +145,16 @@ class Simulation:
 
     async def _stop(self) -> None:
         seconds = self._application.exit_seconds
+        self.promises.stopping = True
         stopping = asyncio.create_task(self._application.stop(seconds), name="stop")
         done, _ = await asyncio.wait([stopping], timeout=PATIENCE)
         if not done:
             self.promises.broken(f"the server did not stop within {PATIENCE:g} s: {_stack(stopping)}")
             return
-        stopping.result()
+        in_time = stopping.result()
         await self._quiet()
-        await asyncio.sleep(5.0)
+        self._clients.close()
+        await asyncio.sleep(5.0 if in_time else 60.0)
         self.promises.check_end()
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in left:
@@ -166,6 +173,10 @@ class Simulation:
                 outcomes = self.promises.outcomes
                 if len(outcomes) >= arguments["back"]:
                     self._cancel(outcomes[-arguments["back"]])
+            case "hang_up":
+                self._hang_up(arguments["via"], arguments["client"])
+            case "end_stream":
+                self._clients.end_stream(arguments["client"])
             case "load":
                 self._begin(self._load(arguments["model"]), f"load of {arguments['model']}")
             case "unload":
@@ -203,8 +214,8 @@ class Simulation:
         except ConchError as error:
             self._note(f"failed: {error}")
 
-    def _infer(self, arguments: dict[str, Any], *, probe: bool = False) -> Outcome:
-        outcome = self.promises.begin(arguments, self._specs, probe=probe)
+    def _infer(self, arguments: dict[str, Any]) -> Outcome:
+        outcome = self.promises.begin(arguments, self._specs)
         ended = self.loop.create_future()
         self._begin(_wait(ended), f"request {outcome.id}")
 
@@ -214,45 +225,25 @@ class Simulation:
             if response.final and not ended.done():
                 ended.set_result(None)
 
-        self._submit(outcome, on_response)
+        self._clients.send(outcome, on_response)
         return outcome
 
-    def _submit(self, outcome: Outcome, on_response: Any) -> None:
-        arguments = outcome.arguments
-        values = (arguments["value"], arguments["milliseconds"], arguments["count"])
-        data = b"".join(value.to_bytes(8, "little") for value in values)
-        shape = (1, 3) if self._specs[arguments["model"]].get("batch") else (3,)
-        flags = SEQUENCE_START * bool(arguments.get("start")) | SEQUENCE_END * bool(arguments.get("end"))
-        server = self._application.server
-        try:
-            model = server.model(arguments["model"])
-            request = InferRequest(
-                arguments["model"], {"IN": WireTensor("IN", "INT64", shape, data)}, on_response, id=outcome.id,
-                correlation_id=arguments.get("correlation", 0), flags=flags, timeout=arguments["timeout"],
-            )  # fmt: skip
-            outcome.request = request
-            model.infer(request)
-            self.promises.accepted(outcome)
-        except LoadNeeded as needed:
-            outcome.give_up = needed.then(partial(self._resume, outcome, on_response))
-        except ConchError as error:
-            on_response(InferResponse(error=error))
-
-    def _resume(self, outcome: Outcome, on_response: Any) -> None:
-        outcome.give_up = None
-        self._submit(outcome, on_response)
-
     def _cancel(self, outcome: Outcome) -> None:
-        if outcome.give_up is not None:
-            outcome.give_up()
-            outcome.give_up = None
-            self.promises.gave_up(outcome)
-            for task in self._tasks:
-                if task.get_name() == f"request {outcome.id}":
-                    task.cancel()
-        elif outcome.request is not None:
-            self.promises.cancelled(outcome)
-            outcome.request.cancel()
+        if not outcome.finals and self._clients.cancel(outcome):
+            self._gave_up(outcome)
+
+    def _hang_up(self, via: str, number: int) -> None:
+        client = self._clients.hang_up(via, number)
+        for outcome in self.promises.outcomes:
+            if client is not None and outcome.client is client and not outcome.finals:
+                self._gave_up(outcome)
+
+    def _gave_up(self, outcome: Outcome) -> None:
+        """Wait no longer for a request."""
+        self.promises.gave_up(outcome)
+        for task in self._tasks:
+            if task.get_name() == f"request {outcome.id}":
+                task.cancel()
 
     def _begin(self, work: Any, name: str) -> None:
         task = self.loop.create_task(work, name=name)
@@ -268,8 +259,7 @@ class Simulation:
             given["load_model"] = tuple(given["load_model"])
         return Settings(
             model_repository=(str(self.repository.path),), worker_template_secs=0, check_memory_on_load=False,
-            allow_http=False, allow_grpc=False, allow_metrics=False, allow_gpu_metrics=False, allow_cpu_metrics=False,
-            **given,
+            allow_metrics=False, allow_gpu_metrics=False, allow_cpu_metrics=False, http_port=0, grpc_port=0, **given,
         )  # fmt: skip
 
     def _note(self, line: str) -> None:

@@ -268,7 +268,7 @@ class SimulatedWorker:
             serial = request["serial"]
             self._loop.later(
                 self._loop.latency(0.005),
-                lambda s=serial, v=value, c=count: respond(s, v, 0, c),  # type: ignore[misc]
+                lambda s=serial, v=value, c=count: respond(s, v, 0, c),
             )
         self._after(seconds, lambda: self._done(header, [None] * len(inputs)))
 

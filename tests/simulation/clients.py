@@ -1,0 +1,160 @@
+"""The clients of a simulated server: in its process, over HTTP, and over gRPC, in single calls and in streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from conch.errors import ConchError
+from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse
+from conch.server.core import InferenceServer
+from conch.server.on_demand import LoadNeeded
+from conch.tensors import WireTensor
+from tests.simulation.grpc_client import SimulatedGrpcClient
+from tests.simulation.http_client import OnResponse, SimulatedHttpClient
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.promises import Outcome, Promises
+
+#: Values below this make requests that are equal to the last byte, as clients that ask the same thing do.
+REPEATED = 1000
+
+
+class Clients:
+    """Sends requests; each of the connections is opened with its first request, and again after it was closed."""
+
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        server: InferenceServer,
+        addresses: Mapping[str, tuple[str, int]],
+        promises: Promises,
+        specs: Mapping[str, Any],
+    ) -> None:
+        self._network = network
+        self._server = server
+        self._addresses = addresses
+        self._promises = promises
+        self._specs = specs
+        self._http: dict[int, SimulatedHttpClient] = {}
+        self._grpc: dict[int, SimulatedGrpcClient] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    def send(self, outcome: Outcome, on_response: OnResponse) -> None:
+        """Send a request the way that its arguments say; ``on_response`` gets every response."""
+        arguments = outcome.arguments
+        via = arguments.get("via", "core")
+        if via == "http" and "http" in self._addresses:
+            self._send_http(outcome, on_response)
+        elif via in ("grpc", "stream") and "grpc" in self._addresses:
+            client = self._grpc_client(arguments["client"])
+            request = self._request(outcome, on_response, named=via == "stream" or arguments["value"] >= REPEATED)
+            outcome.client = client
+            deadline = arguments.get("deadline", 0)
+            client.infer(request, outcome.id, on_response, streamed=via == "stream", milliseconds=deadline)
+        else:
+            self._submit(outcome, on_response)
+
+    def cancel(self, outcome: Outcome) -> bool:
+        """Cancel a request where its protocol can; returns whether no response is to be expected."""
+        if outcome.give_up is not None:
+            outcome.give_up()
+            outcome.give_up = None
+            return True
+        if isinstance(outcome.client, SimulatedGrpcClient):
+            return outcome.client.cancel(outcome.id)
+        if outcome.request is not None:
+            self._promises.cancelled(outcome)
+            outcome.request.cancel()
+        return False
+
+    def hang_up(self, via: str, number: int) -> object:
+        """Close a client's connection at once; returns the client."""
+        clients: Any = self._http if via == "http" else self._grpc
+        client = clients.pop(number, None)
+        if client is not None:
+            client.hang_up()
+        return client
+
+    def end_stream(self, number: int) -> None:
+        """Have a client send nothing more in its stream."""
+        client = self._grpc.get(number)
+        if client is not None and not client.lost:
+            client.end_stream()
+
+    def close(self) -> None:
+        """Hang up everywhere."""
+        for client in (*self._http.values(), *self._grpc.values()):
+            client.hang_up()
+        for task in self._connecting:
+            task.cancel()
+
+    # Over the network
+
+    def _send_http(self, outcome: Outcome, on_response: OnResponse) -> None:
+        arguments = outcome.arguments
+        client = self._http.get(arguments["client"])
+        if client is None or client.lost:
+            client = self._http[arguments["client"]] = SimulatedHttpClient(self._promises.broken)
+            self._connect(client, "http")
+        options: dict[str, Any] = {}
+        if "correlation" in arguments:
+            options["sequence_id"] = arguments["correlation"]
+            options["sequence_start"], options["sequence_end"] = arguments["start"], arguments["end"]
+        outcome.client = client
+        name = outcome.id if arguments["value"] >= REPEATED else ""
+        client.infer(arguments["model"], name, _values(arguments), self._batched(arguments), options, on_response)
+
+    def _grpc_client(self, number: int) -> SimulatedGrpcClient:
+        client = self._grpc.get(number)
+        if client is None or client.lost:
+            client = self._grpc[number] = SimulatedGrpcClient(self._promises.broken)
+            self._connect(client, "grpc")
+        return client
+
+    def _connect(self, client: SimulatedHttpClient | SimulatedGrpcClient, kind: str) -> None:
+        async def connect() -> None:
+            try:
+                await self._network.connect(lambda: client, *self._addresses[kind])
+            except OSError:
+                client.refused()
+
+        task = asyncio.get_running_loop().create_task(connect())
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    # In the process
+
+    def _submit(self, outcome: Outcome, on_response: OnResponse) -> None:
+        outcome.give_up = None
+        try:
+            model = self._server.model(outcome.arguments["model"])
+            outcome.request = request = self._request(outcome, on_response)
+            model.infer(request)
+        except LoadNeeded as needed:
+            outcome.give_up = needed.then(partial(self._submit, outcome, on_response))
+        except ConchError as error:
+            on_response(InferResponse(error=error))
+
+    def _request(self, outcome: Outcome, on_response: OnResponse, *, named: bool = True) -> InferRequest:
+        arguments = outcome.arguments
+        data = b"".join(value.to_bytes(8, "little") for value in _values(arguments))
+        shape = (1, 3) if self._batched(arguments) else (3,)
+        flags = SEQUENCE_START * bool(arguments.get("start")) | SEQUENCE_END * bool(arguments.get("end"))
+        return InferRequest(
+            arguments["model"],
+            {"IN": WireTensor("IN", "INT64", shape, data)},
+            on_response,
+            id=outcome.id if named else "",
+            correlation_id=arguments.get("correlation", 0),
+            flags=flags,
+            timeout=arguments["timeout"],
+        )
+
+    def _batched(self, arguments: Mapping[str, Any]) -> bool:
+        return bool(self._specs[arguments["model"]].get("batch"))
+
+
+def _values(arguments: Mapping[str, Any]) -> tuple[int, int, int]:
+    return arguments["value"], arguments["milliseconds"], arguments["count"]
