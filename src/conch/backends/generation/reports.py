@@ -5,14 +5,12 @@ Its ``load`` is what ``telemetry/generation.py`` counts.  Used by the service's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from time import monotonic_ns
 from typing import Any
 
 from conch.backends.generation.engine import GenerationEngine
 from conch.backends.generation.request_state import RequestState
-from conch.backends.native.arrays import Request, Result
-from conch.errors import ConchError
 
 
 class Report:
@@ -21,7 +19,7 @@ class Report:
     def __init__(self) -> None:
         #: Whether a frame is due, if only to say that nothing is under way any more.
         self.changed = False
-        self._answers: list[tuple[Request, Result | ConchError, bool]] = []
+        self._responses: list[dict[str, Any]] = []
         self._done: list[tuple[int, tuple[int, int, int]]] = []
         self._generated = 0
         self._prompt = 0
@@ -42,10 +40,10 @@ class Report:
             self._gaps[gap] = self._gaps.get(gap, 0) + fresh
         state.last_token = now
 
-    def respond(self, state: RequestState, answer: Result | ConchError, final: bool) -> None:
-        """Add a response to the frame."""
+    def respond(self, state: RequestState, packed: Mapping[str, Any], final: bool) -> None:
+        """Add a response, as a frame describes it."""
         self.changed = True
-        self._answers.append((state.request, answer, final))
+        self._responses.append({"serial": state.request.serial, "final": final, **packed})
 
     def end(self, state: RequestState) -> None:
         """Count a request that has had its last response."""
@@ -65,17 +63,12 @@ class Report:
                 )
             )
 
-    def frame(
-        self, engine: GenerationEngine, waiting: int, pack: Callable[[Request, Result | ConchError], dict[str, Any]]
-    ) -> dict[str, Any]:
+    def frame(self, engine: GenerationEngine, waiting: int) -> dict[str, Any]:
         """The frame; the next one begins empty.  ``waiting`` sequences have not gone to the engine yet."""
         usage = engine.usage()
         frame = {
             "op": "progress",
-            "responses": [
-                {"serial": request.serial, "final": final, **pack(request, answer)}
-                for request, answer, final in self._answers
-            ],
+            "responses": self._responses,
             "done": self._done,
             "load": {
                 "running": usage.running,
@@ -95,6 +88,6 @@ class Report:
         }
         self._queries, self._hits, self._preemptions = usage.prefix_queries, usage.prefix_hits, usage.preemptions
         self.changed = False
-        self._answers, self._done, self._first, self._gaps, self._ended = [], [], [], {}, []
+        self._responses, self._done, self._first, self._gaps, self._ended = [], [], [], {}, []
         self._generated = self._prompt = 0
         return frame

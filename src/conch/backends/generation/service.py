@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from queue import Empty, SimpleQueue
 from time import monotonic_ns, sleep
@@ -38,9 +38,10 @@ Pack = Callable[[Request, Result | ConchError, Packer], dict[str, Any]]
 class GenerationService:
     """Runs the requests of a worker.
 
-    ``pack`` makes a response's part of a frame.  With ``reserve`` a request starts once the KV cache has room for all
-    that it may become, so that none is ever preempted; otherwise as soon as the engine accepts it.  ``arriving`` tells
-    whether the reading threads have something to do.  ``compile_seconds`` bounds what the structure of a request takes.
+    ``pack`` makes a response's part of a frame, with an ``error`` for one that cannot be sent.  With ``reserve`` a
+    request starts once the KV cache has room for all that it may become, so that none is ever preempted; otherwise as
+    soon as the engine accepts it.  ``arriving`` tells whether the reading threads have something to do.
+    ``compile_seconds`` bounds what the structure of a request takes.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class GenerationService:
         self._with_deadline: dict[int, RequestState] = {}  # those without a token yet
         self._reserved = 0
         self._report = Report()
+        self._packer = Packer()  # of the next frame
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="conch-engine", daemon=True)
 
@@ -251,9 +253,19 @@ class GenerationService:
 
     def _respond(self, state: RequestState) -> None:
         final = state.finished
-        results = state.builder.responses(final)
-        for position, result in enumerate(results, 1):
-            self._report.respond(state, result, final and position == len(results))
+        try:
+            results = state.builder.responses(final)
+            if final and not results:
+                raise internal("a request has ended without a response")
+            for position, result in enumerate(results, 1):
+                packed = self._pack(state.request, result, self._packer)
+                if packed.get("error"):
+                    self._end_with(state, packed, "error")
+                    return
+                self._report.respond(state, packed, final and position == len(results))
+        except Exception as error:  # this request's own
+            self._end(state, failure(error), "error")
+            return
         if final:
             self._forget(state)
 
@@ -264,8 +276,12 @@ class GenerationService:
 
     def _end(self, state: RequestState, error: ConchError, reason: str) -> None:
         """End a request with an error."""
+        self._end_with(state, self._pack(state.request, error, self._packer), reason)
+
+    def _end_with(self, state: RequestState, packed: Mapping[str, Any], reason: str) -> None:
+        """End a request with a last response."""
         self._take_out(state, reason)
-        self._report.respond(state, error, True)
+        self._report.respond(state, packed, True)
         self._forget(state)
 
     def _take_out(self, state: RequestState, reason: str) -> None:
@@ -284,12 +300,11 @@ class GenerationService:
 
     def _send(self) -> None:
         """Send a frame of what has happened since the last one."""
-        packer = Packer()
+        packer, self._packer = self._packer, Packer()
         waiting = sum(
             len(state.builder.prompts) for _, _, state in self._waiting if state.request.serial in self._states
         )
-        frame = self._report.frame(self._engine, waiting, lambda request, result: self._pack(request, result, packer))
-        self._channel.send(frame, packer)
+        self._channel.send(self._report.frame(self._engine, waiting), packer)
 
     def _fail_all(self, error: BaseException) -> None:
         """End the worker, whose engine cannot go on, after failing all requests."""
@@ -298,7 +313,7 @@ class GenerationService:
         for state in list(self._states.values()):
             state.running.clear()
             state.finish_reasons.append("error")
-            self._report.respond(state, failed, True)
+            self._report.respond(state, self._pack(state.request, failed, self._packer), True)
             self._forget(state)
         try:
             self._send()

@@ -141,7 +141,10 @@ class NativeBackend(ABC):
         )
 
     def pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
-        """The response as a frame describes it, with only the outputs that the request names."""
+        """The response as a frame describes it, with only the outputs that the request names.
+
+        One that cannot be sent becomes an error, which is that request's alone.
+        """
         try:
             if isinstance(result, ConchError):
                 raise result
@@ -150,7 +153,8 @@ class NativeBackend(ABC):
                 for name, datatype in self._datatypes.items()
                 if name in request.outputs and name in result.outputs
             ]
-        except ConchError as error:
+        except Exception as raised:
+            error = failure(raised)
             return {"outputs": [], "parameters": {}, "error": [error.code.name, error.message]}
         outputs = [packer.add(*tensor, request.places.get(tensor[0])) for tensor in wired]
         return {"outputs": outputs, "parameters": result.parameters}

@@ -81,5 +81,9 @@ class RunningService:
         return [answer["outputs"] for answer in answers]
 
     def _pack(self, request: Request, result: Result | ConchError, packer: Packer) -> dict[str, Any]:
-        failed = isinstance(result, ConchError)
-        return {"error": result if failed else None, "outputs": {} if failed else self._shown(result)}
+        try:
+            if isinstance(result, ConchError):
+                raise result
+            return {"error": None, "outputs": self._shown(result)}
+        except ConchError as error:
+            return {"error": error, "outputs": {}}

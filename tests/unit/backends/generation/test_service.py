@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import Queue
 from time import monotonic_ns
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from conch.backends.contracts.text.interface import OUTPUTS, TextInterface
 from conch.backends.generation.defaults import Defaults
 from conch.backends.generation.limits import Limits
+from conch.backends.generation.request_state import ResponseBuilder
 from conch.backends.generation.service import BROKEN
 from conch.backends.native.arrays import DTYPES, Request, Result, Strings, wire_tensor
 from conch.checkpoints.tokenizers.chat import ChatTemplate
@@ -239,6 +240,46 @@ def test_what_the_engine_cannot_take_fails_alone(worker: Worker) -> None:
     worker.run()
     assert worker.answers[1][0]["error"].message == "TypeError: incompatible arguments"
     assert worker.text(2) == "abc"
+
+
+class Faulty:
+    """A builder like another's, whose responses are not."""
+
+    def __init__(self, builder: ResponseBuilder, responses: Callable[[bool], list[Result]]) -> None:
+        self.prompts, self.ends_id = builder.prompts, builder.ends_id
+        self.add, self.responses = builder.add, responses
+
+
+def unsendable(final: bool) -> list[Result]:
+    return [Result({"text_output": np.zeros(1, np.float32)})]
+
+
+def raises(final: bool) -> list[Result]:
+    raise ValueError("a library's, about this text")
+
+
+@pytest.mark.parametrize(
+    ("responses", "message"),
+    [
+        (raises, "ValueError: a library's, about this text"),
+        (unsendable, "output 'text_output' must be given strings"),
+        (lambda final: [], "a request has ended without a response"),
+    ],
+    ids=["raises", "unsendable", "none"],
+)
+def test_request_whose_response_cannot_be_made_fails_alone(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, responses: Callable[[bool], list[Result]], message: str
+) -> None:
+    made = TextInterface.response_builder
+    with monkeypatch.context() as patch:
+        patch.setattr(TextInterface, "response_builder", lambda self, request: Faulty(made(self, request), responses))
+        worker.ask("a", max_tokens=2)
+    worker.ask("a", max_tokens=2)
+    worker.run()
+    (answer,) = worker.answers[1]
+    assert (answer["error"].message, answer["final"]) == (message, True)
+    assert worker.text(2) == "abc"
+    assert worker.loads[-1]["running"] == 0
 
 
 def test_a_conversation_without_text_is_refused(worker: Worker) -> None:
