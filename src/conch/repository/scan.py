@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from conch.config.parameters import nearest
 from conch.config.schema import ModelConfig
@@ -24,15 +25,21 @@ from conch.repository.model_files import ModelFiles, describe
 from conch.repository.names import is_directory_name
 from conch.repository.naming import Naming, qualified
 from conch.repository.roots import DirectoryRoot, Place, Root, root_of
-from conch.repository.stores.pool import DaemonPool
+from conch.repository.stores.pool import DaemonPool, SharedCalls
 from conch.repository.stores.root import StoreRoot
 
 LOG = logging.getLogger("conch")
 
 #: How many models a message lists.
 _NAMED = 5
-#: How many models are downloaded at the same time; each has several files at a time.
-_DOWNLOADED = 4
+#: How many models are described at the same time: those in stores are downloaded, each with several files at a time.
+_DESCRIBED = 4
+#: How many other looks at the places of the repository are taken at the same time.
+_LOOKS = 8
+#: How long the names of the models may take to be read where they have been read before (s).
+_LISTING_SECONDS = 5.0
+
+T = TypeVar("T")
 
 
 class ModelRepository:
@@ -65,8 +72,11 @@ class ModelRepository:
         roots = [root_of(place, cache, whole=whole) for place in paths]
         self.roots: Sequence[Root] = list({str(root): root for root in roots}.values())
         self.naming = Naming([str(root) for root in self.roots] if namespacing else [])
-        stores = any(isinstance(root, StoreRoot) for root in self.roots)
-        self._threads = DaemonPool("model", _DOWNLOADED) if stores else None
+        # Apart from all other threads, and from each other: a store or a network file system may hang.
+        self._descriptions = DaemonPool("model", _DESCRIBED)
+        self._looks = DaemonPool("repository", _LOOKS)
+        self._listings = SharedCalls(self._looks)
+        self._listed: list[str] | None = None
 
     def open(self) -> None:
         """Look at every place for the first time; raises UNAVAILABLE or INVALID_ARG for a store that cannot be read."""
@@ -201,10 +211,25 @@ class ModelRepository:
             raise
 
     async def described(self, name: str, override: ModelConfig | None = None) -> ModelFiles:
-        """As :meth:`describe`, in a thread: in one of its own where models have to be downloaded, which takes long."""
-        if self._threads is None:
-            return await asyncio.to_thread(self.describe, name, override)
-        return await asyncio.wrap_future(self._threads.submit(partial(self.describe, name, override)))
+        """As :meth:`describe`, in a thread: models may have to be downloaded, which takes long."""
+        return await asyncio.wrap_future(self._descriptions.submit(partial(self.describe, name, override)))
+
+    async def aside(self, look: Callable[[], T]) -> T:
+        """The result of another method of this object, in one of the threads for those."""
+        return await asyncio.wrap_future(self._looks.submit(look))
+
+    async def listed(self) -> list[str]:
+        """As :meth:`names`, from one look for all who ask for it together.
+
+        Where that takes long and the names have been read before, they are those of the last look.
+        """
+        look = asyncio.wrap_future(self._listings.submit("", self.names))
+        look.add_done_callback(_retrieve)
+        await asyncio.wait([look], timeout=None if self._listed is None else _LISTING_SECONDS)
+        if look.done():
+            self._listed = look.result()
+        assert self._listed is not None
+        return self._listed
 
     def fingerprint(self, name: str) -> Fingerprint:
         """Times and sizes of the files of ``name``; equal as long as nothing was changed."""
@@ -223,5 +248,11 @@ class ModelRepository:
         """Let those go who wait for stores; models that run keep their files."""
         for root in self.roots:
             root.close()
-        if self._threads is not None:
-            self._threads.close()
+        self._descriptions.close()
+        self._looks.close()
+
+
+def _retrieve(look: asyncio.Future[list[str]]) -> None:
+    """Take the error of a look for which nobody may have waited to its end."""
+    if not look.cancelled():
+        look.exception()

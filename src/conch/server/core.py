@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -190,9 +191,9 @@ class InferenceServer:
 
     async def index(self, ready_only: bool = False) -> list[dict[str, str]]:
         """One entry per version, by name and version; a directory that was never loaded has its name alone."""
-        if self._on_demand is not None:
-            await self._on_demand.refresh()
-        directories = [] if ready_only else await asyncio.to_thread(self.repository.names)
+        directories = [] if ready_only else await self.repository.listed()
+        if self._on_demand is not None and not ready_only:
+            self._on_demand.known = frozenset(directories)
         return self._table.index(directories, ready_only)
 
     def ready_models(self) -> list[str]:
@@ -299,10 +300,10 @@ class InferenceServer:
         wanted: list[str] = []
         named = self.settings.model_control_mode in ("explicit", "on-demand")
         if not named or self.settings.load_model == ("*",):
-            wanted = await asyncio.to_thread(self.repository.names)
+            wanted = await self.repository.listed()
         else:
-            wanted = await asyncio.to_thread(self.repository.keys_of, self.settings.load_model)
-        for path in await asyncio.to_thread(self.repository.unnameable):
+            wanted = await self.repository.aside(partial(self.repository.keys_of, self.settings.load_model))
+        for path in await self.repository.aside(self.repository.unnameable):
             LOG.warning("%s is left out: the name of a model must be UTF-8", shown_name(str(path)))
         self._table.starting = frozenset(wanted)
         if not wanted:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 
 from conch.errors import ConchError, unavailable
 from conch.repository.override import Override
@@ -79,7 +80,7 @@ class Lifecycle:
         if not self._table.naming:
             await self.load(name, override)
             return
-        keys = await asyncio.to_thread(self._repository.keys, name) or self._table.keys(name) or [name]
+        keys = await self._repository.aside(partial(self._repository.keys, name)) or self._table.keys(name) or [name]
         if override and len(keys) > 1:
             raise ambiguous(name, len(keys))
         for key in keys:

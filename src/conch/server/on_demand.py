@@ -149,7 +149,7 @@ class OnDemand:
                 f"model '{name}' is loaded on demand, from the repository alone: a configuration and files can be sent "
                 "with --model-control-mode=explicit"
             )
-        await asyncio.to_thread(self._repository.check_unique, name)
+        await self._repository.aside(partial(self._repository.check_unique, name))
         self.residency.back_off.forget(name)
         if self._serves(name) and self.residency.phase(name) is not Phase.LEAVING:
             await self._lifecycle.load(name)
@@ -181,7 +181,7 @@ class OnDemand:
 
     async def refresh(self) -> None:
         """Read the names of the models in the repository."""
-        self.known = frozenset(await asyncio.to_thread(self._repository.names))
+        self.known = frozenset(await self._repository.listed())
 
     async def close(self) -> None:
         """Refuse what waits; loads that are under way end with the lifecycle's."""

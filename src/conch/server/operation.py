@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from conch.config.schema import ModelConfig, is_ensemble
@@ -173,7 +174,7 @@ class LoadOperation:
             return await self._repository.described(name), None
         backends, naming = self._repository.backends, self._repository.naming
         plain, namespace = naming.name(name), naming.namespace(name)
-        brought = bool(override.files) or await asyncio.to_thread(self._has_no_directory, name, override)
+        brought = bool(override.files) or await self._repository.aside(partial(self._has_no_directory, name, override))
         if brought:
             uploaded = await asyncio.to_thread(UploadedModel, plain, override.files)
             try:
@@ -200,7 +201,7 @@ class LoadOperation:
         """Load the models that the steps of an ensemble name; returns their keys by name."""
         if not is_ensemble(config):
             return {}
-        steps = await asyncio.to_thread(self._repository.members, config, name)
+        steps = await self._repository.aside(partial(self._repository.members, config, name))
         members = set(steps.values())
         self._locks.members[name] = members
         cycle = cycle_of(name, self._locks.members)
@@ -241,6 +242,7 @@ class LoadOperation:
         if model_state.fingerprint is None:
             return model_state.uploaded is not None
         try:
-            return await asyncio.to_thread(self._repository.fingerprint, model_state.name) == model_state.fingerprint
+            look = partial(self._repository.fingerprint, model_state.name)
+            return await self._repository.aside(look) == model_state.fingerprint
         except (ConchError, OSError):
             return False

@@ -26,6 +26,7 @@ class RepositoryPolling:
     """Looks every ``seconds`` for what has changed since the last look; runs on the event loop."""
 
     def __init__(self, repository: ModelRepository, lifecycle: Lifecycle, seconds: float) -> None:
+        self._repository = repository
         self._watch = Watch(repository)
         self._lifecycle = lifecycle
         self._seconds = seconds
@@ -35,7 +36,7 @@ class RepositoryPolling:
 
     async def look(self) -> None:
         """Take what is there now for what is known."""
-        await asyncio.to_thread(self._watch.look)
+        await self._repository.aside(self._watch.look)
 
     def start(self) -> None:
         """Follow changes from now on."""
@@ -61,7 +62,7 @@ class RepositoryPolling:
         while True:
             await asyncio.sleep(self._seconds)
             try:
-                changes = await asyncio.to_thread(self._watch.look)
+                changes = await self._repository.aside(self._watch.look)
                 for name in changes.removed:
                     self._retries.forget(name)
                     await self._lifecycle.unload(name)

@@ -90,7 +90,7 @@ class Rollout:
         fingerprint = files.fingerprint
         if uploaded is None and fingerprint is None:
             with contextlib.suppress(ConchError, OSError):
-                fingerprint = await asyncio.to_thread(self._repository.fingerprint, files.key)
+                fingerprint = await self._repository.aside(partial(self._repository.fingerprint, files.key))
         kept = {} if overridden else self._untouched(model_state, config, fingerprint)
         loaded = await gather_all(
             (self._load_version(files, version, config, steps, kept.get(version)) for version in versions),
@@ -128,7 +128,7 @@ class Rollout:
         try:
             files = await self._repository.described(ensemble.name)
             config = ensemble.config if ensemble.overridden else self._loader.configure(files)
-            steps = await asyncio.to_thread(self._repository.members, config, ensemble.name)
+            steps = await self._repository.aside(partial(self._repository.members, config, ensemble.name))
             await self.bring_up(ensemble, files, config, None, ensemble.overridden, steps)
         except ConchError as error:
             LOG.error("failed to load '%s', whose members are back: %s", ensemble.name, error.status)

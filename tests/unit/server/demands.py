@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
 from conch.config.pbtxt import parse
 from conch.errors import Code, ConchError, invalid
@@ -19,6 +20,8 @@ from conch.tensors import WireTensor
 from tests.unit.fake_clock import settle
 from tests.unit.server.fakes import Answers
 from tests.unit.server.loads import CONFIG, FakeExecutor
+
+T = TypeVar("T")
 
 
 class FakeLifecycle:
@@ -61,7 +64,10 @@ class FakeRepository:
 
     def check_unique(self, name: str) -> None: ...
 
-    def names(self) -> list[str]:
+    async def aside(self, look: Callable[[], T]) -> T:
+        return look()
+
+    async def listed(self) -> list[str]:
         return []
 
 

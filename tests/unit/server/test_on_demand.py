@@ -8,6 +8,7 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest
+from conch.schedulers.residency.machine import Phase
 from conch.schedulers.residency.room import Room
 from conch.schedulers.residency.vocabulary import ResidencyLimits
 from conch.server.bls import BlsModels
@@ -209,6 +210,18 @@ async def test_request_that_comes_while_its_model_is_being_unloaded_by_hand_wait
     first.request.fail(ConchError("answered"))
     await asyncio.sleep(1.5)
     assert market.running("a") == 1 and second.refused is None
+
+
+@fake_clock
+async def test_load_by_name_of_a_model_that_is_about_to_leave_ends_when_it_is_loaded_again() -> None:
+    market = Market(ONE)
+    await market.load("a")
+    market.submit("b")
+    while market.demand.residency.phase("a") is Phase.LOADED:
+        await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(1.5, market.answer, "b")
+    await market.demand.load("a", {})
+    assert market.lifecycle.log == ["load a", "unload a", "load b", "unload b", "load a"]
 
 
 @fake_clock

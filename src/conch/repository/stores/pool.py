@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from conch.errors import unavailable
+from conch.errors import ConchError, unavailable
 
 _Result = TypeVar("_Result")
 _Work = tuple["Future[Any]", Callable[[], Any]] | None
@@ -77,6 +78,55 @@ class DaemonPool:
                 with suppress(InvalidStateError):
                     future.set_result(result)
             del work, future, call  # they may hold what the call returned
+
+
+class SharedCalls:
+    """Makes the calls of one key one after the other, each for all who asked for it before it began.
+
+    So no result is older than the request for it, and calls of one key that hang take one thread of ``pool``.
+    """
+
+    def __init__(self, pool: DaemonPool) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._running: set[str] = set()
+        self._next: dict[str, Future[Any]] = {}
+
+    def submit(self, key: str, call: Callable[[], _Result]) -> Future[_Result]:
+        """Have ``call`` made, which is the same for all who give ``key``; it fails when the pool is closed."""
+        with self._lock:
+            future: Future[_Result] | None = self._next.get(key)
+            if future is not None:
+                return future
+            future = Future()
+            if key in self._running:
+                self._next[key] = future
+                return future
+            self._running.add(key)
+        self._make(key, call, future)
+        return future
+
+    def _make(self, key: str, call: Callable[[], Any], future: Future[Any]) -> None:
+        try:
+            made = self._pool.submit(call)
+        except ConchError as error:
+            made = Future()
+            made.set_exception(error)
+        made.add_done_callback(partial(self._made, key, call, future))
+
+    def _made(self, key: str, call: Callable[[], Any], future: Future[Any], made: Future[Any]) -> None:
+        error = made.exception()
+        with suppress(InvalidStateError):
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(made.result())
+        with self._lock:
+            following = self._next.pop(key, None)
+            if following is None:
+                self._running.discard(key)
+                return
+        self._make(key, call, following)
 
 
 def _stopping() -> Exception:

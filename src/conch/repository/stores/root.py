@@ -27,7 +27,7 @@ from conch.repository.stores.copies import ModelCopies, tidy
 from conch.repository.stores.fetching import Fetcher
 from conch.repository.stores.listing import StoredModel, check_repository, models_in, nothing_there
 from conch.repository.stores.opening import open_store
-from conch.repository.stores.pool import DaemonPool
+from conch.repository.stores.pool import DaemonPool, SharedCalls
 from conch.repository.stores.store import RemoteFile, Store
 from conch.repository.stores.transfer import PAUSES
 from conch.repository.stores.urls import StoreUrl
@@ -36,8 +36,10 @@ LOG = logging.getLogger("conch")
 
 #: Files that are copied at a time, of all models of a repository.
 _PARALLEL: Final = 4
-#: How long a store that has not answered is not asked for names again, of which requests wait (s).
+#: How long a store that has not answered is not asked again for what requests wait for and the last listing tells (s).
 _RESPITE: Final = 15.0
+#: How long a store may take for a listing (s).
+_LISTING_SECONDS: Final = 30.0
 #: How often a model is copied again that changed while it was copied.
 _ATTEMPTS: Final = 3
 
@@ -57,6 +59,7 @@ class StoreRoot:
         opener: Callable[[StoreUrl], Store] = open_store,
         pauses: tuple[float, ...] = PAUSES,
         clock: Callable[[], float] = monotonic,
+        timeout: float = _LISTING_SECONDS,
     ) -> None:
         self.url = url
         self.folder = cache / _folder_name(url)
@@ -66,10 +69,14 @@ class StoreRoot:
         self._clock = clock
         self._store: Store | None = None
         self._lock = threading.Lock()
-        self._lookups = DaemonPool("repository", 4)
+        self._timeout = timeout
+        self._lookups = DaemonPool("listing", 4)
+        self._listings = SharedCalls(self._lookups)
         self._transfers = DaemonPool("download", _PARALLEL)
         self._models: dict[str, StoredModel] | None = None
         self._unreadable, self._failed = "", 0.0
+        #: When it last took too long for a listing.
+        self._hung = float("-inf")
         self._warned: set[str] = set()
 
     def __str__(self) -> str:
@@ -97,6 +104,8 @@ class StoreRoot:
 
     def has(self, name: str) -> bool:
         """Whether there is such a model, or was when the store could be read last."""
+        if self._models is not None and self._clock() - self._hung < _RESPITE:
+            return name in self._models
         try:
             self._model(name)
         except NotFoundError:
@@ -149,7 +158,15 @@ class StoreRoot:
 
     def _list(self, below: str) -> list[RemoteFile]:
         """The files below a directory of the repository, with paths below the repository."""
-        files, refused = keys.usable(self._lookups.run(partial(self._find, below)))
+        listing = self._listings.submit(below, partial(self._find, below))
+        try:
+            found = listing.result(self._timeout)
+        except TimeoutError:
+            self._hung = self._clock()
+            raise unavailable(
+                f"model repository {self.url} cannot be read: it has not answered within {self._timeout:g} s"
+            ) from None
+        files, refused = keys.usable(found)
         keys.warn(self.url, refused, self._warned)
         return files
 
@@ -180,10 +197,10 @@ class StoreRoot:
         Raises NotFoundError, UNAVAILABLE or INVALID_ARG where it cannot be read, INTERNAL where it cannot be written.
         """
         copies = ModelCopies(self.folder / name, self._transfers.closed)
+        model = self._model(name)
         fetcher = Fetcher(self.url, self.folder, self._opened(), self._transfers, self._pauses, whole=self._whole)
         try:
             for _ in range(_ATTEMPTS):
-                model = self._model(name)
                 with copies.locked():
                     copy, made, inventory = fetcher.copy(model, copies, config_name, override)
                     if not made or self._model(name) == model:
@@ -191,6 +208,7 @@ class StoreRoot:
                         return Located(copy.directory, inventory, copy)
                     copies.discard(copy)
                 LOG.warning("model '%s' of %s has changed while it was downloaded", name, self.url)
+                model = self._model(name)
         except OSError as error:
             raise internal(f"no copy of {self.url}/{name} can be made in {self.folder}: {one_line(error)}") from error
         raise unavailable(f"{self.url}/{name} changed while it was downloaded, {_ATTEMPTS} times in a row")

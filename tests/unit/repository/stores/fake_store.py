@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 
 from conch.errors import ConchError
@@ -18,7 +19,7 @@ class FakeStore:
     """``files`` are the contents by path.
 
     ``failing`` is raised by listings, ``faults`` by the next fetches, each once; ``garbled`` paths arrive
-    otherwise than they are.
+    otherwise than they are.  Listings hang while ``answers`` is cleared.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -29,9 +30,12 @@ class FakeStore:
         self.fetched: list[str] = []
         self.listings = 0
         self.digests = True
+        self.answers = threading.Event()
+        self.answers.set()
 
     def find(self, below: str = "") -> list[RemoteFile]:
         self.listings += 1
+        self.answers.wait()
         if self.failing is not None:
             raise self.failing
         start = f"{below}/" if below else ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from itertools import count
 
 import pytest
 
 from conch.errors import Code, ConchError
-from conch.repository.stores.pool import DaemonPool
+from conch.repository.stores.pool import DaemonPool, SharedCalls
 
 
 def test_results_and_errors_are_those_of_the_call() -> None:
@@ -35,6 +36,39 @@ def test_no_more_calls_run_at_a_time_than_there_are_places() -> None:
         future.result(10)
     assert most == 2
     pool.close()
+
+
+def test_calls_of_one_key_are_shared_by_all_who_ask_before_they_begin() -> None:
+    pool, begun, end, made = DaemonPool("test", 4), threading.Event(), threading.Event(), count(1)
+    shared = SharedCalls(pool)
+
+    def call() -> int:
+        number = next(made)
+        begun.set()
+        assert end.wait(10)
+        return number
+
+    first = shared.submit("a", call)
+    assert begun.wait(10)
+    later = [shared.submit("a", call) for _ in range(3)]
+    assert shared.submit("b", lambda: 7).result(10) == 7
+    assert not first.done()
+    end.set()
+    assert [first.result(10), *(future.result(10) for future in later)] == [1, 2, 2, 2]
+    assert shared.submit("a", call).result(10) == 3
+    pool.close()
+
+
+def test_shared_call_that_fails_fails_for_all_and_is_made_again() -> None:
+    pool = DaemonPool("test", 1)
+    shared = SharedCalls(pool)
+    with pytest.raises(ZeroDivisionError):
+        shared.submit("a", lambda: 1 // 0).result(10)
+    assert shared.submit("a", lambda: 3).result(10) == 3
+    pool.close()
+    with pytest.raises(ConchError) as refused:
+        shared.submit("a", lambda: 3).result(10)
+    assert refused.value.code is Code.UNAVAILABLE
 
 
 def test_closing_lets_go_who_waits_for_a_call_that_hangs() -> None:

@@ -177,6 +177,33 @@ def test_names_are_asked_of_a_store_that_does_not_answer_only_now_and_then(tmp_p
     assert counts == [2, 2, 2, 3, 3]
 
 
+def test_store_that_hangs_has_the_models_of_the_last_listing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, now = two_versions(), [0.0]
+    root = StoreRoot(URL, tmp_path, opener=lambda url: store, clock=lambda: now[0], timeout=0.01)
+    root.names()
+    store.answers.clear()
+    assert root.names() == ["m"] and root.has("m") and not root.has("other")
+    assert store.listings <= 2, "it is not asked again at once"
+    with pytest.raises(ConchError, match="it has not answered within") as refused:
+        root.locate("m", None, None)
+    assert refused.value.code is Code.UNAVAILABLE
+    assert len(warnings(caplog)) == 1
+    now[0] = 20.0
+    store.answers.set()
+    assert root.locate("m", None, None).directory.name == "m"
+
+
+def test_listings_that_hang_take_one_thread_together(tmp_path: Path) -> None:
+    store = two_versions()
+    root = StoreRoot(URL, tmp_path, opener=lambda url: store, timeout=0.01)
+    store.answers.clear()
+    for _ in range(6):
+        with pytest.raises(ConchError, match="it has not answered"):
+            root.names()
+    assert store.listings <= 1
+    store.answers.set()
+
+
 def test_repository_that_is_emptied_is_not_taken_for_one_without_models(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,78 @@
+"""A store that accepts requests and never answers them leaves everything else alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import conch
+from conch.errors import ConchError
+from conch.repository import roots, scan
+from conch.repository.stores.root import StoreRoot
+from conch.repository.stores.urls import StoreUrl
+from tests.models import write
+from tests.unit.repository.stores.fake_store import FakeStore
+
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", one)]) for one in inputs]
+"""
+CONFIG = """
+backend: "python"
+input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+FILES = {"config.pbtxt": CONFIG, "1/model.py": MODEL}
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
+    """What every URL is a repository in; it has the models ``stored`` and ``other``."""
+    files = {f"{name}/{path}": text.encode() for name in ("stored", "other") for path, text in FILES.items()}
+    store = FakeStore(files)
+
+    def opened(url: StoreUrl, cache: Path, *, whole: bool = False) -> StoreRoot:
+        return StoreRoot(url, cache, whole=whole, opener=lambda url: store, pauses=(), timeout=0.5)
+
+    monkeypatch.setattr(roots, "StoreRoot", opened)
+    monkeypatch.setattr(scan, "_LISTING_SECONDS", 0.1)
+    yield store
+    store.answers.set()
+
+
+@pytest.fixture
+def options(tmp_path: Path, store: FakeStore) -> dict[str, object]:
+    local = tmp_path / "models"
+    write(local, "local", CONFIG, {"1/model.py": MODEL})
+    return {
+        "model_repository": [str(local), "s3://bucket/models"],
+        "repository_cache_directory": str(tmp_path / "cache"),
+    }
+
+
+@pytest.mark.parametrize("mode", ["explicit", "on-demand"])
+async def test_models_load_and_the_index_answers_while_a_store_hangs(
+    options: dict[str, object], store: FakeStore, mode: str
+) -> None:
+    async with conch.AsyncServer(**options, model_control_mode=mode) as server:
+        await server.load("stored")
+        store.answers.clear()
+        indexes = [asyncio.create_task(server.models()) for _ in range(10)]
+        await server.load("local")
+        assert (await server.infer("local", {"x": [1]}))["y"] == [1]
+        assert (await server.infer("stored", {"x": [2]}))["y"] == [2]
+        for index in await asyncio.gather(*indexes):
+            assert [entry["name"] for entry in index] == ["local", "other", "stored"]
+        with pytest.raises(ConchError, match="failed to load 'other'"):
+            await server.load("other")
+        store.answers.set()
+        if mode == "explicit":
+            await server.load("other")
+            assert (await server.infer("other", {"x": [3]}))["y"] == [3]
