@@ -40,7 +40,7 @@ class DeadlineConnection(HTTPConnection):
             connected.close()
             raise
         self._connected = connected
-        self.sock: Any = _Socket(connected, self)
+        self.sock: Any = _DeadlineSocket(connected, self)
 
     @property
     def stale(self) -> bool:
@@ -67,7 +67,7 @@ class DeadlineConnection(HTTPConnection):
         raise failed or OSError(f"{self.host} has no address")
 
 
-class _Socket:
+class _DeadlineSocket:
     """A socket, as far as ``http.client`` uses one, each of whose calls ends by the deadline of its connection."""
 
     def __init__(self, connected: socket, connection: DeadlineConnection) -> None:
@@ -79,13 +79,13 @@ class _Socket:
         self._socket.sendall(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self._socket, self._connection))  # the response keeps it after close()
+        return io.BufferedReader(_DeadlineReader(self._socket, self._connection))  # the response keeps it after close()
 
     def close(self) -> None:
         self._socket.close()
 
 
-class _Reader(io.RawIOBase):
+class _DeadlineReader(io.RawIOBase):
     """Reads a response."""
 
     def __init__(self, connected: socket, connection: DeadlineConnection) -> None:
