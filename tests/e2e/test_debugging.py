@@ -62,6 +62,13 @@ STOPPING = """
             breakpoint()
             answer = str(secret)
             return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([answer], np.object_))])]
+
+        def initialize(self, args):
+            kind = pb_utils.MetricFamily.COUNTER
+            self.family = pb_utils.MetricFamily(name="stops", description="of the debugger", kind=kind)
+            self.stops = self.family.Metric(labels={"model": "stopping"})
+            self.stops.increment(1)
+            print("initialised with", self.stops.value())
 """
 
 
@@ -162,6 +169,12 @@ Traceback \(most recent call last\):
 )
 def test_other_failures_are_told_with_path_and_line(terminal: At, pattern: str) -> None:
     assert re.search(pattern, terminal.screen, re.DOTALL), terminal.screen
+
+
+def test_debugged_model_is_ready_when_it_is_initialised(terminal: At) -> None:
+    """A call that waits for the server, as those about metrics do, is answered while the model is loaded."""
+    shown = terminal.screen
+    assert shown.index("initialised with 1.0") < shown.index("model_control_mode")
 
 
 @pytest.fixture

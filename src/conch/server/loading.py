@@ -56,7 +56,6 @@ from conch.telemetry.statistics import ModelStatistics
 from conch.workers.host.bls import BlsServer
 from conch.workers.host.environment import Environments
 from conch.workers.host.process import WorkerProcess
-from conch.workers.host.spawn import spawn_at_terminal
 from conch.workers.host.templates import Templates
 
 LOG = logging.getLogger("conch")
@@ -323,7 +322,7 @@ class Loader:
     def _starter(self, files: ModelFiles, version: int, config: ModelConfig, on_stalled: LeavePlace) -> WorkerStarter:
         new_process, templates = self._new_process, self._templates
         if self._debugs(config):
-            new_process, templates = partial(WorkerProcess, spawn=spawn_at_terminal), None
+            new_process, templates = partial(self._new_process, debugged=True), None
         return WorkerStarter(
             files,
             version,

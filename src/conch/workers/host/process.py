@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from conch.errors import Code, ConchError, internal
 from conch.inference import InferRequest, InferResponse
@@ -29,6 +29,8 @@ LOG = logging.getLogger("conch")
 
 #: How long the end of a killed process is waited for (s); one that waits for a disk does not end before it has that.
 KILL_SECONDS = 2.0
+#: The answers to frames, other than ``failed``.
+_ANSWERS: Final = {"complete": "completed", "preloads": "preloads", "start": "ready"}
 
 
 class WorkerProcess:
@@ -79,6 +81,7 @@ class WorkerProcess:
         self._executions: dict[int, Execution] = {}
         self._batches = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._answer_op = ""
         self._stopping = False
         self._idle: asyncio.Event | None = None  # only while somebody waits for it
         self._ended = asyncio.Event()
@@ -128,6 +131,7 @@ class WorkerProcess:
         """Send a frame and wait for its answer; a ``failed`` answer and the worker's death are raised."""
         if not self.alive:
             raise self._unhealthy()
+        self._answer_op = _ANSWERS[header["op"]]
         self._answer = self._loop.create_future()
         self._link.send(header)
         answer = await self._answer
@@ -295,8 +299,11 @@ class WorkerProcess:
                 self._heartbeat = memoryview(self._link.regions.get(header["region"]))[:SIZE]
             elif self.calls.handle(header, Unpacker(payload, self._link.regions)):
                 pass
-            elif self._answer is not None and not self._answer.done():
-                self._answer.set_result(header)
+            elif op == self._answer_op or op == "failed":
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(header)
+            elif op != "stopped":
+                raise internal("nothing takes it")
         except (ConchError, LookupError, TypeError, ValueError) as error:
             self._hung_up(internal(f"frame {op!r}: {error!r}"))
 

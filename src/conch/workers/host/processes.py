@@ -15,7 +15,7 @@ from conch.telemetry.custom import CustomMetrics
 from conch.workers.host.guard import Guard
 from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Patience
 from conch.workers.host.process import WorkerProcess
-from conch.workers.host.spawn import Spawn, spawn
+from conch.workers.host.spawn import Spawn, spawn, spawn_at_terminal
 from conch.workers.host.watch import WorkerWatch
 
 
@@ -35,21 +35,28 @@ class WorkerProcesses:
         self._patience = patience
         self._metrics = metrics or CustomMetrics({})
         self._made: WeakSet[WorkerProcess] = WeakSet()
-        self._watch = WorkerWatch(self._made)
+        self._watched: WeakSet[WorkerProcess] = WeakSet()
+        self._watch = WorkerWatch(self._watched)
         self._closed = False
         self.kills: Counter[tuple[str, Cause]] = Counter()
         self._guard = Guard()
 
-    def new(self, name: str, spawn: Spawn = spawn) -> WorkerProcess:
-        """A worker that ``spawn`` is going to start.  Raises UNAVAILABLE after :meth:`close`."""
+    def new(self, name: str, spawn: Spawn = spawn, *, debugged: bool = False) -> WorkerProcess:
+        """A worker that ``spawn`` is going to start.  Raises UNAVAILABLE after :meth:`close`.
+
+        One that is ``debugged`` has the server's terminal.  It is not watched, since a debugger may hold it for any
+        time, and not guarded, since it is in the server's process group.
+        """
         if self._closed:
             raise unavailable(f"worker '{name}' is not started: the server is stopping")
-        process = self._new(name, self._guard.watched(spawn))
+        process = self._new(name, spawn_at_terminal if debugged else self._guard.watched(spawn))
         process.patience = self._patience
         process.on_kill = self._count
         process.calls.show_metrics(self._metrics)
         self._made.add(process)
-        self._watch.start()
+        if not debugged:
+            self._watched.add(process)
+            self._watch.start()
         return process
 
     @property

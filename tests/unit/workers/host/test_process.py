@@ -139,6 +139,17 @@ async def test_answer_that_says_failed_is_raised_with_its_code() -> None:
 
 
 @fake_clock
+async def test_what_a_model_asks_and_nobody_answers_does_not_make_it_ready() -> None:
+    process, child = make_process()
+    asking = asyncio.create_task(process.ask({"op": "start"}))
+    await settle()
+    child.send({"op": "metric_control", "call": 1, "do": "value", "number": 1})
+    with pytest.raises(ConchError, match="not healthy"):
+        await asking
+    assert child.kills == 1
+
+
+@fake_clock
 async def test_only_a_request_that_runs_is_cancelled_in_the_worker() -> None:
     process, child = make_process()
     running, ended = run(process), run(process)
