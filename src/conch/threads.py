@@ -1,12 +1,19 @@
-"""Threads for calls that may wait."""
+"""Threads for calls that may wait, and for computing."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+#: At least two, so that a short computation need not wait for a long one.
+_COMPUTING: Final = max(2, min(8, os.cpu_count() or 1))
 
 
 class LastingExecutor(ThreadPoolExecutor):
@@ -26,3 +33,23 @@ class LastingExecutor(ThreadPoolExecutor):
             except BaseException as error:
                 future.set_exception(error)
             return future
+
+
+async def compute(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of ``call``, which takes long but waits for nothing: inflating, hashing, reading ``/proc``.
+
+    Its threads are apart from asyncio's own, which wait for disks: where a network file system hangs, loads do, and
+    nothing else does.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_pool, partial(call, *args, **kwargs))
+
+
+def _start() -> None:
+    """Make the pool, whose threads start when needed; also in a fork, which has none of its parent's threads."""
+    global _pool
+    _pool = LastingExecutor(_COMPUTING, "computing")
+
+
+_pool: LastingExecutor
+_start()
+os.register_at_fork(after_in_child=_start)

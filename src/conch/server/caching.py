@@ -21,6 +21,7 @@ from conch.schedulers.ordering import InOrder
 from conch.server.model import Executor
 from conch.server.repeats import RepeatedMessages
 from conch.telemetry.statistics import ModelStatistics
+from conch.threads import compute
 from conch.workers.host.process import WorkerProcess
 
 #: Inputs of more bytes are gone through in a thread: a few milliseconds, in which others should be served.
@@ -108,7 +109,7 @@ class CachedExecutor:
 
     async def _look_up(self, request: InferRequest, area: CacheArea, key: bytes, begun: int, found: Any) -> None:
         if not key:
-            key = await asyncio.to_thread(request_key, request)
+            key = await compute(request_key, request)
             found = area.find(key)
         if found is not None and not isinstance(found, CachedResponse):
             found = await found

@@ -27,6 +27,7 @@ from conch.server.starting import placements_of
 from conch.server.states import ModelTable
 from conch.telemetry.memory import FreeMemory, ModelMemory, free_memory, mebibytes, together
 from conch.telemetry.processes import ProcessReader
+from conch.threads import compute
 
 LOG = logging.getLogger("conch")
 
@@ -70,18 +71,18 @@ class MemoryLedger:
 
     async def free(self) -> FreeMemory:
         """What the machine, or the server's control group, has left.  Raises OSError where it does not tell."""
-        return await asyncio.to_thread(self._read_free)
+        return await compute(self._read_free)
 
     async def gpu_free(self) -> dict[int, int]:
         """The bytes that each GPU has left, by the driver's number; empty without NVML."""
-        return await asyncio.to_thread(self._reader.gpu_free)
+        return await compute(self._reader.gpu_free)
 
     async def measure(self, models: Iterable[Model] | None = None) -> None:
         """Read what ``models`` have now, or all that serve, into their statistics."""
         chosen = list(self._table.loaded() if models is None else models)
         regions = [sum(process.shared_bytes for process in model.executor.processes) for model in chosen]
         pids = [[process.pid for process in model.executor.processes] for model in chosen]
-        *found, templates = await asyncio.to_thread(self._reader.read, [*pids, self._templates()])
+        *found, templates = await compute(self._reader.read, [*pids, self._templates()])
         self.template_bytes = templates.host
         for model, shared, seen in zip(chosen, regions, found, strict=True):
             model.statistics.memory = replace(

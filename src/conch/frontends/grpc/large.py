@@ -6,7 +6,6 @@ places where other messages are.  Called by calls, on the event loop.
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -19,6 +18,7 @@ from conch.frontends.codec.requests import decode_grpc, has_many_strings
 from conch.frontends.grpc.messages import WBITS, decompress, encode
 from conch.frontends.grpc.status import UNREADABLE, CallFault, Status
 from conch.tensors import Buffer
+from conch.threads import compute
 from conch.wire.grpc.fields import split_message
 from conch.wire.grpc.infer import sent_inputs
 
@@ -83,7 +83,7 @@ async def decode_large(codec: Codec, data: Buffer, encoding: str, limit: int) ->
 async def decode_control(kind: type[Message], data: Buffer, encoding: str, limit: int) -> Message:
     """A large message of another RPC, as :func:`decode_large`."""
     plain = await inflate_large(data, encoding, limit) if encoding != "identity" else data
-    return await asyncio.to_thread(parse, kind, plain)
+    return await compute(parse, kind, plain)
 
 
 def parse(kind: type[Message], data: Buffer) -> Any:
@@ -96,12 +96,12 @@ def parse(kind: type[Message], data: Buffer) -> Any:
 
 async def inflate_large(data: Buffer, encoding: str, limit: int) -> Buffer:
     """A compressed message as it was, up to ``limit`` bytes; raises ``CallFault``."""
-    return await asyncio.to_thread(decompress, data, encoding, limit)
+    return await compute(decompress, data, encoding, limit)
 
 
 async def compress_large(body: Sequence[Buffer], encoding: str) -> tuple[list[Buffer], int]:
     """What :func:`~conch.frontends.grpc.messages.encode` returns for a large message."""
-    return await asyncio.to_thread(encode, body, encoding)
+    return await compute(encode, body, encoding)
 
 
 def inflate_here(data: Buffer, encoding: str) -> bytes | None:
