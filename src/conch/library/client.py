@@ -19,7 +19,7 @@ from conch.library.grpc_transport import GrpcTransport
 from conch.library.http_transport import HttpTransport
 from conch.library.requests import OutgoingRequest, version_number
 from conch.library.results import InferResult
-from conch.library.service import InferenceService, ResultStream, Target
+from conch.library.service import InferenceService, RequestTarget, ResultStream
 from conch.library.transport import TlsFiles, Transport
 
 #: How long what a model takes is taken to be the same (s).
@@ -96,7 +96,7 @@ class Client(InferenceService):
         return signature
 
     @contextmanager
-    def _target(self, model: str, version: int, deadline: Deadline) -> Iterator[Target]:
+    def _target(self, model: str, version: int, deadline: Deadline) -> Iterator[RequestTarget]:
         yield _RemoteModel(self._transport, self._signature(model, version, deadline), self._forget)
 
     def _forget(self, request: OutgoingRequest) -> None:

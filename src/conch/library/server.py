@@ -21,7 +21,7 @@ from conch.library.inprocess import HeldModel, LocalStream
 from conch.library.loop_thread import LoopThread
 from conch.library.requests import OutgoingRequest
 from conch.library.results import InferResult
-from conch.library.service import InferenceService, ResultStream, Target
+from conch.library.service import InferenceService, RequestTarget, ResultStream
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class Server(InferenceService):
         self._run(self._server.unload(model, dependents))
 
     @contextlib.contextmanager
-    def _target(self, model: str, version: int, deadline: Deadline) -> Iterator[Target]:
+    def _target(self, model: str, version: int, deadline: Deadline) -> Iterator[RequestTarget]:
         held = self._run(self._server._held(model, version, deadline))
         try:
             yield _LocalModel(self._thread_that_runs, held)

@@ -47,7 +47,7 @@ class ResultStream(Iterator[InferResult]):
         self.close()
 
 
-class Target(Protocol):
+class RequestTarget(Protocol):
     """A model that takes one request."""
 
     @property
@@ -222,7 +222,7 @@ class InferenceService(ABC):
         """Give everything back that this object holds.  Closing again does nothing."""
 
     @abstractmethod
-    def _target(self, model: str, version: int, deadline: Deadline) -> AbstractContextManager[Target]:
+    def _target(self, model: str, version: int, deadline: Deadline) -> AbstractContextManager[RequestTarget]:
         """The model to ask, by ``deadline``; it is there until its request has been sent.
 
         Raises NOT_FOUND or UNAVAILABLE.

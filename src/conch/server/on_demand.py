@@ -19,13 +19,14 @@ from conch.inference import ModelSignature
 from conch.repository.errors import NotFoundError
 from conch.repository.names import is_directory_name
 from conch.repository.scan import ModelRepository
-from conch.schedulers.residency.machine import Phase, Residency
+from conch.schedulers.residency.machine import Residency
 from conch.schedulers.residency.room import Room
 from conch.schedulers.residency.vocabulary import (
     Decision,
     Evict,
     Load,
     Need,
+    Phase,
     Proceed,
     ReadNeeds,
     ResidencyLimits,
@@ -123,10 +124,8 @@ class OnDemand:
         if self._verdict is not None and self._verdict[0] == name:
             return missing if self._verdict[1] is None else _again(self._verdict[1])
         starting = self._table.starting
-        if starting is None or name in starting or not is_directory_name(name):
-            return missing
-        if self._serves(name):
-            return missing  # it has no such version
+        if starting is None or name in starting or not is_directory_name(name) or self._serves(name):
+            return missing  # one that serves has no such version
         return self.residency.refusal(name, self._clock()) or LoadNeeded(name, self)
 
     def wait(
@@ -167,8 +166,8 @@ class OnDemand:
 
     def can_serve(self, name: str) -> bool:
         """Whether a request for a model that is not loaded would be waited for, as far as is known."""
-        now = self._clock()
-        return not self._closed and name in self.known and self.residency.back_off.refusal(name, now) is None
+        fails = self.residency.back_off.refusal(name, self._clock())
+        return not self._closed and name in self.known and fails is None
 
     def signature(self, name: str) -> ModelSignature | None:
         """What a model took and gave when it was loaded last; None where it never was."""
@@ -190,7 +189,7 @@ class OnDemand:
         self._decide()
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [*self._tasks, *([self._watch] if self._watch is not None else [])]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -218,8 +217,7 @@ class OnDemand:
         while decisions := self.residency.decide(now):
             for decision in decisions:
                 self._carry_out(decision)
-        warning = self.residency.thrashing.warning(now)
-        if warning:
+        if warning := self.residency.thrashing.warning(now):
             LOG.warning("%s", warning)
         self._set_timer(now)
         self._watch_for_idle()
@@ -263,7 +261,7 @@ class OnDemand:
         loaded = (name for name in self.residency.residents(Phase.LOADED) if name not in self.residency.pinned)
         busy = [model for name in loaded for model in self._models(name) if model.in_use]
         if busy:
-            self._watch = self._loop.create_task(self._wait_for_idle(busy))
+            self._watch = self._run(self._wait_for_idle(busy))
 
     async def _wait_for_idle(self, busy: list[Model]) -> None:
         waiting = [self._loop.create_task(model.drain()) for model in busy]
@@ -277,16 +275,13 @@ class OnDemand:
 
     async def _plan(self, name: str) -> None:
         try:
-            needs = await self._needs.of(name)
+            self.residency.planned(name, await self._needs.of(name))
         except NotFoundError:
             self._asked_by_models.discard(name)
-            unknown = not_found(f"Request for unknown model: '{name}' is not found")
-            self.residency.unknown(name, unknown, self._clock())
+            error = not_found(f"Request for unknown model: '{name}' is not found")
+            self.residency.unknown(name, error, self._clock())
         except Exception as error:
-            LOG.exception("failed to read the files of '%s'", name)
-            self.residency.failed(name, _load_failed(name, error), self._clock())
-        else:
-            self.residency.planned(name, needs)
+            self.residency.failed(name, _failure(name, error), self._clock())
         self._schedule()
 
     async def _load(self, name: str) -> None:
@@ -295,11 +290,8 @@ class OnDemand:
         failure: ConchError | None = None
         try:
             await self._lifecycle.load(name)
-        except ConchError as error:
-            failure = unavailable(error.message.strip())
         except Exception as error:
-            LOG.exception("failed to load '%s'", name)
-            failure = _load_failed(name, error)
+            failure = _failure(name, error)
         if failure is None or self.residency.phase(name) is Phase.LOADED:
             self.residency.loaded(name)
         else:
@@ -357,10 +349,11 @@ class OnDemand:
                 self.residency.measured(name, self._need(name).room)
         self._schedule()
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -384,7 +377,11 @@ def _again(error: ConchError) -> ConchError:
     return ConchError(error.message, error.code)
 
 
-def _load_failed(name: str, error: Exception) -> ConchError:
+def _failure(name: str, error: Exception) -> ConchError:
+    """What requests are told whose model could not be loaded; an error that is a bug is logged as well."""
+    if isinstance(error, ConchError):
+        return unavailable(error.message.strip())
+    LOG.error("failed to load '%s'", name, exc_info=error)
     return unavailable(f"load failed for model '{name}': {error!r}")
 
 

@@ -12,7 +12,7 @@ import pytest
 import conch
 from conch.library.deadline import Deadline
 from conch.library.loop_thread import LoopThread
-from conch.library.service import Target
+from conch.library.service import RequestTarget
 from tests.models import build, write
 
 MODELS = ("add_sub", "echo_request", "gate", "generate", "identity_batched", "repeat", "types")
@@ -115,7 +115,7 @@ class OnALoop(conch.InferenceService):
     def close(self) -> None:
         self.thread.run(self.server.close())
 
-    def _target(self, model: str, version: int, deadline: Deadline) -> AbstractContextManager[Target]:
+    def _target(self, model: str, version: int, deadline: Deadline) -> AbstractContextManager[RequestTarget]:
         raise AssertionError("its methods are the server's")
 
 

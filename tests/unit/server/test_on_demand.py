@@ -8,9 +8,8 @@ import pytest
 
 from conch.errors import Code, ConchError
 from conch.inference import InferRequest
-from conch.schedulers.residency.machine import Phase
 from conch.schedulers.residency.room import Room
-from conch.schedulers.residency.vocabulary import ResidencyLimits
+from conch.schedulers.residency.vocabulary import Phase, ResidencyLimits
 from conch.server.bls import BlsModels
 from conch.server.on_demand import LoadNeeded
 from conch.tensors import WireTensor

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from conch.errors import Code, ConchError, unavailable
 from conch.schedulers.residency.failures import LoadBackOff
@@ -24,20 +23,13 @@ from conch.schedulers.residency.vocabulary import (
     ModelUse,
     Need,
     Needs,
+    Phase,
     Proceed,
     ReadNeeds,
     ResidencyLimits,
     Waiter,
 )
 from conch.telemetry.on_demand import OnDemandCounts
-
-
-class Phase(Enum):
-    """What becomes of a model that has room."""
-
-    LOADING = auto()
-    LOADED = auto()
-    LEAVING = auto()
 
 
 @dataclass(slots=True)
@@ -132,8 +124,7 @@ class Residency:
 
     def measured(self, name: str, room: Room) -> None:
         """A loaded model takes as much as this by now."""
-        resident = self._residents.get(name)
-        if resident is not None:
+        if (resident := self._residents.get(name)) is not None:
             resident.need = Need(room, resident.need.members)
 
     def serves(self, name: str, need: Need, now: float) -> None:
@@ -146,14 +137,12 @@ class Residency:
 
     def leaves(self, name: str) -> None:
         """Somebody has unloaded the model."""
-        resident = self._residents.get(name)
-        if resident is not None:
+        if (resident := self._residents.get(name)) is not None:
             resident.phase = Phase.LEAVING
 
     def left(self, name: str) -> None:
         """An unloaded model has given everything back."""
-        resident = self._residents.get(name)
-        if resident is not None and resident.phase is Phase.LEAVING:
+        if self.phase(name) is Phase.LEAVING:
             del self._residents[name]
 
     def close(self, reason: str, now: float) -> None:
@@ -269,8 +258,7 @@ class Residency:
 
     def _relieve(self, now: float) -> None:
         """Let idle models leave where what is loaded has grown beyond the budget."""
-        taken = self._staying()
-        if not taken.within(self.limits.room):
+        if not self._staying().within(self.limits.room):
             for one in self._choose(Room(), (), now, turn_over=False, partly=True):
                 self._evict(one, "because more is loaded than fits", now)
 
@@ -338,11 +326,10 @@ class Residency:
                 del self._residents[one]
 
     def _forget(self, waiter: Waiter) -> None:
-        waiting = self._waiting.get(waiter.name)
-        if waiting is not None:
-            waiting.pop(waiter, None)
-            if not waiting:
-                del self._waiting[waiter.name]
+        waiting = self._waiting.get(waiter.name, {})
+        waiting.pop(waiter, None)
+        if not waiting:
+            self._waiting.pop(waiter.name, None)
 
     def _let_go(self, name: str, error: ConchError | None, now: float) -> None:
         for waiter in self._waiting.pop(name, ()):
@@ -367,17 +354,14 @@ class Residency:
     # The sentences that refuse requests
 
     def _too_many(self, name: str) -> ConchError | None:
-        limits = self.limits
-        if len(self._waiting.get(name, ())) >= limits.waiting_per_model:
-            return unavailable(
-                f"{limits.waiting_per_model} requests wait already for model '{name}' to be loaded, no more may "
-                "(--max-load-waiting-per-model)"
-            )
-        if self.waiting() >= limits.waiting:
-            return unavailable(
-                f"{limits.waiting} requests wait already for models to be loaded, no more may (--max-load-waiting)"
-            )
-        return None
+        limit = self.limits.waiting_per_model
+        if len(self._waiting.get(name, ())) >= limit:
+            whose = f"model '{name}' to be loaded, no more may (--max-load-waiting-per-model)"
+        elif self.waiting() >= (limit := self.limits.waiting):
+            whose = "models to be loaded, no more may (--max-load-waiting)"
+        else:
+            return None
+        return unavailable(f"{limit} requests wait already for {whose}")
 
     def _never_fits(self, name: str, needs: Needs) -> ConchError | None:
         """Why the model cannot be loaded even when everything leaves that may."""

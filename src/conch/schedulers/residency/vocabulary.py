@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Protocol
 
 from conch.errors import ConchError
@@ -24,6 +25,14 @@ class ResidencyLimits:
     wait: float = 60.0
     waiting: int = 10_000
     waiting_per_model: int = 1_000
+
+
+class Phase(Enum):
+    """What becomes of a model that has room."""
+
+    LOADING = auto()
+    LOADED = auto()
+    LEAVING = auto()
 
 
 class ModelUse(Protocol):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conch.schedulers.residency.machine import Phase
 from conch.schedulers.residency.room import Room
-from conch.schedulers.residency.vocabulary import Need, Needs, ResidencyLimits
+from conch.schedulers.residency.vocabulary import Need, Needs, Phase, ResidencyLimits
 from tests.unit.schedulers.residency.town import Town
 
 LIMITS = ResidencyLimits(Room(models=3, memory=40), min_loaded=5, wait=30)

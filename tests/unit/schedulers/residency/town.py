@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from conch.errors import ConchError, not_found, unavailable
-from conch.schedulers.residency.machine import Phase, Residency
+from conch.schedulers.residency.machine import Residency
 from conch.schedulers.residency.room import Room
-from conch.schedulers.residency.vocabulary import Evict, Load, Need, Needs, Proceed, ReadNeeds, ResidencyLimits, Waiter
+from conch.schedulers.residency.vocabulary import (
+    Evict,
+    Load,
+    Need,
+    Needs,
+    Phase,
+    Proceed,
+    ReadNeeds,
+    ResidencyLimits,
+    Waiter,
+)
 
 ONE = Need(Room(models=1, memory=10))
 
