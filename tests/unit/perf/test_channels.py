@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import hpack
 import pytest
 import uvloop
+from tritonclient.grpc import service_pb2
 
 from conch.frontends.grpc.http2 import frames
 from conch.perf.requests.payload import Payload
@@ -17,6 +19,7 @@ from conch.perf.senders.channels.connecting import Address
 from conch.perf.senders.channels.grpc import GrpcChannel
 from conch.perf.senders.channels.http import HttpChannel
 from conch.perf.senders.channels.rpc import Rpc
+from conch.perf.senders.channels.stream import StreamChannel
 from conch.perf.senders.records import Outcome
 
 MakeChannel = Callable[[asyncio.AbstractEventLoop, Address], CallChannel]
@@ -97,6 +100,35 @@ def test_a_server_may_speak_first() -> None:
     channel.data_received(frames.settings({}))
     assert transport.written.startswith(frames.PREFACE)
     assert transport.written.endswith(frames.frame(frames.SETTINGS, frames.ACK, 0))
+    loop.close()
+
+
+def _padded(stream: int, part: bytes) -> bytes:
+    return frames.frame(frames.DATA, frames.PADDED, stream, bytes([7]) + part + bytes(7))
+
+
+@pytest.mark.parametrize("kind", [GrpcChannel, partial(StreamChannel, decoupled=False)], ids=["calls", "stream"])
+def test_answers_in_padded_frames_are_read_without_the_padding(kind: Callable[..., GrpcChannel]) -> None:
+    """Whatever its reason, a server may pad any frame."""
+    loop = asyncio.new_event_loop()
+    seen: list[bytes] = []
+    outcomes: list[Outcome] = []
+
+    def judge(payload: int, answer: bytes, json_size: int = 0) -> str:
+        seen.append(answer)
+        return ""
+
+    channel = kind(loop, Address("host", 1), Rpc("/method"), judge)
+    channel.connection_made(FakeTransport())
+    channel.send(_call(bytes(16), lambda call: outcomes.append(call.outcome)))
+    response = service_pb2.ModelInferResponse(model_name="m", raw_output_contents=[bytes(range(200))])
+    streamed = service_pb2.ModelStreamInferResponse(infer_response=response)
+    message = (streamed if isinstance(channel, StreamChannel) else response).SerializeToString()
+    message = b"\0" + len(message).to_bytes(4, "big") + message
+    channel.data_received(_padded(1, message[:50]) + _padded(1, b"") + _padded(1, message[50:]))
+    if not isinstance(channel, StreamChannel):
+        channel.data_received(_answers(1))
+    assert outcomes == [Outcome.OK] and seen == [response.SerializeToString()]
     loop.close()
 
 

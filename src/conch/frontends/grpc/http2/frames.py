@@ -129,7 +129,7 @@ def goaway(last_stream: int, code: Http2ErrorCode, message: str = "") -> bytes:
 
 
 def without_padding(flags: int, payload: bytes) -> bytes:
-    """The payload of a HEADERS frame without the padding and the priority that ``flags`` announce.
+    """The payload of a HEADERS or DATA frame without the padding and the priority that ``flags`` announce.
 
     Raises ``ConnectionFault`` if they do not fit into it.
     """

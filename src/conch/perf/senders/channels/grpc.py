@@ -240,7 +240,10 @@ class GrpcChannel(Connecting):
             if kind == frames.DATA:
                 self._on_data(stream, flags, size, now)
                 if stream in self._answers:
-                    self._on_answer(stream, data[at + 9 : stop], now)
+                    part = data[at + 9 : stop]
+                    if flags & frames.PADDED:
+                        part = frames.without_padding(frames.PADDED, part)
+                    self._on_answer(stream, part, now)
             elif kind == frames.HEADERS:
                 block = data[at + 9 : stop]
                 if flags & (frames.PADDED | frames.HAS_PRIORITY):
