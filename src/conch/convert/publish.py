@@ -7,11 +7,12 @@ next one removes it, as nobody holds its lock any more.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,9 @@ from conch.errors import Code, ConchError, invalid
 _WORK: Final = ".conch-convert-"
 #: In a workspace: where models that are being replaced wait.
 _REPLACED: Final = "replaced"
+#: In a workspace: the folders that are being published, and those that were taken back.
+_RECORD: Final = "publishing.json"
+_UNPUBLISHED: Final = "unpublished"
 
 
 @contextmanager
@@ -46,7 +50,7 @@ def workspace(repository: Path) -> Iterator[Path]:
 
 
 def recover(repository: Path) -> None:
-    """Remove what killed conversions left, and put back a model that one of them had moved out of the way."""
+    """Remove what killed conversions left, and put back the models that they had moved out of the way."""
     for folder in repository.glob(f"{_WORK}*"):
         if folder.is_dir() and not _held(folder):
             _remove(folder, repository)
@@ -63,25 +67,72 @@ def require_free(repository: Path, names: Sequence[str], overwrite: bool) -> Non
 
 
 def publish(made: Path, work: Path, repository: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Move the folders ``names`` from ``made``, inside the workspace ``work``, into ``repository``, each whole.
+    """Move the folders ``names`` from ``made``, inside the workspace ``work``, into ``repository``: all or none.
 
-    What they replace is moved into the workspace first, and comes back should this process die in between.
+    What they replace is moved into the workspace first, and removed with it when all new folders are in place.  Should
+    one of them not get there, or this process die in between, :func:`workspace` or the next one puts everything back.
+
+    Raises INVALID_ARG, naming the folder, where one cannot be moved.
     """
     require_free(repository, names, overwrite)
     aside = work / _REPLACED
     aside.mkdir(exist_ok=True)
     for name in names:
         _flush(made / name)
-        if (repository / name).exists():
-            (repository / name).rename(aside / name)
-        (made / name).rename(repository / name)
+    _write_record(work, {name: _identity(made / name) for name in names})
+    for name in names:
+        try:
+            if os.path.lexists(repository / name):
+                (repository / name).rename(aside / name)
+            (made / name).rename(repository / name)
+        except OSError as error:
+            raise invalid(f"{repository / name} cannot be written: {error.strerror}; nothing was replaced") from None
+    (work / _RECORD).unlink()
 
 
 def _remove(folder: Path, repository: Path) -> None:
+    """Remove a workspace.  Where not all of its folders were published, take back those that were, and put back what
+    they had replaced; what cannot be put back stays in the workspace."""
+    unpublished, published = folder / _UNPUBLISHED, _read_record(folder)
+    for name, identity in published.items():
+        with suppress(OSError):
+            if _identity(repository / name) == identity:
+                unpublished.mkdir(exist_ok=True)
+                (repository / name).rename(unpublished / name)
+    kept = False
     for model in folder.glob(f"{_REPLACED}/*"):
-        if not (repository / model.name).exists():
-            model.rename(repository / model.name)
-    shutil.rmtree(folder, ignore_errors=True)
+        back = repository / model.name
+        if os.path.lexists(back):  # the new one, or one that somebody else has put there
+            kept |= bool(published)
+            continue
+        try:
+            model.rename(back)
+        except OSError:
+            kept = True
+    if not kept:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _identity(folder: Path) -> list[int]:
+    """What tells a folder from others, also when it is moved, and from one that was made there later."""
+    found = folder.lstat()
+    return [found.st_dev, found.st_ino, found.st_mtime_ns]
+
+
+def _write_record(work: Path, folders: Mapping[str, list[int]]) -> None:
+    with (work / _RECORD).open("w", encoding="utf-8") as file:
+        json.dump(folders, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_record(work: Path) -> dict[str, list[int]]:
+    """The folders that were to be published together; empty if all were, or none."""
+    try:
+        found: dict[str, list[int]] = json.loads((work / _RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # one that is not whole was written before anything was moved
+        return {}
+    return found
 
 
 def _flush(folder: Path) -> None:
