@@ -110,6 +110,7 @@ class Model:
         self.signature = _with_ways_of(make_signature(config, version), backend)
         self.executor = executor
         self.stopping = False
+        self._stopped = False
         #: What the loader gives a model whose responses are cached in the server.
         self.repeats: RepeatedMessages | None = None
         self.in_flight = 0
@@ -194,6 +195,9 @@ class Model:
 
     def run_step(self, request: InferRequest) -> None:
         """Accept a request from inside the server, also while the server stops; raises as :meth:`infer` does."""
+        if self._stopped:
+            _refuse(request)
+            raise request.error(STOPPING, Code.UNAVAILABLE)
         try:
             validate_request(self.signature, request)
         except ConchError:
@@ -246,14 +250,14 @@ class Model:
             await asyncio.sleep(SEQUENCE_LOOK_SECONDS)
 
     def abandon(self) -> None:
-        """Fail the requests that run or wait."""
-        self.stopping = True
+        """Fail the requests that run or wait, and refuse the next steps of ensembles that they belong to."""
+        self.stopping = self._stopped = True
         self.executor.fail_waiting(unavailable(STOPPING))
         self.executor.abandon()
 
     async def stop(self, seconds: float | None = None) -> None:
         """End the executor within ``seconds``, or when patience with its workers ends; what still waits fails."""
-        self.stopping = True
+        self.stopping = self._stopped = True
         self.executor.fail_waiting(unavailable(STOPPING))
         await self.executor.stop(seconds)
 

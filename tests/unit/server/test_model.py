@@ -140,6 +140,20 @@ async def test_stopping_model_refuses_clients_but_not_the_steps_of_ensembles(mod
     model.run_step(make(Answers()))
 
 
+@pytest.mark.parametrize("by_force", [True, False])
+async def test_a_model_that_has_been_stopped_refuses_the_steps_of_ensembles_too(model: Model, by_force: bool) -> None:
+    if by_force:
+        model.abandon()
+    else:
+        await model.stop()
+
+    with pytest.raises(ConchError, match="Server is stopping") as raised:
+        model.run_step(make(Answers()))
+
+    assert raised.value.code is Code.UNAVAILABLE
+    assert model.in_flight == 0
+
+
 async def test_stopping_model_goes_on_with_sequences_that_are_under_way(model: Model) -> None:
     model.stopping = True
     request = make(Answers())
