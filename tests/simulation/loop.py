@@ -55,6 +55,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.callbacks = 0
         #: How much longer each of the next calls in threads takes (s).
         self.slow_calls: list[float] = []
+        #: How much longer it takes to read the files of a model (s).
+        self.hangs: dict[str, float] = {}
+        #: How many calls run in threads.
+        self.busy_threads = 0
         #: What ``create_server`` and ``create_connection`` ask.
         self.network: Any = None
         self._events: list[tuple[int, int, Callable[[], object]]] = []
@@ -210,7 +214,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
         if executor not in self._pools:
             self._pools[executor] = SimulatedPool(self, getattr(executor, "_max_workers", 6))
-        future = self._pools[executor].submit(lambda: func(*args))
+        # ``asyncio.to_thread`` passes a partial of ``Context.run``, with the function and its arguments.
+        call, *arguments = getattr(func, "args", ()) or (func,)
+        describes = getattr(call, "__name__", "") == "describe" and arguments
+        delay = self.hangs.get(arguments[0], 0.0) if describes else 0.0
+        future = self._pools[executor].submit(lambda: func(*args), delay)
         return asyncio.wrap_future(future, loop=self)
 
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:

@@ -77,7 +77,7 @@ class SimulatedNetwork:
 
     def _accept(self, listener: SimulatedListener, transport: SimulatedTransport) -> None:
         if not listener.is_serving():
-            transport.reset()
+            transport.peer.reset()
             return
         transport.protocol = listener.factory()
         transport.protocol.connection_made(transport)

@@ -33,6 +33,15 @@ class Program:
         changing = ("load", "unload", "rewrite", "kill")
         return frozenset(self.models) - {arguments["model"] for _, what, arguments in self.steps if what in changing}
 
+    @property
+    def unlimited(self) -> bool:
+        """Whether every model can be loaded whenever it is asked for, and soon."""
+        settings = self.settings
+        quick = not self.features & {"faults", "slow"} and all(
+            spec.get("load_seconds", 0) < 5 for spec in self.models.values()
+        )
+        return quick and settings["model_control_mode"] == "on-demand" and not settings["max_loaded_models"]
+
     def without(self, steps: set[int]) -> Program:
         """The program with some steps left out; those after them keep their times."""
         kept: list[Step] = []
@@ -64,7 +73,9 @@ class _Generator:
         draw = self._random
         mode = draw.choice(["explicit", "explicit", "on-demand", "on-demand", "none", "poll"])
         features = {
-            feature for feature in ("cache", "limiter", "faults", "slow", "http", "grpc") if draw.random() < 0.4
+            feature
+            for feature in ("cache", "limiter", "faults", "slow", "hangs", "http", "grpc")
+            if draw.random() < 0.4
         }
         self._vias = [
             "core",
@@ -154,7 +165,9 @@ class _Generator:
         if len(self._vias) > 1:
             weights |= {"hang_up": 1.0, "end_stream": 0.5}
         if "faults" in features:
-            weights |= {"fault": 1.5, "kill": 0.5}
+            weights |= {"fault": 1.5, "kill": 0.5, "memory": 0.5}
+        if "hangs" in features:
+            weights |= {"hang": 0.5}
         if "slow" in features:
             weights |= {"slow_disk": 0.5}
         return weights
@@ -171,10 +184,11 @@ class _Generator:
             case "burst":
                 first = self._request(name)
                 same = draw.random() < 0.5
-                return [
-                    (wait if not at else 0.0, "infer", dict(first) if same else self._request(name))
-                    for at in range(draw.choice([2, 3, 8]))
+                requests = [
+                    first | {"client": draw.randrange(4)} if same else self._request(name)
+                    for _ in range(draw.choice([2, 3, 8]))
                 ]
+                return [(0.0 if at else wait, "infer", request) for at, request in enumerate(requests)]
             case "sequence":
                 return self._sequence(wait)
             case "cancel":
@@ -187,13 +201,24 @@ class _Generator:
             case "fault":
                 during = draw.choice(["load", "execute", "execute"])
                 kinds = {"load": ["fail", "die", "slow"], "execute": ["fail", "die", "stall", "slow"]}
-                return [(wait, "fault", {"model": name, "during": during, "fault": draw.choice(kinds[during])})]
+                return [
+                    (
+                        wait,
+                        "fault",
+                        {"model": name, "during": during, "fault": draw.choice(kinds[during])}
+                        | ({"times": draw.choice([1, 5])} if during == "load" else {}),
+                    )
+                ]
+            case "memory":
+                return [(wait, "memory", {"readings": draw.choice([1, 2, 5])})]
+            case "hang":
+                return [(wait, "hang", {"model": name, "seconds": 100})]
             case "slow_disk":
                 return [(wait, "slow_disk", {"calls": draw.choice([1, 3, 10]), "seconds": draw.choice([1, 10])})]
             case "hang_up":
-                return [(wait, "hang_up", {"via": draw.choice(["http", "grpc"]), "client": draw.randrange(2)})]
+                return [(wait, "hang_up", {"via": draw.choice(["http", "grpc"]), "client": draw.randrange(4)})]
             case "end_stream":
-                return [(wait, "end_stream", {"client": draw.randrange(2)})]
+                return [(wait, "end_stream", {"client": draw.randrange(4)})]
             case "quiet":
                 return [(wait, "quiet", {})]
             case _:
@@ -202,13 +227,14 @@ class _Generator:
     def _request(self, name: str) -> dict[str, Any]:
         draw = self._random
         self._values += 1
-        value = draw.randrange(5) if draw.random() < 0.5 else 1000 + self._values
+        repeated = draw.random() < 0.5
+        value = draw.randrange(3) if repeated else 1000 + self._values
         return {
             "model": name,
             "value": value,
-            "milliseconds": draw.choice([0, 0, 1, 10, 100, 2000]) if value >= 1000 else value,
-            "count": draw.randrange(4),
-            "timeout": draw.choice([0, 0, 0, 5000, 50_000]),
+            "milliseconds": value if repeated else draw.choice([0, 0, 1, 10, 100, 2000]),
+            "count": 1 if repeated else draw.randrange(4),
+            "timeout": 0 if repeated else draw.choice([0, 0, 0, 5000, 50_000]),
             **self._way(name),
         }
 
@@ -218,7 +244,7 @@ class _Generator:
         decoupled = self._models[name]["kind"] == "decoupled"
         vias = [via for via in self._vias if via in ("core", "stream") or not decoupled]
         via = draw.choice(vias)
-        way: dict[str, Any] = {"via": via, "client": draw.randrange(2)}
+        way: dict[str, Any] = {"via": via, "client": draw.randrange(4)}
         if via == "grpc":
             way["deadline"] = draw.choice([0, 0, 5, 200])
         return way

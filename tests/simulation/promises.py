@@ -39,6 +39,8 @@ class Outcome:
     executed: bool = False
     #: Whether it ended while the server was stopping, which closes connections.
     during_stop: bool = False
+    #: Whether its response waits for those of earlier requests.
+    ordered: bool = False
 
 
 class Promises:
@@ -51,6 +53,10 @@ class Promises:
         self.stopping = False
         #: The models that no step of the program replaces or unloads.
         self.stable: frozenset[str] = frozenset()
+        #: Whether any number of models may be loaded, and all loads are quick, so that no request waits in vain.
+        self.unlimited = False
+        #: The models whose files cannot be read in time.
+        self.hung: set[str] = set()
         self._repository = repository
         self._loaded: dict[str, int] = {}
         self._by_id: dict[str, Outcome] = {}
@@ -120,6 +126,8 @@ class Promises:
         outcome.error = response.error or outcome.error
         if response.error is not None and "must specify the START flag" in response.error.message:
             self._check_overtaken(outcome)
+        if response.error is not None and "was not loaded within" in response.error.message:
+            self._check_late(outcome, response.error)
         for tensor in response.outputs:
             if tensor.name == "OUT":
                 value, stamp, place = _OUTPUT.unpack(bytes(tensor.data))
@@ -133,6 +141,11 @@ class Promises:
         first = self._sequences[outcome.arguments["model"], outcome.arguments.get("correlation", 0)][0]
         if first.arguments["start"] and first is not outcome and not first.finals and not first.given_up:
             self.broken(f"request {outcome.id} overtook {first.id}, which begins its sequence")
+
+    def _check_late(self, outcome: Outcome, error: ConchError) -> None:
+        """A model that could be loaded at once is."""
+        if self.unlimited and not self.hung & {outcome.arguments["model"], outcome.origin}:
+            self.broken(f"request {outcome.id} waited in vain: {error.message}")
 
     def _check_response(self, outcome: Outcome, value: int, stamp: int, place: int) -> None:
         arguments = outcome.arguments
@@ -148,6 +161,19 @@ class Promises:
             )
         if outcome.kind == "decoupled" and place != len(outcome.responses) - 1:
             self.broken(f"request {outcome.id} got response {place} as number {len(outcome.responses) - 1}")
+
+    def waiting(self) -> list[Outcome]:
+        """The requests for which a worker of their model alone is needed."""
+        return [
+            outcome
+            for outcome in self.outcomes
+            if not outcome.finals
+            and not outcome.given_up
+            and outcome.client is None
+            and outcome.request is not None
+            and outcome.kind in ("plain", "decoupled")
+            and not outcome.ordered
+        ]
 
     # Checks
 

@@ -12,18 +12,13 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from conch import app
 from conch.app import Application
 from conch.errors import ConchError
 from conch.inference import InferResponse
-from conch.server import core
 from conch.settings import Resource, Setting, Settings
-from conch.workers.host.process import WorkerProcess
 from tests.simulation import virtual_time
 from tests.simulation.clients import Clients
 from tests.simulation.loop import NothingHappens, SimulatedLoop
@@ -31,10 +26,13 @@ from tests.simulation.models import SimulatedRepository
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.programs import Program
 from tests.simulation.promises import Outcome, Promises
+from tests.simulation.substitutes import InjectedError, SimulatedMemory, substituted
 from tests.simulation.workers import SimulatedWorkers
 
 #: The most virtual time that anything may take to end (s): longer than all timeouts of a program together.
 PATIENCE = 400.0
+#: How long a request may wait although a worker could run it (s).
+STRANDED_SECONDS = 4
 #: The most callbacks of a program; one that needs more does not come to rest.
 MOST_CALLBACKS = 400_000
 
@@ -50,9 +48,11 @@ class Simulation:
         self.loop = SimulatedLoop(self.clock, self.random, program.slowness)
         self.network = self.loop.network = SimulatedNetwork(self.loop)
         self.workers = SimulatedWorkers(self)
+        self.memory = SimulatedMemory()
         self.repository = SimulatedRepository(folder)
         self.promises = Promises(self.repository)
         self.promises.stable = program.stable
+        self.promises.unlimited = program.unlimited
         self._faults: dict[tuple[str, str], list[str]] = {}
         self._specs = {name: dict(spec) for name, spec in program.models.items()}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -65,7 +65,7 @@ class Simulation:
         records = _Errors()
         with ExitStack() as resources:
             resources.callback(virtual_time.use, None)
-            resources.enter_context(_substitutes(self))
+            resources.enter_context(substituted(self.workers, self.memory))
             resources.enter_context(records.collected())
             for name, spec in self._specs.items():
                 self.repository.write(name, spec)
@@ -103,6 +103,7 @@ class Simulation:
             self.network, self._application.server, self._application.addresses, self.promises, self._specs
         )
         await self._application.load_models()
+        watching = self.loop.create_task(self._watch(), name="watch")
         for seconds, what, arguments in self.program.steps:
             await asyncio.sleep(seconds)
             self._note(f"{what} {arguments}")
@@ -112,6 +113,7 @@ class Simulation:
                 break
         if not self.program.stop_midway:
             await self._come_to_rest()
+        watching.cancel()
         await self._stop()
 
     async def _come_to_rest(self) -> None:
@@ -119,11 +121,13 @@ class Simulation:
         await self._quiet()
         self._faults.clear()
         self.loop.slow_calls.clear()
+        self.loop.hangs.clear()
+        self.memory.failures = 0
         core_server = self._application.server
         for worker in self.workers.alive:
             if worker.stalled:
                 worker.kill()
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(150.0)
         self.promises.check_rest(core_server)
         for name in self.promises.serving(core_server, self._specs):
             outcome = self._infer({"model": name, "value": 7, "milliseconds": 0, "count": 1, "timeout": 0})
@@ -143,6 +147,17 @@ class Simulation:
                     task.cancel()
                 self._tasks.clear()
 
+    async def _watch(self) -> None:
+        """See whether a request waits although a worker of its model has nothing to do, and nobody else has either."""
+        since: dict[str, int] = {}
+        while True:
+            await asyncio.sleep(1.0)
+            for outcome in self.promises.waiting():
+                idle = self.workers.idle(outcome.arguments["model"]) and not self.loop.busy_threads
+                since[outcome.id] = since.get(outcome.id, 0) + 1 if idle else 0
+                if since[outcome.id] == STRANDED_SECONDS:
+                    self.promises.broken(f"request {outcome.id} to '{outcome.arguments['model']}' is stranded")
+
     async def _stop(self) -> None:
         seconds = self._application.exit_seconds
         self.promises.stopping = True
@@ -151,7 +166,12 @@ class Simulation:
         if not done:
             self.promises.broken(f"the server did not stop within {PATIENCE:g} s: {_stack(stopping)}")
             return
-        in_time = stopping.result()
+        try:
+            in_time = stopping.result()
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            self.promises.broken(f"the server cannot stop: {error!r} in {Path(frame.filename).name}:{frame.lineno}")
+            return
         await self._quiet()
         self._clients.close()
         await asyncio.sleep(5.0 if in_time else 60.0)
@@ -187,13 +207,20 @@ class Simulation:
                     spec["instances"] = arguments["instances"]
                 self.repository.write(arguments["model"], spec)
             case "fault":
-                self._faults.setdefault((arguments["model"], arguments["during"]), []).append(arguments["fault"])
+                self._faults.setdefault((arguments["model"], arguments["during"]), []).extend(
+                    [arguments["fault"]] * arguments.get("times", 1)
+                )
             case "kill":
                 workers = [worker for worker in self.workers.alive if worker.model == arguments["model"]]
                 if workers:
                     self.random.choice(workers).kill()
             case "slow_disk":
                 self.loop.slow_calls.extend([float(arguments["seconds"])] * arguments["calls"])
+            case "memory":
+                self.memory.failures += arguments["readings"]
+            case "hang":
+                self.loop.hangs[arguments["model"]] = float(arguments["seconds"])
+                self.promises.hung.add(arguments["model"])
             case "quiet":
                 await self._quiet()
 
@@ -271,26 +298,6 @@ async def _wait(future: asyncio.Future[None]) -> None:
     await future
 
 
-@contextmanager
-def _substitutes(simulation: Simulation) -> Iterator[None]:
-    """Put the simulation in the place of what the server would ask of the machine."""
-    workers = simulation.workers
-
-    def new_process(name: str, spawn: Any = None) -> WorkerProcess:
-        return WorkerProcess(name, workers.spawn)
-
-    with ExitStack() as patches:
-        processes = partial(core.WorkerProcesses, new_process)
-        for target, name, value in (
-            (core, "WorkerProcesses", processes),
-            (core, "visible_gpus", lambda: ()),
-            (app, "heap_trimmer", lambda: None),
-            (app, "remove_orphans", lambda: []),
-        ):
-            patches.enter_context(mock.patch.object(target, name, value))
-        yield
-
-
 class _Errors(logging.Handler):
     """Collects log records with tracebacks: exceptions that nobody expected."""
 
@@ -299,7 +306,7 @@ class _Errors(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[0] is not None:
+        if record.exc_info and record.exc_info[0] not in (None, InjectedError):
             frames = traceback.extract_tb(record.exc_info[2])
             where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
             self.lines.append(f"{record.getMessage()}: {record.exc_info[1]!r} at {where}")

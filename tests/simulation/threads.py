@@ -24,21 +24,23 @@ class SimulatedPool:
     def __init__(self, loop: SimulatedLoop, size: int) -> None:
         self._loop = loop
         self._free = size
-        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._queue: deque[tuple[Future[Any], Callable[[], Any], float]] = deque()
 
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+    def submit(self, call: Callable[[], Any], delay: float = 0.0) -> Future[Any]:
+        """Have ``call`` made in a thread, where it takes ``delay`` seconds longer than others."""
         future: Future[Any] = Future()
-        self._queue.append((future, call))
+        self._queue.append((future, call, delay))
         self._start()
         return future
 
     def _start(self) -> None:
         while self._free and self._queue:
-            future, call = self._queue.popleft()
+            future, call, delay = self._queue.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
             self._free -= 1
-            seconds = self._loop.latency(0.0002) + (self._loop.slow_calls.pop() if self._loop.slow_calls else 0)
+            self._loop.busy_threads += 1
+            seconds = delay + self._loop.latency(0.0002) + (self._loop.slow_calls.pop() if self._loop.slow_calls else 0)
             self._loop.later(seconds, SimulatedThread(self._loop, partial(self._run, future, call)))
 
     def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
@@ -52,6 +54,7 @@ class SimulatedPool:
     def _finish(self, end: Callable[[Any], None], value: Any) -> None:
         block(self._loop.latency(0.0002))
         self._free += 1
+        self._loop.busy_threads -= 1
         end(value)
         self._start()
 

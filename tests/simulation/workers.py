@@ -46,6 +46,12 @@ class SimulatedWorkers:
         self.alive: list[SimulatedWorker] = []
         self.started = 0
 
+    def idle(self, model: str) -> bool:
+        """Whether a worker of ``model`` is ready for a request, and no worker of any model does anything."""
+        return all(worker.idle for worker in self.alive) and any(
+            worker.model == model and worker.ready for worker in self.alive
+        )
+
     def spawn(
         self,
         python: str,
@@ -68,6 +74,8 @@ class SimulatedWorker:
         self.exit_status: int | None = None
         self.model = ""
         self.stalled = False
+        #: Whether its model is loaded.
+        self.ready = False
         self._workers = workers
         self._surroundings = workers.surroundings
         self._loop = workers.surroundings.loop
@@ -85,6 +93,11 @@ class SimulatedWorker:
         self._cancelled: set[int] = set()
         self._calls: dict[int, Callable[[dict[str, Any], bytes], None]] = {}
         self._call_count = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do."""
+        return not self._busy and not self.stalled and not self._frames
 
     # The process
 
@@ -184,7 +197,12 @@ class SimulatedWorker:
                 return
             case "slow":
                 seconds += 30 * self._loop.random.random()
-        self._after(seconds, lambda: self._send(answer))
+
+        def done() -> None:
+            self.ready = answer["op"] == "ready"
+            self._send(answer)
+
+        self._after(seconds, done)
 
     def _execute(self, header: dict[str, Any], payload: bytes) -> None:
         unpacker = Unpacker(payload, RegionMap())
