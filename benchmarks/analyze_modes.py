@@ -4,8 +4,7 @@
 
 All three search the same space of a model of the demo's repository, each from nothing, for the highest throughput.
 Then what each found is measured again, in turns, on servers that are up at the same time: the ratio to the sweep's best
-has an interval over the rounds.  Measurements are those of the search; the curves that quick and optuna draw of their
-best configurations in the end are left out.
+has an interval over the rounds.  Measurements are those of the search.
 """
 
 from __future__ import annotations
@@ -100,9 +99,7 @@ def main() -> int:
 def _search(settings: AnalyzeSettings, mode: SearchMode, folder: Path) -> Found:
     counting = Counting(mode)
     begun = monotonic()
-    one = replace(settings, run_config_search_mode=mode, export_path=folder, concurrency_sweep_disable=mode != "brute",
-        final_rounds=0,
-    )  # fmt: skip
+    one = replace(settings, run_config_search_mode=mode, export_path=folder, final_rounds=0)
     with Profile(one, counting) as profile:
         [outcome] = profile.run()
         best, point = _best(outcome)
@@ -112,7 +109,7 @@ def _search(settings: AnalyzeSettings, mode: SearchMode, folder: Path) -> Found:
 
 def _best(outcome: SearchOutcome) -> tuple[CandidateResult, Point]:
     """The winner; where others disturbed all that was measured, the first in the order all the same."""
-    ranking = outcome.ranking
+    ranking = outcome.recommendation.ranking
     row = ranking.winner or ranking.rows[0]
     assert row.point is not None
     return row.result, row.point

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from conch.analyze.judging.ranking import Ranking
-from conch.analyze.judging.turns import TurnsResult
-from conch.analyze.results import CandidateResult
 from conch.analyze.servers.base import Overrides
 from conch.analyze.servers.copies import config_text
 from conch.analyze.servers.local import LocalServer
 from conch.config.editing import edit
-from conch.errors import ConchError, invalid, unavailable
+from conch.errors import ConchError, invalid
 from conch.repository.scan import ModelRepository
 from conch.temporary import TemporaryFolder
 
@@ -43,29 +40,6 @@ class Change:
             str(self.file) if self.before else "/dev/null", str(self.file),
         )  # fmt: skip
         return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
-
-
-def chosen(ranking: Ranking, turns: TurnsResult | None = None, *, disturbed: bool = False) -> CandidateResult:
-    """The candidate that may be applied; ``disturbed`` allows one whose measurement others disturbed.
-
-    ``turns`` are its own beside the default, where they were taken.
-
-    Raises UNAVAILABLE where there is none, with the reason.
-    """
-    winner = ranking.winner
-    if winner is None or winner.point is None:
-        raise unavailable("nothing is applied: no configuration keeps the constraints")
-    if winner.point.disturbed and not disturbed:
-        raise unavailable(
-            f"nothing is applied: others used the machine while {winner.result.candidate.name} was measured;"
-            " measure again on a quiet machine (--repeat-disturbed), or apply it all the same with --apply-disturbed"
-        )
-    if turns is not None and turns.worse:
-        raise unavailable(
-            f"nothing is applied: measured in turns at the end, the default was better than {winner.name};"
-            f" 'conch analyze apply {winner.name}' applies it all the same"
-        )
-    return winner.result
 
 
 def changes(repository: ModelRepository, overrides: Overrides) -> list[Change]:

@@ -18,7 +18,7 @@ from conch.analyze.options.settings import OPTIONS, AnalyzeSettings
 from conch.analyze.results import is_name_of_candidate
 from conch.cli.analyze_options import ProfileCommand, click_option, foreign_option, help_all
 from conch.cli.status import INTERRUPTED
-from conch.errors import ConchError, internal, invalid, one_line
+from conch.errors import ConchError, internal, invalid, one_line, unavailable
 
 if TYPE_CHECKING:
     from conch.analyze.results import CandidateResult
@@ -41,7 +41,7 @@ def analyze_command() -> None:
     """
 
 
-def _profile(config_file: Path | None, apply: bool, apply_disturbed: bool, **given: Any) -> int:
+def _profile(config_file: Path | None, apply: bool, **given: Any) -> int:
     """Start a server, measure configurations of models at several loads, and write what was found.
 
     Goes on from where it was interrupted, when it is run again.
@@ -82,7 +82,7 @@ def _profile(config_file: Path | None, apply: bool, apply_disturbed: bool, **giv
     if problems:
         raise ConchError("\n".join(one.message for one in problems), problems[0].code)
     if apply and not status:
-        _apply(settings.export_path, circumstances, searches, "", apply_disturbed)
+        _apply(settings.export_path, circumstances, searches)
     return status
 
 
@@ -123,13 +123,16 @@ def _report(export_path: Path, output_formats: str | None, **goals: Any) -> int:
 @click.argument("name", default="", metavar="[CONFIGURATION]")
 @click.option("-e", "--export-path", type=_FOLDER, default=Path("analysis"), metavar="DIR",
               help="Folder of the analysis (analysis).")  # fmt: skip
-@click.option("--apply-disturbed", is_flag=True, help="Even if its measurement was disturbed.")
-def _apply_command(name: str, export_path: Path, apply_disturbed: bool, **goals: Any) -> None:
-    """Write the best configuration, or the one that is named, into the repository, and show the difference."""
+@click.option("--force", is_flag=True, help="Even if nothing shows that it is better than what is there.")
+def _apply_command(name: str, export_path: Path, force: bool, **goals: Any) -> None:
+    """Write the best configuration, or the one that is named, into the repository, and show the difference.
+
+    One that is not named has to be better than the default in the final rounds.
+    """
     from conch.cli.analyze_results import saved_under
 
     _, circumstances, searches = saved_under(export_path, None, goals)
-    _apply(export_path, circumstances, searches, name, apply_disturbed)
+    _apply(export_path, circumstances, searches, name, force=force)
 
 
 def _models(settings: AnalyzeSettings) -> str:
@@ -161,8 +164,9 @@ def _check_output(settings: AnalyzeSettings) -> None:
 
 
 def _apply(
-    export_path: Path, circumstances: Circumstances, searches: Sequence[SavedSearch], name: str, disturbed: bool
-) -> None:
+    export_path: Path, circumstances: Circumstances, searches: Sequence[SavedSearch], name: str = "", *,
+    force: bool = False,
+) -> None:  # fmt: skip
     from conch.analyze.applying import apply, changes
     from conch.analyze.servers.configurations import concise, with_ensembles
     from conch.repository.scan import ModelRepository
@@ -175,21 +179,27 @@ def _apply(
         raise invalid(
             f"{export_path} has no configuration '{name}'; it has {_some(one.candidate.name for one in known)}"
         )
-    wanted = []
+    wanted, refused = [], []
     for search in searches:  # all of them before the first is written: one that is refused refuses all
         named = [one for one in search.results if one.candidate.name == name]
         if name and not named:
             continue
-        result = named[0] if named else _chosen(search, disturbed)
+        result, reason = (named[0], "") if named else _recommended(search)
         configs = search.results[0].configs
         overrides = concise(with_ensembles(result.candidate.overrides, configs), configs)
-        wanted.append((result, changes(repository, overrides)))
+        changed = changes(repository, overrides)
+        wanted.append((result, changed))
+        if changed and reason:
+            refused.append(reason)
+    for _, changed in wanted:
+        for change in changed:
+            click.echo(change.diff, nl=False)
+    if refused and not force:
+        raise unavailable(f"nothing is applied: {'; '.join(refused)}. 'apply --force' applies it all the same")
     for result, changed in wanted:
         if not changed:
             click.echo(f"{result.candidate.name}: the repository says so already.")
             continue
-        for change in changed:
-            click.echo(change.diff, nl=False)
         kept = apply(repository, changed)
         click.echo(
             f"Applied {result.candidate.name}. conch serve --model-repository {circumstances.repository} runs it."
@@ -198,13 +208,17 @@ def _apply(
             click.echo(f"What was there before: {old}")
 
 
-def _chosen(search: SavedSearch, disturbed: bool) -> CandidateResult:
-    from conch.analyze.applying import chosen
-    from conch.analyze.judging.ranking import rank
-    from conch.analyze.judging.turns import turns_result
+def _recommended(search: SavedSearch) -> tuple[CandidateResult, str]:
+    """The best of a search, and why it is not to be used, empty where it is.
 
-    ranking = rank(search.results, search.goals)
-    return chosen(ranking, turns_result(search.turns, ranking.winner, search.goals), disturbed=disturbed)
+    Raises UNAVAILABLE where no configuration keeps the constraints.
+    """
+    from conch.analyze.judging.recommendation import recommend
+
+    found = recommend(search.results, search.goals, search.final, complete=search.complete)
+    if found.winner is None:
+        raise unavailable(f"nothing is applied: {found.reason}")
+    return found.winner.result, found.reason
 
 
 def _some(names: Iterable[str]) -> str:
@@ -223,7 +237,6 @@ analyze_command.add_command(
             *map(click_option, OPTIONS),
             *map(foreign_option, (*NO_EFFECT, *REFUSED)),
             click.Option(["--apply"], is_flag=True),
-            click.Option(["--apply-disturbed"], is_flag=True),
             click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=help_all),
         ],
         context_settings={"max_content_width": 100},

@@ -23,10 +23,7 @@ class ProfileCommand(click.Command):
                 formatter.write_dl([_record(name) for name in names])
         with formatter.section("Afterwards"):
             formatter.write_dl(
-                [
-                    ("--apply", "Write the best configuration into the repository."),
-                    ("--apply-disturbed", "Even if its measurement was disturbed."),
-                ]
+                [("--apply", "Write the best configuration into the repository, if it is better than the default.")]
             )
         formatter.write("\n")
         for group, names in _by_group(common=False):
@@ -77,5 +74,6 @@ def foreign_option(name: str) -> click.Option:
         "always_report_gpu_metrics",
         "perf_output",
         "use_concurrency_formula",
+        "concurrency_sweep_disable",
     )
     return click.Option([name, f"--{name.replace('_', '-')}"], hidden=True, is_flag=bare)

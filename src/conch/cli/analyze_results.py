@@ -60,7 +60,7 @@ def results_of(profile: Profile, settings: AnalyzeSettings) -> tuple[Circumstanc
         repository=str(settings.model_repository.resolve()) if settings.model_repository is not None else "",
     )
     searches = [
-        SavedSearch(one.search.models, one.search.goals, one.results, one.complete, one.turns) for one in outcomes
+        SavedSearch(one.search.models, one.search.goals, one.results, one.complete, one.final) for one in outcomes
     ]
     return circumstances, searches
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.analyze.applying import BEFORE, apply, changes, chosen
+from conch.analyze.applying import BEFORE, apply, changes
 from conch.analyze.judging.goals import Constraint
 from conch.analyze.options.models import ModelSettings
 from conch.analyze.options.settings import AnalyzeSettings
@@ -80,10 +80,10 @@ def test_candidates_that_fail_are_results_and_the_others_are_ranked(settings: An
     # Of its points, as others who use the machine may have disturbed some.
     best = max(outcome.results, key=lambda one: max((point.throughput for point in one.points), default=0.0))
     assert best.configs["waits"]["instance_group"][0]["count"] == 2
-    winner = chosen(outcome.ranking, disturbed=True)
-    assert winner.points
-    if not winner.candidate.is_default:
-        assert outcome.turns is not None and outcome.turns.name == winner.candidate.name
+    winner = outcome.recommendation.winner
+    assert winner is not None and winner.result.points
+    if not winner.result.candidate.is_default:
+        assert outcome.final is not None and outcome.final.name == winner.name
     assert (kept / best.candidate.name / "waits" / "config.pbtxt").read_text().startswith("# What people wrote")
 
 
@@ -163,7 +163,7 @@ def test_what_does_not_load_is_not_applied(settings: AnalyzeSettings) -> None:
     assert (folder / "config.pbtxt").read_text() == models.CONFIG
 
 
-def test_nothing_is_applied_where_no_candidate_keeps_the_constraints(settings: AnalyzeSettings) -> None:
+def test_nothing_is_recommended_where_no_candidate_keeps_the_constraints(settings: AnalyzeSettings) -> None:
     impossible = replace(
         settings,
         constraints=(Constraint("latency_p99", maximum=1e-6),),
@@ -173,8 +173,7 @@ def test_nothing_is_applied_where_no_candidate_keeps_the_constraints(settings: A
 
     [outcome] = run(impossible, Watching())
 
-    with pytest.raises(ConchError, match="no configuration keeps the constraints"):
-        chosen(outcome.ranking)
+    assert outcome.recommendation.advice == "none"
 
 
 class Ending(Watching):

@@ -8,7 +8,7 @@ wait for one batch, the network and the queue delay.  Latency follows from N = t
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from typing import Any
@@ -77,6 +77,7 @@ class SimulatedServer:
         self.shape, self.config, self.noise = shape, config, noise
         self._random = random.Random(seed)
         self.measured: list[tuple[str, float]] = []
+        self._configs: dict[str, Mapping[str, Any]] = {}
 
     def measure(self, candidate: Candidate, load: float) -> Point:
         """The point with noise; notes that it was asked for."""
@@ -87,8 +88,13 @@ class SimulatedServer:
         """The point without noise."""
         return self._point(candidate, load, lambda mean, sd: mean)
 
+    def _config(self, candidate: Candidate) -> Mapping[str, Any]:
+        if candidate.name not in self._configs:
+            self._configs[candidate.name] = merged(self.config, candidate.overrides.get("m", {}))
+        return self._configs[candidate.name]
+
     def _point(self, candidate: Candidate, load: float, drawn: Callable[[float, float], float]) -> Point:
-        config = merged(self.config, candidate.overrides.get("m", {}))
+        config = self._config(candidate)
         instances = int(config["instance_group"][0]["count"])
         batching = config.get("dynamic_batching")
         most = int(config["max_batch_size"]) if batching is not None else 1
@@ -131,3 +137,57 @@ class RateServer(SimulatedServer):
             percentiles={number: value * slower for number, value in figures.percentiles.items()},
         )
         return replace(busy, load=load, models={"m": answered})
+
+
+@dataclass(frozen=True)
+class Step:
+    """Other load on the machine, from one measurement to another: how many times as long all takes, and whether the
+    measurement notices it."""
+
+    first: int
+    last: int
+    slowdown: float
+    noticed: bool
+
+
+class SharedServer(SimulatedServer):
+    """Other programs come and go on its machine."""
+
+    def __init__(
+        self, shape: Shape, config: Mapping[str, Any], steps: Sequence[Step], *, noise: float, seed: int
+    ) -> None:
+        super().__init__(shape, config, noise=noise, seed=seed)
+        self.steps = steps
+
+    def measure(self, candidate: Candidate, load: float) -> Point:
+        now = len(self.measured)
+        found = super().measure(candidate, load)
+        noise = {"throughput": self.noise, "latency_p99": self.noise}
+        found = replace(found, models={"m": replace(found.models["m"], noise=noise)})
+        for step in self.steps:
+            if step.first <= now <= step.last:
+                figures = found.models["m"]
+                slower = replace(
+                    figures,
+                    throughput=figures.throughput / step.slowdown,
+                    average=figures.average * step.slowdown,
+                    percentiles={number: value * step.slowdown for number, value in figures.percentiles.items()},
+                )
+                found = replace(found, models={"m": slower}, disturbed=found.disturbed or step.noticed)
+        return found
+
+
+def drawn_shape(draw: random.Random) -> Shape:
+    """Any kind of model: batches that cost something each and something for each inference, perhaps padded, on a
+    machine of a few cores, on which instances are in each other's way."""
+    overhead, each = draw.uniform(0.0005, 0.01), 10 ** draw.uniform(-4.3, -2.3)
+    padded, cores, crowd = draw.random() < 0.3, draw.choice((1, 2, 4)), draw.uniform(0.0, 0.3)
+
+    def batch_seconds(n: int) -> float:
+        size = next((size for size in (1, 4, 16, 64) if n <= size), 256) if padded else n
+        return overhead + each * size
+
+    def slowdown(instances: int, threads: float) -> float:
+        return max(1.0, instances / cores) * (1 + crowd * max(0.0, instances / cores - 1))
+
+    return Shape(batch_seconds, slowdown, cores=cores)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conch.analyze.judging.goals import Constraint
-from conch.analyze.judging.turns import FinalTurns, TurnPair
+from conch.analyze.judging.rounds import FinalRound, FinalRounds
 from conch.analyze.options.settings import OPTIONS
 from conch.analyze.storage.saved_results import Circumstances, SavedSearch, load, save
 from conch.cli import main
@@ -24,9 +24,9 @@ def folder(tmp_path: Path) -> Path:
         result("m_config_0", point(200, p99=0.03, load=16), point(190, p99=0.02), instances=2),
         result("m_config_1", point(400, p99=0.2, load=64), instances=3),
     ]
-    turn = TurnPair(point(100), point(390, p99=0.2, load=64))
-    turns = FinalTurns("m_config_1", (turn, turn))
-    save(tmp_path, Circumstances(batch_sizes={"m": 1}), [SavedSearch(["m"], goals(), found, turns=turns)])
+    one = FinalRound(point(390, p99=0.2, load=64), (point(100),))
+    final = FinalRounds("m_config_1", (one, one))
+    save(tmp_path, Circumstances(batch_sizes={"m": 1}), [SavedSearch(["m"], goals(), found, final=final)])
     return tmp_path
 
 
@@ -115,13 +115,33 @@ def test_applying_needs_a_repository(folder: Path, capsys: pytest.CaptureFixture
     assert "To use it" not in capsys.readouterr().out
 
 
-def test_nothing_is_applied_that_was_worse_in_turns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("final", "complete", "reason"),
+    [
+        (80, True, "in the final rounds the default was better than m_config_1"),
+        (100, True, "in the final rounds m_config_1 was not better than the default by more than the noise"),
+        (None, True, "m_config_1 was not compared with the default"),
+        (390, False, "the search was interrupted"),
+    ],
+)
+def test_what_is_not_proven_to_be_better_is_shown_and_not_applied(
+    final: float | None, complete: bool, reason: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     circumstances, (search,) = load(folder)
-    turn = TurnPair(point(100), point(80, p99=0.2, load=64))
-    found = replace(search, turns=FinalTurns("m_config_1", (turn, turn)))
-    save(folder, replace(circumstances, repository=str(folder)), [found])
+    config = folder / "models" / "m" / "config.pbtxt"
+    config.parent.mkdir(parents=True)
+    config.write_text('backend: "python"\ninstance_group [{ count: 1 }]\n')
+    one = FinalRound(point(final or 1, p99=0.2, load=64), (point(100),))
+    rounds = FinalRounds("m_config_1", (one, one)) if final else None
+    found = replace(search, final=rounds, complete=complete)
+    save(folder, replace(circumstances, repository=str(config.parent.parent)), [found])
+
     assert main(["analyze", "apply", "-e", str(folder)]) == 1
-    assert "the default was better than m_config_1" in capsys.readouterr().err
+
+    shown = capsys.readouterr()
+    assert f"nothing is applied: {reason}" in shown.err and "--force" in shown.err
+    assert "+  count: 3" in shown.out
+    assert "count: 1" in config.read_text()
 
 
 def test_a_file_that_cannot_be_written_costs_no_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

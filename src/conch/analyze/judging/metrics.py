@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from conch.analyze.judging.goals import Price
@@ -56,6 +57,7 @@ KNOWN: Final[Mapping[str, Figure]] = {
 }
 
 
+@cache
 def metric(name: str) -> Figure | None:
     """The figure of a name, None for no figure's; any percentile is one, as ``latency_p99`` or ``latency_p99.9``."""
     if _PERCENTILE.fullmatch(name):
@@ -68,9 +70,9 @@ def value_of(name: str, point: Point, model: str, price: Price) -> float | None:
     figures = point.models.get(model)
     if figures is not None and not figures.requests and name != "throughput":
         return None  # what answered nothing was not fast
-    percentile = _PERCENTILE.fullmatch(name)
-    if figures is not None and percentile:
-        return figures.percentiles.get(float(percentile[1]))
+    percentile = _percentile(name)
+    if figures is not None and percentile is not None:
+        return figures.percentiles.get(percentile)
     if figures is not None and name in _OF_MODEL:
         return _OF_MODEL[name](figures)
     if name == "cost":
@@ -78,6 +80,13 @@ def value_of(name: str, point: Point, model: str, price: Price) -> float | None:
     if point.resources is not None and name in _OF_SERVER:
         return _OF_SERVER[name](point.resources)
     return None
+
+
+@cache
+def _percentile(name: str) -> float | None:
+    """The number in the name of a percentile."""
+    found = _PERCENTILE.fullmatch(name)
+    return float(found[1]) if found else None
 
 
 def _stage(name: str) -> Callable[[ModelFigures], float | None]:

@@ -12,6 +12,7 @@ from math import exp, inf, log
 
 from conch.analyze.judging.goals import Constraint, Goals
 from conch.analyze.judging.metrics import metric, value_of
+from conch.analyze.judging.noise import tolerance
 from conch.analyze.results import Point
 
 #: The share of requests that may fail at a point that counts as valid.
@@ -128,12 +129,26 @@ def worth(point: Point | None, reference: Point | None, goals: Goals) -> Worth:
     """The worth of a point; of none, the least."""
     if point is None or reference is None:
         return Worth(False, -inf, 0.0)
-    return Worth(satisfied(point, goals), -excess(point, goals), score(point, reference, goals))
+    over = excess(point, goals)
+    return Worth(over == 0.0, -over, score(point, reference, goals))
 
 
 def satisfied(point: Point, goals: Goals) -> bool:
     """Whether a point is valid and keeps all constraints."""
     return valid(point) and not any(True for _ in violations(point, goals))
+
+
+def undecided(point: Point, goals: Goals) -> bool:
+    """Whether a valid point breaks constraints, but none by more than noise: another measurement may keep them."""
+    broken = list(violations(point, goals)) if valid(point) else []
+    return bool(broken) and all(
+        one.value is not None and one.excess <= tolerance(point, one.model, one.constraint.metric) for one in broken
+    )
+
+
+def acceptable(point: Point, goals: Goals) -> bool:
+    """Whether a point is valid and breaks no constraint by more than noise."""
+    return satisfied(point, goals) or undecided(point, goals)
 
 
 def excess(point: Point, goals: Goals) -> float:

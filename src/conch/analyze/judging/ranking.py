@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot, sqrt
-from typing import Any, Final
+from typing import Any
 
 from conch.analyze.judging.goals import Goals
+from conch.analyze.judging.noise import NOISE, standard_error
 from conch.analyze.judging.objectives import Violation, Worth, valid, violations, worth
 from conch.analyze.results import CandidateResult, Point
-
-#: Scores that differ by less than this share are tied, however well windows agree: the next run on the same machine
-#: differs by as much.
-NOISE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +126,9 @@ def _uncertainty(one: Point, other: Point, goals: Goals) -> float:
         total = sum(objective.weight for objective in wanted.objectives)
         for objective in wanted.objectives:
             weight = wanted.weight * objective.weight / total
-            noise = hypot(*(_noise(point, model, objective.metric) for point in (one, other)))
+            noise = hypot(*(standard_error(point, model, objective.metric) for point in (one, other)))
             variance, weights = variance + (weight * noise) ** 2, weights + weight
     return max(NOISE, 2 * sqrt(variance) / weights)
-
-
-def _noise(point: Point, model: str, metric: str) -> float:
-    """The standard error of a figure, as a share of it; that of cost is the throughput's, by which it is divided."""
-    known = point.models[model].noise if model in point.models else {}
-    return known.get("throughput" if metric == "cost" else metric, 0.0)
 
 
 def _complexity(row: Ranked) -> tuple[int, int, int, str]:

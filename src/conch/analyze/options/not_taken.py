@@ -43,6 +43,8 @@ NO_EFFECT: Final[Mapping[str, str]] = {
     "server_output_fields": _TABLES,
     "plots": _TABLES,
     "skip_detailed_reports": _PAGE,
+    "num_configs_per_model": _PAGE,
+    "concurrency_sweep_disable": "the best load of every configuration is searched, and no sweep follows",
     "num_top_model_configs": "every search has a ranking of its own",
     "always_report_gpu_metrics": "what GPUs the server uses is always shown",
     "client_max_retries": "a server is waited for as long as perf_analyzer_timeout says",

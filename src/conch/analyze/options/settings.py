@@ -98,8 +98,6 @@ class AnalyzeSettings:
     run_config_profile_models_concurrently_enable: bool = option(
         False, _SEARCH, values.flag, "", "Measure all models at the same time.")
     request_rate_search_enable: bool = option(False, _SEARCH, values.flag, "", "Search request rates, not callers.")
-    concurrency_sweep_disable: bool = option(
-        False, _SEARCH, values.flag, "", "Do not measure the best ones at all loads after quick and optuna.")
     early_exit_enable: bool = option(
         False, _SEARCH, values.flag, "", "Stop a sweep of given loads when throughput grows no longer.")
     optuna_min_percentage_of_search_space: float = option(
@@ -152,7 +150,7 @@ class AnalyzeSettings:
         common=True)
     perf_analyzer_timeout: float = option(600.0, _MEASURING, values.positive, "S", "Seconds for one measurement (600).")
     final_rounds: int = option(
-        3, _MEASURING, values.number, "N", "Compare the best one with the default in so many turns (3).")
+        3, _MEASURING, values.number, "N", "Compare the best one with the default in so many rounds (3).")
     repeat_disturbed: bool = option(
         False, _MEASURING, values.flag, "", "Measure again what the checkpoint has and others disturbed.")
 
@@ -165,7 +163,6 @@ class AnalyzeSettings:
         None, _RESULTS, values.path, "DIR", "Keep the configurations that were tried here (default: nowhere).")
     override_output_model_repository: bool = option(
         False, _RESULTS, values.flag, "", "Write over what that folder has in it.")
-    num_configs_per_model: int = option(3, _RESULTS, values.count, "N", "Configurations shown of each model (3).")
     output_formats: tuple[str, ...] = option(
         ("html", "csv", "json"), _RESULTS, values.some_of("html", "pdf", "csv", "json"), "NAME,…",
         "html, pdf, csv, json (all but pdf).", flags=("-o",))

@@ -7,6 +7,7 @@ one is measured.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,12 +16,12 @@ from typing import Final
 from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.objectives import unknown, valid
 from conch.analyze.judging.pruning import hopeless
-from conch.analyze.judging.ranking import Ranking, rank
-from conch.analyze.judging.turns import FinalTurns, TurnPair
+from conch.analyze.judging.recommendation import Recommendation, recommend
+from conch.analyze.judging.rounds import FinalRounds
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling.measurement import CandidateMeasurement
 from conch.analyze.profiling.plans import plan_of
-from conch.analyze.profiling.progress import Pace, ProfileObserver, SearchProgress
+from conch.analyze.profiling.progress import Pace, ProfileObserver
 from conch.analyze.results import Candidate, CandidateResult, Point
 from conch.analyze.search.searches import Search
 from conch.analyze.search.strategies.choice import axis_of, strategy_of
@@ -37,17 +38,17 @@ ATTEMPTS: Final = 2
 @dataclass(frozen=True)
 class SearchOutcome:
     """A search with what its candidates measured, the default's first; ``complete`` says that it came to its end, and
-    ``turns`` has its winner beside the default, where that was measured."""
+    ``final`` are the final rounds of its winner, where there were any."""
 
     search: Search
     results: Sequence[CandidateResult]
     complete: bool
-    turns: FinalTurns | None = None
+    final: FinalRounds | None = None
 
     @property
-    def ranking(self) -> Ranking:
-        """The candidates, the best first."""
-        return rank(self.results, self.search.goals)
+    def recommendation(self) -> Recommendation:
+        """The candidates, the best first, and whether the best is better than the default."""
+        return recommend(self.results, self.search.goals, self.final, complete=self.complete)
 
 
 class SearchRun:
@@ -61,30 +62,35 @@ class SearchRun:
         self._checkpoint, self._observer, self._configs = checkpoint, observer, configs
         self._strategy = strategy_of(settings, search)
         self._pace = Pace(time.monotonic())
-        self._results: dict[str, CandidateResult] = {}
+        #: Configurations in force, and what went wrong, by candidate.
+        self._loaded_configs: dict[str, Configs] = {}
+        self._errors: dict[str, str] = {}
+        #: How often a trial was answered, by candidate and load; in final rounds by finalist.
+        self._answered: Counter[tuple[str, float, str]] = Counter()
         self._loaded: str | None = None
         self._measurement: CandidateMeasurement | None = None
         self._complete = False
-        self._turns: FinalTurns | None = None
 
     def to_the_end(self, keep: Callable[[Candidate], None]) -> None:
         """Measure what the strategy asks for until it asks for no more; ``keep`` is told of candidates once."""
         while (trial := self._strategy.next()) is not None:
             name = trial.candidate.name
-            if name not in self._results:
+            if name not in self._loaded_configs:
                 known = self._checkpoint.configs(tuple(self._search.space.configs), trial.candidate)
-                self._results[name] = CandidateResult(trial.candidate, configs=known)
+                self._loaded_configs[name] = known
                 keep(trial.candidate)
             self._take(trial)
-        self._compare()
         self._complete = True
 
     def outcome(self) -> SearchOutcome:
         """What is known so far; a candidate that is being measured for the first time is not."""
-        default = self._search.space.default.name
-        known = [one for one in self._results.values() if one.points or one.error]
-        ordered = sorted(known, key=lambda one: one.candidate.name != default)
-        return SearchOutcome(self._search, ordered, self._complete, self._turns)
+        results = []
+        for one in self._strategy.results:
+            error = self._errors.get(one.candidate.name, "")
+            if one.points or error:
+                configs = self._loaded_configs.get(one.candidate.name) or one.configs
+                results.append(replace(one, error=error, configs=configs))
+        return SearchOutcome(self._search, results, self._complete, self._strategy.final)
 
     def close(self) -> None:
         """Send no more."""
@@ -92,65 +98,31 @@ class SearchRun:
             self._measurement.close()
             self._measurement = None
 
-    def _compare(self) -> None:
-        """Measure the winner and the default in turns, each at its best load: default, winner, winner, default …"""
-        ranking = rank(list(self._results.values()), self._search.goals)
-        winner, default = ranking.winner, ranking.default
-        rounds = self._settings.final_rounds
-        if winner is None or default is None or winner is default or not valid(default.point) or not rounds:
-            return
-        models = tuple(self._search.space.configs)
-        both = [Trial(row.result.candidate, row.point.load) for row in (default, winner)]
-        done = list(self._checkpoint.turns(models, both[1].candidate, winner.point.load))
-        if len(done) < rounds:
-            self._observer.say(f"{default.name} and {winner.name} are measured in turns.")
-        try:
-            while len(done) < rounds:
-                order = both if len(done) % 2 == 0 else both[::-1]
-                points = {trial.candidate.name: self._turn(trial) for trial in order}
-                turn = TurnPair(points[default.name], points[winner.name])
-                self._checkpoint.add_turn(models, both[1].candidate, turn)
-                done.append(turn)
-        except ServerLost:
-            raise
-        except ConchError as problem:
-            self._loaded = None
-            self._observer.say(f"The turns end early: {problem.message}")
-        if done:
-            self._turns = FinalTurns(winner.name, tuple(done))
-
-    def _turn(self, trial: Trial) -> Point:
-        self._observer.measuring(trial, self._progress())
-        point = self._measured(trial)
-        self._pace.add(time.monotonic())
-        self._observer.measured(trial, point, before=False)
-        return point
-
-    def _progress(self) -> SearchProgress:
-        return self._pace.progress(self._strategy.expected + 2 * self._settings.final_rounds)
-
     def _take(self, trial: Trial) -> None:
         """One measurement, or what the checkpoint says of it."""
         models = tuple(self._search.space.configs)
-        known = self._checkpoint.point(models, trial.candidate, trial.load)
-        if known is not None and self._answers(known, trial):
-            self._note(trial, known, before=True)
+        known = self._checkpoint.points(models, trial.candidate, trial.load, trial.finalist)
+        usable = [point for point in known if self._answers(point, trial)]
+        before = self._answered[_key(trial)]
+        if before < len(usable):
+            self._note(trial, usable[before], before=True)
             return
         error = self._checkpoint.failure(models, trial.candidate)
         if error:
             self._fail(trial, error, before=True)
             return
-        self._observer.measuring(trial, self._progress())
+        self._observer.measuring(trial, self._pace.progress(self._strategy.expected))
         try:
             point = self._measured(trial)
         except ServerLost:
             raise  # which says nothing of the candidate
         except ConchError as problem:
             self._loaded = None
-            self._checkpoint.fail(models, trial.candidate, problem.message)
+            if trial.finalist is None:
+                self._checkpoint.fail(models, trial.candidate, problem.message)
             self._fail(trial, problem.message, before=False)
             return
-        self._checkpoint.add(models, trial.candidate, point)
+        self._checkpoint.add(models, trial.candidate, point, trial.finalist)
         self._note(trial, point, before=False)
 
     def _answers(self, point: Point, trial: Trial) -> bool:
@@ -227,7 +199,7 @@ class SearchRun:
         configs = self._server.load(overrides)
         check_in_force(overrides, configs)
         self._checkpoint.loaded(tuple(self._search.space.configs), candidate, configs)
-        self._results[candidate.name] = replace(self._results[candidate.name], configs=configs)
+        self._loaded_configs[candidate.name] = configs
         plans = {
             name: plan_of(self._settings, name, self._server.address, self._search.goals.percentiles)
             for name in self._search.models
@@ -238,9 +210,7 @@ class SearchRun:
     def _note(self, trial: Trial, point: Point, *, before: bool) -> None:
         self._strategy.add(trial, point)
         self._pace.add(time.monotonic(), measured=not before)
-        result = self._results[trial.candidate.name]
-        points = sorted([*result.points, point], key=lambda one: one.load)
-        self._results[trial.candidate.name] = replace(result, points=tuple(points))
+        self._answered[_key(trial)] += 1
         self._observer.measured(trial, point, before=before)
         self._check_known(point)
 
@@ -256,8 +226,13 @@ class SearchRun:
     def _fail(self, trial: Trial, error: str, *, before: bool) -> None:
         self._strategy.fail(trial)
         self._pace.add(time.monotonic(), measured=not before)
-        self._results[trial.candidate.name] = replace(self._results[trial.candidate.name], error=error)
+        if trial.finalist is None:
+            self._errors[trial.candidate.name] = error
         self._observer.failed(trial, error, before=before)
+
+
+def _key(trial: Trial) -> tuple[str, float, str]:
+    return trial.candidate.name, trial.load, trial.finalist.name if trial.finalist is not None else ""
 
 
 def changes_of(candidate: Candidate, configs: Configs) -> Overrides:

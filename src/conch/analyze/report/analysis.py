@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conch.analyze.judging.turns import TurnsResult
+from conch.analyze.judging.recommendation import Advice
+from conch.analyze.judging.rounds import DefaultComparison
 from conch.analyze.results import CandidateResult, LoadKind, ModelFigures, Point
 
 
@@ -62,8 +63,10 @@ class Analysis:
     notes: Sequence[str] = ()
     #: Whether throughput is the only objective.
     only_throughput: bool = False
-    #: The best one beside the default, measured in turns.
-    in_turns: TurnsResult | None = None
+    #: Whether to use the best one, why not, and the final rounds in which it was compared with the default.
+    advice: Advice = "use"
+    reason: str = ""
+    comparison: DefaultComparison | None = None
     server: str = ""
     machine: Sequence[tuple[str, str]] = ()
     settings: Sequence[tuple[str, str]] = ()
@@ -76,6 +79,18 @@ class Analysis:
     def best(self) -> Placed | None:
         """The first that keeps the constraints."""
         return next((one for one in self.placed if one.satisfied), None)
+
+    @property
+    def recommended(self) -> Placed | None:
+        """The configuration to have: the best one, or the repository's own; None where nothing is proven."""
+        return {"use": self.best, "keep": self.default}.get(self.advice)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others used the machine while what the result says of the best one was measured."""
+        if self.comparison is not None:
+            return self.comparison.disturbed
+        return self.best is not None and self.best.point is not None and self.best.point.disturbed
 
     @property
     def default(self) -> Placed | None:

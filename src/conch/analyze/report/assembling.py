@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from conch.analyze.judging.goals import Goals
 from conch.analyze.judging.objectives import satisfied
-from conch.analyze.judging.ranking import Ranking, rank
-from conch.analyze.judging.turns import turns_result
+from conch.analyze.judging.ranking import Ranking
+from conch.analyze.judging.recommendation import recommend
 from conch.analyze.judging.wording import in_words
 from conch.analyze.report.analysis import Analysis, Placed
 from conch.analyze.results import Point
@@ -16,7 +16,8 @@ from conch.analyze.storage.saved_results import Circumstances, SavedSearch
 
 def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = "") -> Analysis:
     """The analysis of one search; ``apply`` is the command that puts the best configuration into the repository."""
-    ranking = rank(search.results, search.goals)
+    found = recommend(search.results, search.goals, search.final, complete=search.complete)
+    ranking = found.ranking
     limits = [
         constraint.maximum
         for wanted in search.goals.models.values()
@@ -37,7 +38,9 @@ def analysis_of(search: SavedSearch, circumstances: Circumstances, apply: str = 
         only_throughput=all(
             objective.metric == "throughput" for one in search.goals.models.values() for objective in one.objectives
         ),
-        in_turns=turns_result(search.turns, ranking.winner, search.goals),
+        advice=found.advice,
+        reason=found.reason,
+        comparison=found.comparison,
         server=circumstances.server,
         machine=circumstances.machine,
         settings=circumstances.settings,

@@ -29,7 +29,7 @@ def ranking_table(analysis: Analysis, placed: Sequence[Placed], *, targets: bool
     rows = [
         Row(
             [cell(one) for _, cell in columns],
-            "good" if one is analysis.best else "" if one.satisfied else "muted",
+            "good" if one is analysis.recommended else "" if one.satisfied else "muted",
             one.name if targets else "",
         )
         for one in placed

@@ -14,7 +14,7 @@ from conch.analyze.report.traits import traits_of
 from conch.analyze.results import Point
 
 #: The version of the JSON; it counts up when a reader of the one before would go wrong.
-FORMAT: Final = 1
+FORMAT: Final = 2
 SERVER_ONLY: Final = ("Model", "GPU UUID", "GPU Memory Usage (MB)", "GPU Utilization (%)", "GPU Power Usage (W)")
 
 
@@ -52,7 +52,10 @@ def json(analysis: Analysis) -> str:
         "machine": dict(analysis.machine),
         "settings": dict(analysis.settings),
         "best": analysis.best.name if analysis.best else None,
-        "best_beside_default_in_turns": asdict(analysis.in_turns) if analysis.in_turns else None,
+        "recommended": analysis.recommended.name if analysis.recommended else None,
+        "advice": analysis.advice,
+        "reason": analysis.reason,
+        "best_beside_default": asdict(analysis.comparison) if analysis.comparison else None,
         "notes": list(analysis.notes),
         "configurations": [_candidate(one) for one in analysis.placed],
     }

@@ -8,7 +8,7 @@ from typing import Final
 
 from conch.analyze.report.analysis import Analysis, Placed, load_text, memory_of, slowest, utilisation_of
 from conch.analyze.report.columns import STAGES, load_table, ranking_table
-from conch.analyze.report.words import doubts, headline, missing, reasons
+from conch.analyze.report.words import doubts, headline, missing, reasons, title
 from conch.analyze.results import Point
 from conch.reports.charts import Axis, Bar, Dot, Limit, Series, bar_chart, line_chart
 from conch.reports.numbers import bytes_of, duration, percent, significant
@@ -24,6 +24,7 @@ from conch.reports.page import (
     Section,
     Tile,
     Tiles,
+    Tone,
 )
 
 #: How many configurations have curves, and how many sections of their own (the default always has).
@@ -53,8 +54,7 @@ def page(analysis: Analysis, footer: str = "") -> Page:
     why = list(reasons(analysis))
     if why:
         opening.append(Bullets(why))
-    models = ", ".join(analysis.models)
-    return Page(f"The best configuration of {models}", headline(analysis), sections, opening, footer)
+    return Page(title(analysis), headline(analysis), sections, opening, footer)
 
 
 def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section]:
@@ -75,15 +75,20 @@ def _ranking(analysis: Analysis, detailed: Sequence[Placed]) -> Iterator[Section
 
 
 def _tiles(analysis: Analysis) -> list[Block]:
-    best, default = analysis.best, analysis.default
-    if best is None or best.point is None:
+    """The figures of the best one beside the default's; none where others used the machine meanwhile, and no ratio
+    that is not proven."""
+    best, default, final = analysis.best, analysis.default, analysis.comparison
+    if best is None or best.point is None or analysis.disturbed:
         return []
-    point, figures = best.point, slowest(best.point)
-    other = default.point if default is not None and default is not best else None
-    before = slowest(other) if other is not None else None
+    point = final.winner if final is not None else best.point
+    other = final.default if final is not None else default.point if default is not None else None
+    if best.is_default:
+        other = None
+    figures, before = slowest(point), slowest(other) if other is not None else None
     beside = f"default: {significant(other.throughput)}" if other is not None else load_text(analysis, point.load)
-    tiles = [Tile(f"{significant(point.throughput)} infer/s", "throughput", beside, "good")]
-    if other is not None and other.throughput:
+    tone: Tone = "good" if best is analysis.recommended else "muted"
+    tiles = [Tile(f"{significant(point.throughput)} infer/s", "throughput", beside, tone)]
+    if other is not None and other.throughput and analysis.advice == "use":
         ratio = significant(point.throughput / other.throughput, 2)
         tiles.insert(0, Tile(f"{ratio} ×", "the default's throughput", f"with {best.name}"))
     if figures is not None:
@@ -150,7 +155,7 @@ def _memory(analysis: Analysis) -> Iterator[Chart]:
         if memory is None:
             continue
         kind = (
-            "best" if one is analysis.best else "default" if one.is_default
+            "best" if one is analysis.recommended else "default" if one.is_default
             else "keep the constraints" if one.satisfied else "do not keep the constraints"
         )  # fmt: skip
         groups.setdefault(kind, []).append(Dot(memory / 1e6, one.point.throughput, one.name))
@@ -187,10 +192,8 @@ def _commands(analysis: Analysis) -> Iterator[Section]:
     blocks = []
     if analysis.reproduce:
         blocks.append(CodeBlock(analysis.reproduce, "To measure again:"))
-    if analysis.apply and analysis.best is not None:
-        blocks.append(
-            CodeBlock(analysis.apply, f"To use {analysis.best.name} (shows the change before it is written):")
-        )
+    if analysis.apply and analysis.best is not None and analysis.advice == "use":
+        blocks.append(CodeBlock(analysis.apply, f"To use {analysis.best.name} (shows the change):"))
     if blocks:
         yield Section("How to reproduce and to apply", blocks, "commands")
 

@@ -37,7 +37,7 @@ def shown(analysis: Analysis, width: int) -> Iterator[RenderableType]:
         if rest > 0:
             yield Text(f"and {rest} more", style="dim")
         yield Text()
-    yield Text(headline(analysis), style="bold" if analysis.best else "bold yellow")
+    yield Text(headline(analysis), style="bold" if analysis.recommended else "bold yellow")
     for reason in reasons(analysis):
         yield Text(f"  {reason}")
     for doubt in doubts(analysis):
@@ -47,7 +47,7 @@ def shown(analysis: Analysis, width: int) -> Iterator[RenderableType]:
         yield Text("Not measured, or failed:")
     for one in found:
         yield Text(f"  {one}", style="dim")
-    if analysis.apply and analysis.best is not None and not analysis.best.is_default:
+    if analysis.apply and analysis.advice == "use":
         yield Text(f"To use it: {analysis.apply}")
 
 

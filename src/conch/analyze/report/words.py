@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from conch.analyze.judging.turns import TurnsResult
+from conch.analyze.judging.rounds import DefaultComparison
 from conch.analyze.report.analysis import Analysis, Placed, load_text, memory_of, slowest
 from conch.analyze.report.traits import ConfigTraits, other_changes, traits_of
 from conch.analyze.results import ModelFigures, Point
@@ -15,9 +15,22 @@ from conch.reports.numbers import bytes_of, count, duration, significant, times
 _WORTH: Final = 0.05
 
 
+def title(analysis: Analysis) -> str:
+    """What was found, as a title."""
+    models = _names(analysis)
+    if not analysis.measured:
+        return f"No configuration of {models} could be measured"
+    return {
+        "use": f"A better configuration of {models}",
+        "keep": f"Keep the configuration of {models}",
+        "unproven": f"No configuration of {models} is proven to be better",
+        "none": f"No configuration of {models} keeps the constraints",
+    }[analysis.advice]
+
+
 def headline(analysis: Analysis) -> str:
     """The result in one or two sentences."""
-    best = analysis.best
+    best, default = analysis.best, analysis.default
     if not analysis.measured:
         return (
             f"No configuration of {_names(analysis)} could be measured: of {len(analysis.placed)} none answered"
@@ -29,21 +42,34 @@ def headline(analysis: Analysis) -> str:
             f": {'; '.join(first.broken)}." if first.broken else "."
         )
     assert best.point is not None
-    figures = _figures(analysis, best.point)
+    figures = "" if analysis.disturbed else f": {_figures(analysis, best.point)}"
     if best.is_default:
-        return f"The configuration of the repository is the best of {len(analysis.measured)}: {figures}."
+        doubt = f", but {analysis.reason}" if analysis.advice == "unproven" else ""
+        return f"The configuration of the repository is the best of {len(analysis.measured)}{figures}{doubt}."
+    if analysis.advice == "keep":
+        has = f" ({_figures(analysis, default.point)})" if default is not None and default.point is not None else ""
+        return f"Keep the configuration of the repository{has}: {analysis.reason}."
+    if analysis.advice == "unproven":
+        return f"{best.name} looks best of {len(analysis.measured)} configurations{figures}, but {analysis.reason}."
+    final = analysis.comparison
+    point = final.winner if final is not None else best.point
     return (
-        f"{best.name} is the best of {len(analysis.measured)} configurations: {figures}{_beside(analysis, best.point)}."
+        f"{best.name} is the best of {len(analysis.measured)} configurations: {_figures(analysis, point)}"
+        f"{_beside(analysis, point)}."
     )
 
 
 def _beside(analysis: Analysis, best: Point) -> str:
     """The default's figures, and the ratio to them."""
-    default = analysis.default
-    if default is None or default.point is None or not default.point.throughput:
+    point = analysis.comparison.default if analysis.comparison is not None else None
+    if point is None and analysis.default is not None:
+        point = analysis.default.point
+    if point is None or not point.throughput:
         return "; the default could not be measured"
-    ratio = best.throughput / default.point.throughput
-    own = _figures(analysis, default.point)
+    ratio = best.throughput / point.throughput
+    own = _figures(analysis, point)
+    if analysis.comparison is not None and analysis.comparison.unrivalled:
+        return f"; the default does not keep the constraints ({own})"
     if 1 - _WORTH < ratio < 1 + _WORTH:
         return f"; the default does {own}"
     return f", {times(ratio)}{' the throughput of' if ratio >= 2 else ' throughput than'} the default ({own})"
@@ -54,8 +80,10 @@ def reasons(analysis: Analysis) -> Iterator[str]:
     best, default = analysis.best, analysis.default
     if best is None or best.point is None or best.is_default:
         return
-    if analysis.in_turns is not None and analysis.in_turns.certain:
-        yield f"Measured in turns at the end, {best.name} {_as_good(analysis, analysis.in_turns)}."
+    if analysis.comparison is not None and not analysis.disturbed:
+        yield f"Measured in turns at the end, {best.name} {_as_good(analysis, analysis.comparison)}."
+    if analysis.advice == "keep":
+        return
     for model in analysis.models:
         of = f"{model}: " if len(analysis.models) > 1 else ""
         after = traits_of(best.result, model, gpus=analysis.has_gpus)
@@ -76,15 +104,10 @@ def doubts(analysis: Analysis) -> Iterator[str]:
     best = analysis.best
     yield from analysis.notes
     if best is not None and best.point is not None:
-        if best.point.disturbed:
+        if analysis.disturbed:
             yield f"Others used the machine while {best.name} was measured, in spite of repetition: measure it again."
         for warning in best.point.warnings:
             yield f"{best.name} at {load_text(analysis, best.point.load)}: {warning}."
-        if analysis.in_turns is not None and not analysis.in_turns.certain:
-            so = "the default is better" if analysis.in_turns.worse else "no difference beyond the noise"
-            yield f"Measured in turns at the end, {best.name} {_as_good(analysis, analysis.in_turns)}: {so}."
-        if analysis.in_turns is not None and analysis.in_turns.disturbed:
-            yield "Others used the machine during these turns, so that their range is wide."
         tied = [one.name for one in analysis.placed if one.tied and one is not best]
         if tied:
             are = "is" if len(tied) == 1 else "are"
@@ -112,12 +135,12 @@ def missing(analysis: Analysis) -> Iterator[str]:
         yield f"Ended early, because they were clearly worse: {_listed(stopped)}."
 
 
-def _as_good(analysis: Analysis, found: TurnsResult) -> str:
+def _as_good(analysis: Analysis, found: DefaultComparison) -> str:
     """``has 2.9 times the throughput of the default (2.7 to 3.1 with 95 % confidence)``."""
     ratio = significant(found.ratio)
     what = "has {} times the throughput of" if analysis.only_throughput else "is {} times as good as"
     within = found.interval
-    sure = f"{significant(within.low)} to {significant(within.high)} with 95 % confidence" if within else "one pair"
+    sure = f"{significant(within.low)} to {significant(within.high)} with 95 % confidence" if within else "one round"
     return f"{what.format(ratio)} the default ({sure})"
 
 

@@ -62,6 +62,7 @@ class SearchSpace:
     configs: Mapping[str, Mapping[str, Any]]
     base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict, compare=False)
+    _known: dict[Choice, dict[str, Any]] = field(default_factory=dict, compare=False)
 
     @property
     def default(self) -> Candidate:
@@ -96,6 +97,11 @@ class SearchSpace:
 
     def _overrides(self, choice: Choice) -> dict[str, Any]:
         """What the candidate of a choice changes, by model."""
+        if choice not in self._known:
+            self._known[choice] = self._changes(choice)
+        return self._known[choice]
+
+    def _changes(self, choice: Choice) -> dict[str, Any]:
         wanted = {model: merged(config, self.base.get(model, {})) for model, config in self.configs.items()}
         for dimension, index in zip(self.dimensions, choice, strict=True):
             _set(wanted[dimension.model], dimension.path, dimension.values[index])

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from conch.analyze.judging.turns import TurnPair
 from conch.analyze.results import Candidate, ModelFigures, Point
 from conch.errors import invalid, unavailable
 from conch.perf.server.resources import GpuFigures, ResourceFigures
@@ -29,7 +28,7 @@ except ImportError:  # not on this system: two analyses at a time are not notice
 
 FILENAME: Final = "checkpoint.jsonl"
 #: The version of the format.
-FORMAT: Final = 1
+FORMAT: Final = 2
 #: Conditions of everything; others are a model's, ``model NAME``.
 _COMMON: Final = ("machine", "conch", "measuring")
 
@@ -44,10 +43,9 @@ class AnalysisCheckpoint:
     def __init__(self, folder: Path, conditions: Mapping[str, str]) -> None:
         self.path = folder / FILENAME
         self._conditions = dict(conditions)
-        self._points: dict[tuple[str, str, float], Point] = {}
+        self._points: dict[tuple[str, str, float, str], list[Point]] = {}
         self._failures: dict[tuple[str, str], str] = {}
         self._configs: dict[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {}
-        self._turns: dict[tuple[str, str, float], list[TurnPair]] = {}
         self.changes: tuple[str, ...] = ()
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -69,7 +67,7 @@ class AnalysisCheckpoint:
 
     def __len__(self) -> int:
         """How many points there are, those that do not count any more among them."""
-        return len(self._points)
+        return sum(map(len, self._points.values()))
 
     def close(self) -> None:
         """Let others use the file."""
@@ -77,9 +75,12 @@ class AnalysisCheckpoint:
             os.close(self._file)
             self._file = -1
 
-    def point(self, models: Iterable[str], candidate: Candidate, load: float) -> Point | None:
-        """What ``candidate`` measured at ``load``, if that was under the conditions of today."""
-        return self._points.get((self._under(models), _key(candidate), load))
+    def points(
+        self, models: Iterable[str], candidate: Candidate, load: float, finalist: Candidate | None = None
+    ) -> Sequence[Point]:
+        """What ``candidate`` measured at ``load`` under the conditions of today, in the order of the measurements: in
+        the search, or in the final rounds of ``finalist``."""
+        return self._points.get((self._under(models), _key(candidate), load, _of(finalist)), ())
 
     def failure(self, models: Iterable[str], candidate: Candidate) -> str:
         """Why the candidate could not be served or measured; empty where that is not known."""
@@ -95,24 +96,15 @@ class AnalysisCheckpoint:
             self._keep(models, candidate, configs=configs)
             self._configs[self._under(models), _key(candidate)] = configs
 
-    def add(self, models: Iterable[str], candidate: Candidate, point: Point) -> None:
+    def add(self, models: Iterable[str], candidate: Candidate, point: Point, finalist: Candidate | None = None) -> None:
         """Keep a point."""
-        self._keep(models, candidate, point=dataclasses.asdict(point))
-        self._points[self._under(models), _key(candidate), point.load] = point
+        self._keep(models, candidate, point=dataclasses.asdict(point), finalist=_of(finalist))
+        self._points.setdefault((self._under(models), _key(candidate), point.load, _of(finalist)), []).append(point)
 
     def fail(self, models: Iterable[str], candidate: Candidate, error: str) -> None:
         """Keep that a candidate failed."""
         self._keep(models, candidate, error=error)
         self._failures[self._under(models), _key(candidate)] = error
-
-    def turns(self, models: Iterable[str], candidate: Candidate, load: float) -> Sequence[TurnPair]:
-        """The turns of ``candidate`` at ``load`` and the default so far."""
-        return self._turns.get((self._under(models), _key(candidate), load), [])
-
-    def add_turn(self, models: Iterable[str], candidate: Candidate, turn: TurnPair) -> None:
-        """Keep a turn of ``candidate`` and the default."""
-        self._keep(models, candidate, turn=dataclasses.asdict(turn))
-        self._turns.setdefault((self._under(models), _key(candidate), turn.best.load), []).append(turn)
 
     def _keep(self, models: Iterable[str], candidate: Candidate, **what: Any) -> None:
         under = self._under(models)
@@ -166,12 +158,8 @@ class AnalysisCheckpoint:
         if "configs" in record:
             self._configs[record["under"], key] = record["configs"]
             return
-        if "turn" in record:
-            turn = read_turn(record["turn"])
-            self._turns.setdefault((record["under"], key, turn.best.load), []).append(turn)
-            return
         point = read_point(record["point"])
-        self._points[record["under"], key, point.load] = point
+        self._points.setdefault((record["under"], key, point.load, record["finalist"]), []).append(point)
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterable[str]:
@@ -194,9 +182,8 @@ def _key(candidate: Candidate) -> str:
     return json.dumps(candidate.overrides, sort_keys=True)
 
 
-def read_turn(values: Mapping[str, Any]) -> TurnPair:
-    """A turn from its JSON, as ``dataclasses.asdict`` gives it.  Raises what Python raises for a wrong shape."""
-    return TurnPair(read_point(values["default"]), read_point(values["best"]))
+def _of(finalist: Candidate | None) -> str:
+    return _key(finalist) if finalist is not None else ""
 
 
 def read_point(values: Mapping[str, Any]) -> Point:

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from conch.analyze.judging.goals import Constraint, Goals, ModelGoals, Price, WeightedObjective
-from conch.analyze.judging.turns import FinalTurns
+from conch.analyze.judging.rounds import FinalRound, FinalRounds
 from conch.analyze.results import Candidate, CandidateResult, LoadKind
-from conch.analyze.storage.checkpoint import read_point, read_turn
+from conch.analyze.storage.checkpoint import read_point
 from conch.config.reading import read_json
 from conch.errors import invalid, not_found
 
 FILENAME: Final = "results.json"
 #: The version of the format.
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Circumstances:
 
 @dataclass(frozen=True)
 class SavedSearch:
-    """The models that were measured together, what was wanted of them, and what came out, the default first; ``turns``
-    has what was the best beside the default, where that was measured."""
+    """The models that were measured together, what was wanted of them, and what came out, the default first; ``final``
+    are the final rounds of the winner, where there were any."""
 
     models: Sequence[str]
     goals: Goals
     results: Sequence[CandidateResult]
     complete: bool = True
-    turns: FinalTurns | None = None
+    final: FinalRounds | None = None
 
 
 def save(folder: Path, circumstances: Circumstances, searches: Sequence[SavedSearch]) -> Path:
@@ -96,12 +96,17 @@ def _search(values: Mapping[str, Any]) -> SavedSearch:
         Goals(wanted, Price(**goals["price"])),
         [_result(one) for one in values["results"]],
         values["complete"],
-        _turns(values.get("turns")),
+        _rounds(values["final"]),
     )
 
 
-def _turns(values: Mapping[str, Any] | None) -> FinalTurns | None:
-    return FinalTurns(values["name"], tuple(map(read_turn, values["pairs"]))) if values else None
+def _rounds(values: Mapping[str, Any] | None) -> FinalRounds | None:
+    if values is None:
+        return None
+    rounds = [
+        FinalRound(read_point(one["winner"]), tuple(map(read_point, one["defaults"]))) for one in values["rounds"]
+    ]
+    return FinalRounds(values["name"], tuple(rounds))
 
 
 def _result(values: Mapping[str, Any]) -> CandidateResult:

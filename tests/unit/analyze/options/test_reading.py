@@ -63,9 +63,9 @@ min_percentage_of_search_space: 3
 
 
 def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
-    file = written(tmp_path, "num_configs_per_model: 7\nclient_protocol: http\n")
-    settings = read_settings({"num_configs_per_model": "2"}, file).settings
-    assert (settings.num_configs_per_model, settings.client_protocol) == (2, "http")
+    file = written(tmp_path, "final_rounds: 7\nclient_protocol: http\n")
+    settings = read_settings({"final_rounds": "2"}, file).settings
+    assert (settings.final_rounds, settings.client_protocol) == (2, "http")
 
 
 def test_goals_are_said_in_words() -> None:
@@ -131,7 +131,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, message
         ({"objectives": ["trougput"]}, "--objective: there is no figure 'trougput'; did you mean throughput?"),
         ({"model_repository": "s3://bucket/models"}, "is not a directory: copy the models that are analysed out of"),
         ({"concurrency": "8:4"}, "--concurrency: '8:4' is not a range"),
-        ({"num_configs_per_model": "0"}, "--num-configs-per-model: '0' is not a whole number of at least 1"),
+        ({"optuna_min_trials": "0"}, "--optuna-min-trials: '0' is not a whole number of at least 1"),
         ({"run_config_search_max_instance_count": "9999999"}, "is not a number of instances of at most 1000"),
         ({"batch_sizes": "1,4"}, "batch_sizes: 1, 4 are different questions; give one"),
     ],

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from conch.analyze.judging.turns import turns_result
 from conch.analyze.options.models import ModelSettings
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling import profile as profiling
@@ -129,15 +128,15 @@ def test_the_best_and_the_default_are_measured_in_turns_at_the_end(
 
     outcome, measured = profile(tmp_path, monkeypatch, server, answer)
 
-    default, best = "m_config_default", outcome.ranking.rows[0].name
-    assert measured[-6:] == [default, best, best, default, default, best]
-    assert outcome.turns is not None and outcome.turns.name == best
-    found = turns_result(outcome.turns, outcome.ranking.winner, outcome.search.goals)
-    instances = outcome.ranking.rows[0].result.candidate.overrides["m"]["instance_group"][0]["count"]
-    assert found is not None and found.interval is not None and instances in found.interval
+    found = outcome.recommendation
+    assert found.winner is not None and found.comparison is not None and found.comparison.interval is not None
+    default, best = "m_config_default", found.winner.name
+    assert measured[-6:] == [best, default, default, best, best, default]
+    instances = found.winner.result.candidate.overrides["m"]["instance_group"][0]["count"]
+    assert instances in found.comparison.interval and found.advice == "use"
 
     again, measured = profile(tmp_path, monkeypatch, server, answer)
-    assert measured == [] and again.turns == outcome.turns
+    assert measured == [] and again.final == outcome.final and again.results == outcome.results
 
 
 def test_a_default_that_is_the_best_is_not_compared_with_itself(
@@ -145,19 +144,21 @@ def test_a_default_that_is_the_best_is_not_compared_with_itself(
 ) -> None:
     server = FakeServer()
     outcome, measured = profile(tmp_path, monkeypatch, server, lambda load: point(100.0 / server.instances, load=load))
-    assert outcome.turns is None and len(measured) == 3
+    assert outcome.final is None and len(measured) == 3
+    assert outcome.recommendation.advice == "keep"
 
 
-def test_turns_that_fail_leave_the_search_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_that_fail_leave_the_search_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = FakeServer()
     asked = [0]
 
     def answer(load: float) -> Point:
         asked[0] += 1
-        if asked[0] > 6:
+        if asked[0] > 7:
             raise internal("model 'm' answered no request")
         return point(100.0 * server.instances, load=load)
 
     outcome, _ = profile(tmp_path, monkeypatch, server, answer)
     assert outcome.complete and not any(one.error for one in outcome.results)
-    assert outcome.turns is not None and len(outcome.turns.pairs) == 1
+    assert outcome.final is not None and len(outcome.final.rounds) == 1
+    assert outcome.recommendation.advice == "keep"

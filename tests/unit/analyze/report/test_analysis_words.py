@@ -10,13 +10,16 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from conch.analyze.judging.turns import TurnsResult
+from conch.analyze.judging.rounds import DefaultComparison
 from conch.analyze.report import files, terminal
 from conch.analyze.report.analysis import Analysis
 from conch.analyze.report.columns import ranking_table
+from conch.analyze.report.page import page
 from conch.analyze.report.traits import ConfigTraits
 from conch.analyze.report.words import doubts, headline, missing, reasons
 from conch.perf.figures.confidence import Interval
+from conch.reports.page import Tiles
+from tests.unit.analyze.points import point
 from tests.unit.analyze.report.analyses import analysis, candidate, nothing
 
 
@@ -146,15 +149,36 @@ def test_traits_are_read_as_model_analyzer_writes_them() -> None:
     assert not ConfigTraits.of({}).batching
 
 
+def compared(low: float, high: float, *, disturbed: bool = False) -> DefaultComparison:
+    ratio = (low * high) ** 0.5
+    return DefaultComparison(ratio, Interval(low, high), point(100 * ratio), point(100), disturbed=disturbed)
+
+
 def test_what_was_measured_in_turns_is_said_with_its_range() -> None:
-    sure = TurnsResult(2.91, Interval(2.7, 3.14), False)
-    told = replace(analysis(), in_turns=sure, only_throughput=True)
+    told = replace(analysis(), comparison=compared(2.7, 3.14), only_throughput=True)
     best = told.best
     assert best is not None
     assert next(reasons(told)) == (
         f"Measured in turns at the end, {best.name} has 2.91 times the throughput of the default"
         " (2.70 to 3.14 with 95 % confidence)."
     )
-    unsure = replace(analysis(), in_turns=TurnsResult(1.02, Interval(0.9, 1.15), True))
-    assert any("is 1.02 times as good as the default" in one and "beyond the noise" in one for one in doubts(unsure))
-    assert any("during these turns" in one for one in doubts(unsure))
+    assert "291 infer/s" in headline(told) and "2.9 times the throughput of the default (100 infer/s" in headline(told)
+
+
+def test_a_winner_that_is_not_better_in_the_end_is_no_recommendation() -> None:
+    kept = replace(analysis(), advice="keep", reason="the default was better", comparison=compared(0.7, 0.9))
+    assert headline(kept).startswith("Keep the configuration of the repository (25.0 infer/s")
+    assert headline(kept).endswith("at concurrency 1): the default was better.")
+    assert "To use it" not in "\n".join(printed(kept, 120))
+    assert {row.cells[0] for row in ranking_table(kept, kept.measured).rows if row.tone == "good"} == {
+        "falcon7b_config_default"
+    }
+
+
+def test_figures_of_disturbed_rounds_are_withheld() -> None:
+    disturbed = compared(2.7, 3.14, disturbed=True)
+    doubtful = replace(analysis(), advice="unproven", reason="others used the machine", comparison=disturbed)
+    assert headline(doubtful) == "falcon7b_config_5 looks best of 10 configurations, but others used the machine."
+    assert not any("times" in reason for reason in reasons(doubtful) if "turns" in reason)
+    assert any("Others used the machine" in doubt for doubt in doubts(doubtful))
+    assert not any(isinstance(block, Tiles) for block in page(doubtful).opening)

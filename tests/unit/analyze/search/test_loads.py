@@ -55,9 +55,15 @@ GOALS = Goals({"m": ModelGoals(constraints=(Constraint("latency_p99", maximum=0.
 def test_twice_as_many_callers_as_are_computed_for_at_a_time() -> None:
     axis = LoadAxis(1, 1024)
     assert axis.fitting(16) == 32
-    assert axis.fitting(16, -2) == 8
     assert axis.fitting(10_000) == 1024
-    assert axis.fitting(1, -6) == 1
+
+
+def test_loads_are_doubled_and_halved_within_their_range_or_taken_from_those_that_the_user_gave() -> None:
+    axis = LoadAxis(1, 100)
+    assert [axis.more(64), axis.more(100), axis.less(5), axis.less(1)] == [100, None, 2, None]
+    assert [axis.between(16, 64), axis.between(30, 32)] == [32, None]
+    given = LoadAxis(1, 1024, (4, 10, 100))
+    assert [given.more(4), given.more(100), given.less(10), given.between(10, 100)] == [10, None, 4, None]
 
 
 def test_loads_that_the_user_gave_are_the_only_ones() -> None:

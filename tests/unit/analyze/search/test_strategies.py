@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ from conch.analyze.judging.objectives import excess, score
 from conch.analyze.options import goal_texts
 from conch.analyze.options.models import models
 from conch.analyze.options.settings import AnalyzeSettings, SearchMode
-from conch.analyze.results import Candidate, Point
+from conch.analyze.results import Candidate
 from conch.analyze.search.model_facts import ModelFacts
 from conch.analyze.search.searches import Search, searches
 from conch.analyze.search.strategies.choice import strategy_of
@@ -54,7 +55,7 @@ def options(mode: SearchMode, goal: str, sweep: Sequence[str] = NARROW, **more: 
         profile_models=models("profile_models", "m"),
         objectives=goal_texts.objectives("objectives", objectives),
         constraints=goal_texts.constraints("constraints", constraints),
-        **{"concurrency_sweep_disable": True, **more},  # type: ignore[arg-type]
+        **{"final_rounds": 0, **more},  # type: ignore[arg-type]
     )
 
 
@@ -65,19 +66,17 @@ def run(
     (search,) = searches(chosen, {"m": ModelFacts("m", config, threads=4)})
     server = kind(SHAPES[shape], config, noise=noise, seed=seed)
     strategy = strategy_of(chosen, search)
-    found: list[tuple[Candidate, Point]] = []
     while (trial := strategy.next()) is not None:
-        point = server.measure(trial.candidate, trial.load)
-        found.append((trial.candidate, point))
-        strategy.add(trial, point)
+        strategy.add(trial, server.measure(trial.candidate, trial.load))
+    found = [(result.candidate, point) for result in strategy.results for point in result.points]
     reference = found[0][1]
     candidate, best = max(
         found,
         key=lambda one: (-excess(one[1], search.goals), score(one[1], reference, search.goals)),
     )
-    assert strategy.expected == len(found)
-    assert len(set(server.measured)) == len(server.measured), "measured twice"
-    return Outcome(search, server, (candidate, best.load), len(found))
+    assert strategy.expected == len(server.measured)
+    assert max(Counter(server.measured).values()) <= 3, "measured again and again"
+    return Outcome(search, server, (candidate, best.load), len(server.measured))
 
 
 @cache
@@ -88,14 +87,16 @@ def swept(shape: str, goal: str) -> Outcome:
 
 @pytest.mark.parametrize("goal", GOALS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_hill_climbing_finds_what_the_full_sweep_finds_in_a_tenth_of_its_measurements(shape: str, goal: str) -> None:
+def test_hill_climbing_finds_what_the_full_sweep_finds_in_a_fraction_of_its_measurements(shape: str, goal: str) -> None:
     full = swept(shape, goal)
     found = [run(options("quick", goal), shape, seed) for seed in range(20)]
     near = [one for one in found if one.quality() >= 0.95 * full.quality()]
     cheap = [one for one in found if one.measurements <= full.measurements / 3]
     assert len(near) >= 18
     assert len(cheap) == 20
-    assert sorted(one.measurements for one in found)[10] <= full.measurements / 9
+    # Where latency is an objective, each candidate's load is searched in both directions.
+    most = 4 if goal == "both" else 7
+    assert sorted(one.measurements for one in found)[10] <= full.measurements / most
 
 
 @pytest.mark.extras
@@ -115,7 +116,7 @@ def test_rates_rise_until_the_server_cannot_follow_or_breaks_a_bound(shape: str,
     full = run(options("brute", goal, **rates), shape, 0, noise=0.0, kind=RateServer)
     found = [run(options("quick", goal, **rates), shape, seed, kind=RateServer) for seed in range(20)]
     # Near what a server can do, 2 % more capacity is half the latency, so bounds are loose.
-    assert sum(one.quality(noise=0.5) >= 0.95 * full.quality() for one in found) >= 14
+    assert sum(one.quality(noise=0.5) >= 0.93 * full.quality() for one in found) >= 18
     assert all(one.quality(noise=0.5) >= 0.9 * full.quality() for one in found)
     assert all(one.measurements <= full.measurements / 6 for one in found)
 
@@ -130,18 +131,6 @@ def test_a_search_that_is_told_the_same_asks_the_same(mode: SearchMode) -> None:
 @pytest.mark.parametrize("mode", ["brute", "quick"])
 def test_the_default_is_measured_first(mode: SearchMode) -> None:
     assert run(options(mode, "most throughput"), "padded", 0).server.measured[0][0] == "m_config_default"
-
-
-def test_the_best_and_the_default_are_measured_at_all_loads_in_the_end() -> None:
-    chosen = options("quick", "most throughput", concurrency_sweep_disable=False, num_configs_per_model=2)
-    outcome = run(chosen, "memory-bound", 0)
-    climbs = {
-        name: [load for one, load in outcome.server.measured if one == name] for name, _ in outcome.server.measured
-    }
-    full = [name for name, loads in climbs.items() if {1, 2, 4, 8, 16} <= set(loads)]
-    assert "m_config_default" in full
-    assert outcome.best[0].name in full
-    assert len(full) == 3
 
 
 def test_a_candidate_that_cannot_be_served_is_left_out_and_the_search_goes_on() -> None:
@@ -182,14 +171,13 @@ def test_every_search_ends_within_its_bounds(
     asked = {load for _, load in outcome.server.measured}
     assert asked <= set(loads) if loads else all(least <= load <= most for load in asked)
     if mode == "brute" and loads:
-        assert outcome.measurements % len(loads) == 0
+        assert len({*outcome.server.measured}) % len(loads) == 0
 
 
-@pytest.mark.parametrize("sweeps", [False, True])
 @pytest.mark.parametrize("mode", ["brute", "quick"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_how_many_measurements_are_expected_is_near_what_it_takes(shape: str, mode: SearchMode, sweeps: bool) -> None:
-    chosen = options(mode, "most throughput", concurrency_sweep_disable=not sweeps)
+def test_how_many_measurements_are_expected_is_near_what_it_takes(shape: str, mode: SearchMode) -> None:
+    chosen = options(mode, "most throughput", final_rounds=3)
     (search,) = searches(chosen, {"m": ModelFacts("m", batching_model(), threads=4)})
     server = SimulatedServer(SHAPES[shape], batching_model())
     strategy = strategy_of(chosen, search)

@@ -29,8 +29,9 @@ def test_a_point_is_there_at_the_next_start(tmp_path: Path) -> None:
         checkpoint.fail(["a"], Candidate("a_config_1", {"a": {"max_batch_size": 8}}), "too large")
 
     with AnalysisCheckpoint(tmp_path, NOW) as again:
-        assert again.point(["a"], FIRST, 8) == POINT
-        assert again.point(["a"], FIRST, 16) is None
+        assert again.points(["a"], FIRST, 8) == [POINT]
+        assert not again.points(["a"], FIRST, 16)
+        assert not again.points(["a"], FIRST, 8, finalist=FIRST), "final rounds are measured one after the other"
         assert again.configs(["a"], FIRST) == {"a": {"max_batch_size": 4}}
         assert again.failure(["a"], Candidate("another name", {"a": {"max_batch_size": 8}})) == "too large"
         assert again.changes == ()
@@ -44,15 +45,15 @@ def test_a_change_concerns_only_what_it_was_measured_with(tmp_path: Path) -> Non
 
     with AnalysisCheckpoint(tmp_path, {**NOW, "model a": "new"}) as changed:
         assert changed.changes == ("model a has changed since: what was measured with it is measured anew",)
-        assert changed.point(["a"], FIRST, 8) is None
-        assert changed.point(["b"], of_b, 8) == POINT
+        assert not changed.points(["a"], FIRST, 8)
+        assert changed.points(["b"], of_b, 8) == [POINT]
     with AnalysisCheckpoint(tmp_path, {**NOW, "machine": "slow"}) as elsewhere:
         assert any("it was fast, and is slow" in change for change in elsewhere.changes)
-        assert elsewhere.point(["b"], of_b, 8) is None
+        assert not elsewhere.points(["b"], of_b, 8)
     with AnalysisCheckpoint(tmp_path, {**NOW, "machine": "slow", "measuring": '{"p": 1}'}) as differently:
         assert differently.changes == ("how is measured has changed since (p): all is measured anew",)
     with AnalysisCheckpoint(tmp_path, NOW) as back:
-        assert back.point(["a"], FIRST, 8) == POINT
+        assert back.points(["a"], FIRST, 8) == [POINT]
 
 
 def test_a_line_that_was_being_written_is_dropped(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_line_that_was_being_written_is_dropped(tmp_path: Path) -> None:
     with AnalysisCheckpoint(tmp_path, NOW) as again:
         again.add(["a"], FIRST, POINT)
     with AnalysisCheckpoint(tmp_path, NOW) as third:
-        assert third.point(["a"], FIRST, 8) == POINT
+        assert third.points(["a"], FIRST, 8) == [POINT, POINT], "the second measurement of the same is kept as well"
 
 
 @pytest.mark.parametrize("line", ["hello", "[]", '{"format":99,"conditions":{}}', '{"under":"x","point":{}}'])

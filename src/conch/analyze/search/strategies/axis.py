@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, log2
+from math import ceil, log2, sqrt
 from typing import Final
 
 from conch.analyze.judging.goals import Goals
@@ -15,6 +15,8 @@ from conch.analyze.results import Point
 
 #: Latencies come this close to a bound when the load is chosen by what a higher one gave.
 _NEAR: Final = 0.95
+#: Loads whose ratio is less than this are not worth another measurement between them.
+FINEST: Final = 1.15
 #: The figures that less load makes better.
 WAITING: Final = ("latency_", "client_wait", "queue")
 
@@ -26,14 +28,32 @@ class LoadAxis:
         """``rates`` says that loads are requests a second."""
         self.least, self.most, self.given, self.rates = least, most, tuple(given), rates
 
-    def fitting(self, parallelism: int, shift: int = 0) -> float:
-        """The load for a candidate that computes so many inferences at a time, times 2 to the power ``shift``.
+    def fitting(self, parallelism: int) -> float:
+        """The load at which a candidate that computes so many inferences at a time is busy.
 
         Twice as many callers keep every instance busy: while one batch is computed, the next gathers.  (Model
-        analyzer's quick search takes the same.)  Of given rates it is the highest, which shows what a candidate can do.
+        analyzer's quick search takes the same.)  Of rates it is the highest.
         """
-        wanted = 2.0 * parallelism if not self.rates else max(self.given, default=self.most)
-        return self._allowed(wanted * 2.0**shift)
+        return self._allowed(2.0 * parallelism if not self.rates else self.most)
+
+    def more(self, load: float) -> float | None:
+        """The next higher load to look at: twice as much, or the next of those given; None at the end."""
+        if self.given:
+            return min((one for one in self.given if one > load), default=None)
+        return self.bounded(2 * load) if load < self.most else None
+
+    def less(self, load: float) -> float | None:
+        """The next lower load to look at: half as much, or the next of those given; None at the end."""
+        if self.given:
+            return max((one for one in self.given if one < load), default=None)
+        return self._allowed(load / 2) if load > self.least else None
+
+    def between(self, low: float, high: float) -> float | None:
+        """A load between two that are far enough apart to tell them from each other; None where there is none."""
+        if self.given or high / low < FINEST:
+            return None
+        middle = sqrt(low * high) if self.rates else float(round(sqrt(low * high)))
+        return middle if low < middle < high else None
 
     def corrected(self, load: float, point: Point, goals: Goals) -> float | None:
         """A lower load that probably keeps the bounds of latency; None where latency is not what is wrong.

@@ -11,7 +11,6 @@ from conch.analyze.search.strategies.loads import LoadClimb
 from conch.analyze.search.strategies.quick import HillClimb
 from conch.analyze.search.strategies.stepwise import Stepwise
 from conch.analyze.search.strategies.strategy import Strategy
-from conch.analyze.search.strategies.top import TopSweep
 from conch.analyze.search.strategies.tpe import ParzenSearch, TrialLimits
 
 
@@ -23,8 +22,8 @@ def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
     def climb() -> LoadClimb:
         return LoadClimb(axis, steps, early_exit=settings.early_exit_enable)
 
-    exploration = Exploration(search.space, search.goals, axis)
-    finder: FullSweep | HillClimb | ParzenSearch | TopSweep
+    exploration = Exploration(search.space, search.goals, axis, steps)
+    finder: FullSweep | HillClimb | ParzenSearch
     match settings.run_config_search_mode:
         case "brute":
             finder = FullSweep(exploration, climb)
@@ -32,9 +31,7 @@ def strategy_of(settings: AnalyzeSettings, search: Search) -> Strategy:
             finder = ParzenSearch(exploration, limits_of(settings, search.space.size))
         case "quick":
             finder = HillClimb(exploration)
-    if not isinstance(finder, FullSweep) and not settings.concurrency_sweep_disable:
-        finder = TopSweep(exploration, finder.steps(), finder.left, climb, settings.num_configs_per_model)
-    return Stepwise(finder.steps(), finder.left)
+    return Stepwise(exploration, finder.steps(), finder.left, settings.final_rounds)
 
 
 def limits_of(settings: AnalyzeSettings, size: int) -> TrialLimits:

@@ -5,98 +5,225 @@ Pure.  Its generators are parts of those that :class:`conch.analyze.search.strat
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from math import inf, log
-from typing import Final
+from typing import Any, Final
 
 from conch.analyze.judging.goals import Goals
-from conch.analyze.judging.objectives import Worth, satisfied, valid, worth
-from conch.analyze.results import Candidate, Point
-from conch.analyze.search.overrides import key
+from conch.analyze.judging.noise import pooled
+from conch.analyze.judging.objectives import Worth, satisfied, score, undecided, valid, violations, worth
+from conch.analyze.results import Candidate, CandidateResult, Point
+from conch.analyze.search.overrides import key, merged
 from conch.analyze.search.space import Choice, SearchSpace
 from conch.analyze.search.strategies.axis import WAITING, LoadAxis
+from conch.analyze.search.strategies.loads import FLAT, GROWTH
 from conch.analyze.search.strategies.strategy import Trial
 
-#: How often a candidate that breaks a bound of latency is given less load; each time comes close to the bound.
-_CORRECTIONS: Final = 2
+#: How often a point that misses a bound by no more than noise is measured in all.
+_ATTEMPTS: Final = 3
 #: How many rates a candidate is measured at, and the ratio of two rates that is not worth a measurement.
 _RATES: Final = 16
 _FINER: Final = 1.03
-#: Where the load may be, in powers of two beside the one that fits.
-SHIFTS: Final = range(-6, 2)
+
+#: The best point that keeps the constraints, and the lowest load above it that breaks a bound of latency.
+_Found = tuple[Point | None, Point | None]
 
 
 class Exploration:
-    """The points measured so far.  No trial is made twice."""
+    """The points measured so far."""
 
-    def __init__(self, space: SearchSpace, goals: Goals, axis: LoadAxis) -> None:
+    def __init__(self, space: SearchSpace, goals: Goals, axis: LoadAxis, steps: int) -> None:
+        """``steps`` bounds how often a load is looked for between one that keeps the bounds and one that does not."""
         self.space = space
         self.goals = goals
         self.axis = axis
         self.best: Candidate | None = None
         self.candidates: dict[str, Candidate] = {}
+        #: By candidate and load, repeated measurements as one.
         self.points: dict[str, dict[float, Point]] = {}
+        self._steps = steps
+        self._repeated: dict[tuple[str, float], list[Point]] = {}
+        self._evaluated: set[str] = set()
         self._failed: set[str] = set()
         #: Of the candidates that were looked at (:meth:`SearchSpace.key_of`).
         self._keys: set[str] = set()
+        #: The configurations of each candidate, as far as they are known without a server.
+        self._configs: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         self._reference: Point | None = None
 
     @property
     def count(self) -> int:
-        """How many points there are."""
-        return sum(map(len, self.points.values()))
+        """How many measurements there were."""
+        return sum(map(len, self._repeated.values()))
 
     @property
-    def load_matters(self) -> bool:
-        """Whether an objective may be better with less load than keeps every instance busy."""
-        objectives = [one for wanted in self.goals.models.values() for one in wanted.objectives]
-        return any(one.metric.startswith(WAITING) for one in objectives)
+    def results(self) -> list[CandidateResult]:
+        """The candidates that were looked at, with their points by rising load."""
+        return [
+            CandidateResult(candidate, tuple(point for _, point in sorted(self.points[name].items())), "", configs)
+            for (name, candidate), configs in zip(self.candidates.items(), self._configs.values(), strict=True)
+        ]
 
     def measure(
         self, candidate: Candidate, load: float, *, rival: Point | None = None
     ) -> Generator[Trial, Point | None, Point | None]:
-        """Measure a candidate at a load, once; None where it cannot be."""
-        known = self.points.setdefault(candidate.name, {})
-        self.candidates[candidate.name] = candidate
-        self._keys.add(key(candidate.overrides))
+        """Measure a candidate at a load; None where it cannot be.
+
+        A point that misses a bound by no more than noise, and could win, is measured again; then the means decide.
+        """
+        if candidate.name not in self.candidates:
+            self.candidates[candidate.name], self.points[candidate.name] = candidate, {}
+            self._configs[candidate.name] = _configs(self.space, candidate)
+            self._keys.add(key(candidate.overrides))
+        known = self.points[candidate.name]
         if load in known or candidate.name in self._failed:
             return known.get(load)
-        point = yield Trial(candidate, load, rival)
-        if point is None:
-            self._failed.add(candidate.name)
-            return None
-        known[load] = point
+        return (yield from self._measure(candidate, load, rival))
+
+    def _measure(
+        self, candidate: Candidate, load: float, rival: Point | None
+    ) -> Generator[Trial, Point | None, Point | None]:
+        known = self.points[candidate.name]
+        for _ in range(_ATTEMPTS):
+            point = yield Trial(candidate, load, rival)
+            if point is None:
+                self._failed.add(candidate.name)
+                return known.get(load)
+            self._note(candidate, load, point)
+            if not (undecided(known[load], self.goals) and self._could_win(known[load], rival)):
+                break
+        return known[load]
+
+    def _note(self, candidate: Candidate, load: float, point: Point) -> None:
+        repeated = self._repeated.setdefault((candidate.name, load), [])
+        repeated.append(point)
+        self.points[candidate.name][load] = pooled(repeated)
         if self._reference is None and valid(point):
             self._reference = point
         if self.best is None or self.worth(candidate) > self.worth(self.best):
             self.best = candidate
-        return point
 
-    def evaluate(self, candidate: Candidate, shift: int = 0) -> Generator[Trial, Point | None, Worth]:
-        """Measure a candidate at the load that fits it, ``shift`` steps from there, and at less where that breaks a
-        bound of latency but could win: the worth of its best point.
+    def evaluate(self, candidate: Candidate) -> Generator[Trial, Point | None, Worth]:
+        """Measure a candidate at the loads among which its best is: the worth of its best point.
 
-        Of rates, the highest that it takes is searched, where that is more than the best one's.
+        The first one, which is the default, is measured from few callers on; the others from the best load so far on.
         """
-        if self.axis.rates and not self.axis.given:
-            if not self.points.get(candidate.name):
-                yield from self._rates(candidate)
-            return self.worth(candidate)
-        load = self.axis.fitting(self.space.parallelism(candidate), shift)
-        for _ in range(1 + _CORRECTIONS):
-            rival = self.best_point()
-            point = yield from self.measure(candidate, load, rival=rival)
-            if point is None or satisfied(point, self.goals) or not self._could_win(point, rival):
-                break
-            lower = self.axis.corrected(load, point, self.goals)
-            if lower is None:
-                break
-            load = lower
+        if candidate.name not in self._evaluated:
+            self._evaluated.add(candidate.name)
+            yield from self._rates(candidate) if self.axis.rates and not self.axis.given else self._loads(candidate)
         return self.worth(candidate)
+
+    def confirm(self, candidate: Candidate, load: float) -> Generator[Trial, Point | None, None]:
+        """Measure a point once more, and a lower load where it breaks a bound of latency then.
+
+        The best of many points is partly luck.
+        """
+        point = yield from self._measure(candidate, load, None)
+        lower = self.axis.corrected(load, point, self.goals) if point is not None else None
+        if lower is not None:
+            yield from self.measure(candidate, lower)
+
+    def look_higher(self, candidate: Candidate) -> Generator[Trial, Point | None, None]:
+        """Look again at the loads above a candidate's best, while they are better.
+
+        Other programs may have used the machine when they were measured, unnoticed.
+        """
+        best = self._best_of(candidate)
+        load = self.axis.more(best.load) if best is not None and (self.axis.given or not self.axis.rates) else None
+        stale = 0
+        while load is not None and stale < FLAT:
+            self._repeated.pop((candidate.name, load), None)
+            point = yield from self._measure(candidate, load, best)
+            if point is None:
+                return
+            better = self.keeps(point) and best is not None and self._score(point) > self._score(best)
+            stale, best = (0, point) if better else (stale + 1, best)
+            load = self.axis.more(load)
 
     def keeps(self, point: Point) -> bool:
         """Whether a point is valid and keeps the constraints."""
         return satisfied(point, self.goals)
+
+    def _loads(self, candidate: Candidate) -> Generator[Trial, Point | None, None]:
+        """Find the best load of a candidate: more while that is better, else less, then between the best load and one
+        that breaks a bound of latency."""
+        rival = self.best_point()
+        start = rival.load if rival is not None else min(self.axis.given, default=self.axis.least)
+        best, broken = yield from self._rise(candidate, start, rival)
+        if best is None or self._load_matters:
+            best, broken = yield from self._fall(candidate, best, broken, rival)
+        for _ in range(self._steps):
+            if best is None or broken is None or not self._gains(broken, best) or not self._could_win(broken, rival):
+                return
+            load = self.axis.between(best.load, broken.load)
+            point = (yield from self.measure(candidate, load, rival=self.best_point())) if load is not None else None
+            if point is None:
+                return
+            best, broken = (point, broken) if self.keeps(point) else (best, point)
+
+    def _rise(
+        self, candidate: Candidate, load: float | None, rival: Point | None
+    ) -> Generator[Trial, Point | None, _Found]:
+        """From ``load`` up, until more is no better, and neither is the load that keeps the candidate busy; with a
+        rival, not further than that."""
+        best: Point | None = None
+        highest: Point | None = None
+        broken: Point | None = None
+        stale, busy = 0, self.axis.fitting(self.space.parallelism(candidate))
+        flat = FLAT if rival is None else 1
+        while load is not None:
+            point = yield from self.measure(candidate, load, rival=self.best_point())
+            if point is None:
+                break
+            too_much = self._too_much(point)
+            better = not too_much and (highest is None or self._gains(point, highest))
+            stale, highest = (0, point) if better else (stale + 1, highest)
+            # Latency may be longer with two callers than with four, which are computed together.
+            broken = (broken or point) if too_much else None
+            if self.keeps(point) and (best is None or self._score(point) > self._score(best)):
+                best = point
+            if rival is not None and (too_much or load >= busy):
+                break
+            # A candidate that pads its batches is no faster before they are full.
+            load = self.axis.more(load) if stale < flat else busy if load < busy and not too_much else None
+        return best, broken
+
+    def _fall(
+        self, candidate: Candidate, best: Point | None, broken: Point | None, rival: Point | None
+    ) -> Generator[Trial, Point | None, _Found]:
+        """Down from the lowest load so far, until the bounds of latency are kept; where latency is an objective, while
+        that is better."""
+        point: Point | None = min(self.points[candidate.name].values(), key=lambda one: one.load, default=None)
+        while point is not None:
+            if self._too_much(point):
+                broken = point
+                load = self.axis.corrected(point.load, point, self.goals) if self._could_win(point, rival) else None
+            else:
+                load = self.axis.less(point.load) if self._load_matters and point is best else None
+            point = (yield from self.measure(candidate, load, rival=self.best_point())) if load is not None else None
+            if point is not None and self.keeps(point) and (best is None or self._score(point) > self._score(best)):
+                best = point
+        return best, broken
+
+    @property
+    def _load_matters(self) -> bool:
+        """Whether an objective may be better with less load than keeps every instance busy."""
+        objectives = [one for wanted in self.goals.models.values() for one in wanted.objectives]
+        return any(one.metric.startswith(WAITING) for one in objectives)
+
+    def _too_much(self, point: Point) -> bool:
+        """Whether a point breaks a bound that more load breaks as well: of latency, memory, and the like."""
+        return any(
+            one.constraint.maximum is not None and one.constraint.metric != "cost"
+            for one in violations(point, self.goals)
+        )
+
+    def _score(self, point: Point) -> float:
+        return score(point, self._reference, self.goals) if self._reference is not None else 0.0
+
+    def _gains(self, point: Point, over: Point) -> bool:
+        """Whether a point's score is higher by more than noise, whatever the constraints."""
+        return self._score(point) > self._score(over) * (1 + GROWTH)
 
     def _rates(self, candidate: Candidate) -> Generator[Trial, Point | None, None]:
         """Find the highest rate that a candidate takes: from a little more than the best one took, which shows at once
@@ -147,7 +274,9 @@ class Exploration:
     def unseen(self, choices: Iterable[Choice]) -> float:
         """How many measurements it probably takes to look at those of the choices that nobody has looked at."""
         new = {self.space.key_of(choice) for choice in choices} - self._keys
-        return len(new) * max(1.0, self.count / max(1, len(self.points)))
+        first = next(iter(self.points), "")
+        others = sum(len(taken) for (name, _), taken in self._repeated.items() if name != first)
+        return len(new) * max(1.0, others / max(1, len(self.points) - 1))
 
     def climb(self) -> float:
         """How many measurements it probably takes to measure a candidate at all loads."""
@@ -162,6 +291,8 @@ class Exploration:
 
     def _could_win(self, point: Point, rival: Point | None) -> bool:
         """Whether less load, which gives no more throughput, may still be better than the best point."""
-        if rival is None:
-            return True
-        return worth(point, self._reference, self.goals).score > worth(rival, self._reference, self.goals).score
+        return rival is None or self._score(point) > self._score(rival)
+
+
+def _configs(space: SearchSpace, candidate: Candidate) -> Mapping[str, Mapping[str, Any]]:
+    return {model: merged(config, candidate.overrides.get(model, {})) for model, config in space.configs.items()}

@@ -8,39 +8,27 @@ one dimension is traded for another, as where memory bounds instances and batche
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from itertools import permutations
 from typing import Final
 
 from conch.analyze.judging.objectives import Worth
 from conch.analyze.results import Point
 from conch.analyze.search.space import Choice
-from conch.analyze.search.strategies.exploration import SHIFTS, Exploration
+from conch.analyze.search.strategies.exploration import Exploration
 from conch.analyze.search.strategies.stepwise import Steps
 from conch.analyze.search.strategies.strategy import Trial
 
-#: The axis that is no dimension of the space.
-_LOAD: Final = -1
 #: A line with at most so many values is tried in full; of a longer one, gaps narrower than this part of it stay.
 _FINE: Final = 12
 
 
-@dataclass(frozen=True, slots=True)
-class _Spot:
-    """Where the climb is: a choice, and the load's shift."""
-
-    choice: Choice
-    shift: int
-
-
 class HillClimb:
-    """One climb over the dimensions of a space and the load."""
+    """One climb over the dimensions of a space; the load follows from the candidate."""
 
     def __init__(self, exploration: Exploration) -> None:
         self._seen = exploration
-        self._home = _Spot(exploration.space.start, 0)
+        self._home = exploration.space.start
         self._worth = Worth(False, float("-inf"), 0.0)
-        self._planned = 0
 
     def steps(self) -> Steps:
         """Climb until neither a neighbour nor a gap is better."""
@@ -51,9 +39,9 @@ class HillClimb:
 
     def left(self) -> float:
         """What is to be looked at around home until nothing is better; a better home has other neighbours."""
-        return self._seen.unseen(place.choice for place in self._around())
+        return self._seen.unseen(self._around())
 
-    def _around(self) -> Iterator[_Spot]:
+    def _around(self) -> Iterator[Choice]:
         """The places that are tried while home stays: along each dimension, and one step up and another down."""
         dimensions = self._seen.space.dimensions
         for axis, dimension in enumerate(dimensions):
@@ -71,11 +59,8 @@ class HillClimb:
     def _round(self) -> Generator[Trial, Point | None, bool]:
         """Climb along each dimension in turn; whether anything was better."""
         before = self._worth
-        for axis in (*range(len(self._seen.space.dimensions)), _LOAD):
-            if axis != _LOAD and not self._seen.space.dimensions[axis].ordered:
-                yield from self._try_all(axis)
-            else:
-                yield from self._line(axis)
+        for axis, dimension in enumerate(self._seen.space.dimensions):
+            yield from self._line(axis) if dimension.ordered else self._try_all(axis)
         return self._worth > before
 
     def _line(self, axis: int) -> Generator[Trial, Point | None, None]:
@@ -96,51 +81,50 @@ class HillClimb:
             yield from self._move(_at(self._home, axis, index))
 
     def _gaps(self) -> Generator[Trial, Point | None, bool]:
-        """Look into the widest gaps of each dimension until none is left; whether anything was better."""
+        """Look into the gaps of each dimension until none is left; whether anything was better."""
         for axis, dimension in enumerate(self._seen.space.dimensions):
-            while dimension.ordered and (index := self._widest_gap(axis)) is not None:
+            while dimension.ordered and (index := self._next_gap(axis)) is not None:
                 if (yield from self._move(_at(self._home, axis, index))):
                     return True
         return False
 
-    def _widest_gap(self, axis: int) -> int | None:
-        """The value farthest from all that were tried on the line through home; None where the line is known."""
+    def _next_gap(self, axis: int) -> int | None:
+        """The next value to look at on the line through home: of a short line the nearest one that is not known, of a
+        long one the farthest from all that are; None where the line is known."""
         count = len(self._seen.space.dimensions[axis].values)
-        tried = [index for index in range(count) if self._seen.known(_at(self._home, axis, index).choice)]
+        tried = [index for index in range(count) if self._seen.known(_at(self._home, axis, index))]
         distance = {index: min((abs(index - one) for one in tried), default=count) for index in range(count)}
-        farthest = max(distance, key=lambda index: distance[index])
-        return farthest if distance[farthest] > count // _FINE else None
+        gaps = [index for index in range(count) if distance[index] > count // _FINE]
+        if count <= _FINE:
+            return min(gaps, key=lambda index: abs(index - self._home[axis]), default=None)
+        return max(gaps, key=lambda index: distance[index], default=None)
 
     def _diagonals(self) -> Generator[Trial, Point | None, bool]:
-        """Trade one dimension, or load, for another; whether that was better."""
+        """Trade one dimension for another; whether that was better."""
         ordered = [axis for axis, one in enumerate(self._seen.space.dimensions) if one.ordered]
-        for up, down in permutations((*ordered, _LOAD), 2):
+        for up, down in permutations(ordered, 2):
             higher = self._shifted(self._home, up, 1)
             place = self._shifted(higher, down, -1) if higher is not None else None
             if (yield from self._move(place)):
                 return True
         return False
 
-    def _move(self, place: _Spot | None) -> Generator[Trial, Point | None, bool]:
+    def _move(self, place: Choice | None) -> Generator[Trial, Point | None, bool]:
         """Look at a place and go there if it is better."""
         if place is None:
             return False
-        candidate = self._seen.space.candidate(place.choice)
-        found = yield from self._seen.evaluate(candidate, place.shift)
+        found = yield from self._seen.evaluate(self._seen.space.candidate(place))
         if found <= self._worth:
             return False
         self._home, self._worth = place, found
         return True
 
-    def _shifted(self, place: _Spot, axis: int, step: int) -> _Spot | None:
-        if axis == _LOAD:
-            shift = place.shift + step
-            return _Spot(place.choice, shift) if shift in SHIFTS else None
-        index = place.choice[axis] + step
+    def _shifted(self, place: Choice, axis: int, step: int) -> Choice | None:
+        index = place[axis] + step
         return _at(place, axis, index) if 0 <= index < len(self._seen.space.dimensions[axis].values) else None
 
 
-def _at(place: _Spot, axis: int, index: int) -> _Spot:
-    choice = list(place.choice)
+def _at(place: Choice, axis: int, index: int) -> Choice:
+    choice = list(place)
     choice[axis] = index
-    return _Spot(tuple(choice), place.shift)
+    return tuple(choice)

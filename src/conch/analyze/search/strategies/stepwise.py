@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
-from conch.analyze.results import Point
+from conch.analyze.judging.rounds import FinalRounds
+from conch.analyze.results import CandidateResult, Point
+from conch.analyze.search.strategies.exploration import Exploration
+from conch.analyze.search.strategies.finals import FinalSteps
 from conch.analyze.search.strategies.strategy import Trial
 
 #: Yields what to measure, and is sent what came out; None where the candidate cannot be served or measured.
@@ -12,19 +15,22 @@ Steps = Generator[Trial, Point | None, None]
 
 
 class Stepwise:
-    """A strategy (:class:`conch.analyze.search.strategies.strategy.Strategy`) of the steps of a generator."""
+    """A strategy (:class:`conch.analyze.search.strategies.strategy.Strategy`): the steps of a search, then those of the
+    final rounds."""
 
-    def __init__(self, steps: Steps, left: Callable[[], float]) -> None:
-        """``left`` estimates how many measurements are still to come."""
-        self._steps = steps
-        self._left = left
+    def __init__(self, exploration: Exploration, search: Steps, left: Callable[[], float], rounds: int) -> None:
+        """``left`` estimates how many measurements of the search are still to come; ``rounds`` are final ones."""
+        self._seen, self._search, self._left = exploration, search, left
+        self._finals = FinalSteps(exploration, rounds)
+        self._steps: Steps = search
         self._trial: Trial | None = None
         self._done = 0
-        self._ended = False
+        self._begun = False
 
     def next(self) -> Trial | None:
         """The measurement to make now; the same until it is answered, None at the end."""
-        if self._trial is None and not self._ended and not self._done:
+        if not self._begun:
+            self._begun = True
             self._advance(None)
         return self._trial
 
@@ -36,10 +42,29 @@ class Stepwise:
         """Learn that its candidate cannot be served or measured."""
         self._answer(trial, None)
 
+    def end_search(self) -> None:
+        """Search no more, and go on with the final rounds."""
+        if self._steps is self._search:
+            self._search.close()
+            self._begun = True
+            self._advance(None)
+
     @property
     def expected(self) -> int:
         """The measurements so far, and those that are probably still to come."""
-        return self._done + (0 if self._ended else max(1, round(self._left())))
+        searching = self._steps is self._search
+        left = max(1, round(self._left())) + self._finals.most if searching else self._finals.left
+        return self._done + left
+
+    @property
+    def results(self) -> Sequence[CandidateResult]:
+        """What the candidates measured in the search; those that could not be measured have no points."""
+        return self._seen.results
+
+    @property
+    def final(self) -> FinalRounds | None:
+        """The final rounds so far."""
+        return self._finals.found
 
     def _answer(self, trial: Trial, point: Point | None) -> None:
         if trial is not self._trial:
@@ -51,4 +76,7 @@ class Stepwise:
         try:
             self._trial = self._steps.send(point)
         except StopIteration:
-            self._trial, self._ended = None, True
+            self._trial = None
+            if self._steps is self._search:
+                self._steps = self._finals.steps()
+                self._advance(None)

@@ -6,28 +6,32 @@ an interrupted search goes on by telling a new strategy the points of the checkp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from conch.analyze.results import Candidate, Point
+from conch.analyze.judging.rounds import FinalRounds
+from conch.analyze.results import Candidate, CandidateResult, Point
 
 
 class Trial(NamedTuple):
     """A measurement to make: a candidate at a load.
 
     ``rival`` is the point that it has to beat, where it is of use only as a winner: then measuring may end early
-    (:mod:`conch.analyze.judging.pruning`).  Without one it is to be measured to the end.
+    (:mod:`conch.analyze.judging.pruning`).  Without one it is to be measured to the end.  A trial that comes again is
+    measured again.  ``finalist`` is the candidate of the final rounds that a trial is part of; None in the search.
     """
 
     candidate: Candidate
     load: float
     rival: Point | None = None
+    finalist: Candidate | None = None
 
 
 class Strategy(Protocol):
-    """A search.  Every ``next`` that returned a trial is followed by one ``add`` or ``fail`` for it."""
+    """A search and its final rounds.  Every ``next`` that returned a trial is followed by one ``add`` or ``fail``."""
 
     def next(self) -> Trial | None:
-        """The measurement to make now; None when the search has ended.  No trial comes twice."""
+        """The measurement to make now; None when all is measured."""
         ...
 
     def add(self, trial: Trial, point: Point) -> None:
@@ -38,7 +42,22 @@ class Strategy(Protocol):
         """Learn that the trial's candidate cannot be served or measured; no other load of it is asked for."""
         ...
 
+    def end_search(self) -> None:
+        """Search no more, and go on with the final rounds of the best candidate so far."""
+        ...
+
     @property
     def expected(self) -> int:
-        """How many measurements the whole search will have taken, as far as can be told now."""
+        """How many measurements the whole search and its final rounds will have taken, as far as can be told now."""
+        ...
+
+    @property
+    def results(self) -> Sequence[CandidateResult]:
+        """What the candidates measured in the search, the default first; those that could not be measured have no
+        points.  Their configurations are as far as they are known without a server."""
+        ...
+
+    @property
+    def final(self) -> FinalRounds | None:
+        """The final rounds so far; None where there are none."""
         ...

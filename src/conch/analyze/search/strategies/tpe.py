@@ -6,16 +6,13 @@ Its seed is fixed, so that a search asks for the same when it goes on from a che
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from conch import extras
-from conch.analyze.results import Candidate, Point
 from conch.analyze.search.space import Choice
-from conch.analyze.search.strategies.exploration import SHIFTS, Exploration
+from conch.analyze.search.strategies.exploration import Exploration
 from conch.analyze.search.strategies.stepwise import Steps
-from conch.analyze.search.strategies.strategy import Trial
 
 _SEED: Final = 10
 #: How often the sampler may name a known candidate in a row before the space counts as exhausted around the best.
@@ -42,19 +39,15 @@ class ParzenSearch:
         self._tried = 0
 
     def steps(self) -> Steps:
-        """Try candidates until the limits are reached, or all are known.
-
-        Where less load may be better, it is tuned for the default, kept for the others, and tuned for the best again.
-        """
+        """Try candidates until the limits are reached, or all are known."""
         study = self._study()
         space = self._seen.space
         yield from self._seen.evaluate(space.default)
-        shift = yield from self._tuned(space.default)
         best, stale, repeats = self._seen.best_height, 0, 0
         while self._tried < self._limits.most and repeats < _REPEATS:
             trial = study.ask()
             candidate, before = space.candidate(self._suggested(trial)), self._seen.count
-            yield from self._seen.evaluate(candidate, shift)
+            yield from self._seen.evaluate(candidate)
             study.tell(trial, self._seen.height(candidate))
             if self._seen.count == before:
                 repeats += 1
@@ -63,21 +56,6 @@ class ParzenSearch:
             best, stale = max(best, self._seen.best_height), 0 if self._seen.best_height > best else stale + 1
             if self._tried >= self._limits.least and stale >= self._limits.patience:
                 break
-        if self._seen.best is not None:
-            yield from self._tuned(self._seen.best, shift)
-
-    def _tuned(self, candidate: Candidate, start: int = 0) -> Generator[Trial, Point | None, int]:
-        """Go down and up with the load of a candidate while that is better: how far from where it fits."""
-        if not self._seen.load_matters:
-            return start
-        shift, height = start, self._seen.height(candidate)
-        for direction in (-1, 1):
-            while shift + direction in SHIFTS:
-                yield from self._seen.evaluate(candidate, shift + direction)
-                if self._seen.height(candidate) <= height:
-                    break
-                shift, height = shift + direction, self._seen.height(candidate)
-        return shift
 
     def left(self) -> float:
         """The trials that are probably still to come: halfway between the limits."""

@@ -1,0 +1,70 @@
+"""How far measured figures may be from the truth, and repeated measurements taken together.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
+from typing import Any, Final
+
+from conch.analyze.results import ModelFigures, Point
+
+#: Figures that differ by less than this share are equal, however well windows agree: the next run on the same machine
+#: differs by as much.
+NOISE: Final = 0.02
+
+
+def standard_error(point: Point, model: str, metric: str) -> float:
+    """The standard error of a figure, as a share of it; that of cost is the throughput's, by which it is divided."""
+    known = point.models[model].noise if model in point.models else {}
+    return known.get("throughput" if metric == "cost" else metric, 0.0)
+
+
+def tolerance(point: Point, model: str, metric: str) -> float:
+    """The share by which a figure may be off: two standard errors, at least ``NOISE``."""
+    return max(NOISE, 2 * standard_error(point, model, metric))
+
+
+def pooled(points: Sequence[Point]) -> Point:
+    """Measurements of one candidate at one load as one point: means of the figures, sums of the requests.
+
+    Points that were measured to the end count where there are any, and of those the undisturbed ones.
+    """
+    points = [point for point in points if not point.stopped] or points
+    points = [point for point in points if not point.disturbed] or points
+    last = points[-1]
+    if len(points) == 1:
+        return last
+    resources = [point.resources for point in points if point.resources is not None]
+    return Point(
+        last.load,
+        {model: _pooled([point.models[model] for point in points]) for model in last.models},
+        max(resources, key=lambda used: used.memory, default=None),
+        disturbed=last.disturbed,
+        warnings=tuple(dict.fromkeys(warning for point in points for warning in point.warnings)),
+        stopped=last.stopped,
+    )
+
+
+def _pooled(parts: Sequence[ModelFigures]) -> ModelFigures:
+    answered = [part for part in parts if part.requests] or parts
+    return ModelFigures(
+        _mean(part.throughput for part in parts),
+        _mean(part.average for part in answered),
+        _means([part.percentiles for part in answered]),
+        _mean(part.client_send for part in answered),
+        _mean(part.client_wait for part in answered),
+        _means([part.stages for part in answered]),
+        sum(part.requests for part in parts),
+        sum(part.failed for part in parts),
+        {name: error / sqrt(len(parts)) for name, error in _means([part.noise for part in parts]).items()},
+    )
+
+
+def _means(parts: Sequence[Mapping[Any, float]]) -> dict[Any, float]:
+    """The means of what all parts have."""
+    return {key: _mean(part[key] for part in parts) for key in parts[0] if all(key in part for part in parts)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)

@@ -1,0 +1,75 @@
+"""What to do with the result of a search: use the winner, or keep the repository's configuration.
+
+Pure.  A configuration is recommended only where the final rounds have shown it to be better than the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from conch.analyze.judging.goals import Goals
+from conch.analyze.judging.ranking import Ranked, Ranking, rank
+from conch.analyze.judging.rounds import DefaultComparison, FinalRounds, compare
+from conch.analyze.results import CandidateResult
+
+#: ``use``: the winner is better.  ``keep``: the default is as good, or better.  ``unproven``: nothing shows yet that
+#: the winner is better.  ``none``: no configuration keeps the constraints.
+Advice = Literal["use", "keep", "unproven", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """``winner`` is the best of the search, None where no configuration keeps the constraints; ``reason`` says in a
+    sentence without a full stop why it is not to be used, and is empty where it is."""
+
+    advice: Advice
+    ranking: Ranking
+    comparison: DefaultComparison | None = None
+    reason: str = ""
+
+    @property
+    def winner(self) -> Ranked | None:
+        """The best candidate of the search."""
+        return self.ranking.winner
+
+
+def recommend(
+    results: Sequence[CandidateResult], goals: Goals, final: FinalRounds | None, *, complete: bool
+) -> Recommendation:
+    """The recommendation of a search; ``complete`` says that it came to its end."""
+    ranking = rank(results, goals)
+    comparison = compare(final, ranking, goals)
+    advice, reason = _advice(ranking, comparison, complete=complete)
+    return Recommendation(advice, ranking, comparison, reason)
+
+
+def _advice(ranking: Ranking, comparison: DefaultComparison | None, *, complete: bool) -> tuple[Advice, str]:
+    winner = ranking.winner
+    if winner is None:
+        return "none", "no configuration keeps the constraints"
+    if winner is ranking.default:
+        if not complete:
+            return "unproven", "the search was interrupted"
+        return "keep", "the repository's configuration is the best"
+    if not complete:
+        return "unproven", f"the search was interrupted before {winner.name} was compared with the default"
+    if comparison is None:
+        return "unproven", f"{winner.name} was not compared with the default in final rounds under these goals"
+    if comparison.disturbed:
+        return "unproven", f"others used the machine while {winner.name} was compared with the default"
+    if ranking.default is not None and _limited(ranking.default):
+        return "unproven", "others used the machine while the default's best load was looked for"
+    if not comparison.kept:
+        return "unproven", f"{winner.name} did not keep the constraints when it was measured again"
+    if comparison.worse:
+        return "keep", f"in the final rounds the default was better than {winner.name}"
+    if not comparison.better:
+        return "keep", f"in the final rounds {winner.name} was not better than the default by more than the noise"
+    return "use", ""
+
+
+def _limited(default: Ranked) -> bool:
+    """Whether others used the machine at loads above the default's best, which may be better than it seems."""
+    return any(point.disturbed and point.load > default.point.load for point in default.result.points)

@@ -1,0 +1,102 @@
+"""The final rounds: the winner of a search beside the default, measured in turns, and what follows from them.
+
+Pure.  Points of a search are minutes apart, in which a shared machine becomes faster or slower; those of one round were
+measured one right after the other.  Their ratio is what may be promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from conch.analyze.judging.goals import Goals
+from conch.analyze.judging.noise import pooled
+from conch.analyze.judging.objectives import acceptable, score
+from conch.analyze.judging.ranking import Ranking
+from conch.analyze.results import Point
+from conch.perf.figures.confidence import Interval, ratio_interval
+
+#: Undisturbed rounds that are enough; with fewer, the disturbed ones count as well.
+ENOUGH: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRound:
+    """The winner at its best load, and the default at its own best load and at the winner's, where that is another."""
+
+    winner: Point
+    defaults: tuple[Point, ...]
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether others used the machine meanwhile."""
+        return any(point.disturbed for point in (self.winner, *self.defaults))
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRounds:
+    """The rounds of the candidate ``name``, which was the best when the search had ended."""
+
+    name: str
+    rounds: Sequence[FinalRound]
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultComparison:
+    """How many times as good as the default the winner is: the mean over the rounds, and its 95 % interval (None for a
+    single round).
+
+    ``winner`` and ``default`` are their figures over these rounds, the default at the load at which it was better.
+    ``kept`` says that the winner breaks no constraint by more than noise, ``unrivalled`` that the default does at every
+    load, ``disturbed`` that rounds count in which others used the machine.
+    """
+
+    ratio: float
+    interval: Interval | None
+    winner: Point
+    default: Point
+    kept: bool = True
+    unrivalled: bool = False
+    disturbed: bool = False
+
+    @property
+    def better(self) -> bool:
+        """Whether the winner is better by more than the noise."""
+        return self.kept and self.interval is not None and (self.unrivalled or self.interval.low > 1.0)
+
+    @property
+    def worse(self) -> bool:
+        """Whether the default is better by more than the noise."""
+        return not self.unrivalled and self.interval is not None and self.interval.high < 1.0
+
+
+def compare(final: FinalRounds | None, ranking: Ranking, goals: Goals) -> DefaultComparison | None:
+    """What the rounds say of the ranking's winner under ``goals``.
+
+    None where they were another candidate's, or at another load, or where no round has answers on both sides.
+    """
+    winner = ranking.winner
+    if final is None or winner is None or final.name != winner.name:
+        return None
+    if any(one.winner.load != winner.point.load for one in final.rounds):
+        return None
+    quiet = [one for one in final.rounds if not one.disturbed]
+    counted = quiet if len(quiet) >= ENOUGH else list(final.rounds)
+    counted = [one for one in counted if all(0.0 < score(one.winner, point, goals) < inf for point in one.defaults)]
+    if not counted:
+        return None
+    best = pooled([one.winner for one in counted])
+    defaults = [pooled(points) for points in zip(*(one.defaults for one in counted), strict=True)]
+    keeping = [number for number, point in enumerate(defaults) if acceptable(point, goals)]
+    rivals = keeping or range(len(defaults))
+    rival = min(rivals, key=lambda number: score(best, defaults[number], goals))
+    ratio, interval = ratio_interval([score(one.winner, one.defaults[rival], goals) for one in counted])
+    default_kept = ranking.default is not None and acceptable(ranking.default.point, goals)
+    return DefaultComparison(
+        ratio, interval, best, defaults[rival],
+        kept=acceptable(best, goals),
+        unrivalled=not keeping and not default_kept,
+        disturbed=any(one.disturbed for one in counted),
+    )  # fmt: skip

@@ -1,0 +1,86 @@
+"""The final rounds of a search: its winner and the default in turns, each at its best load.
+
+Before them the default is measured once more at a higher load, and in them at the winner's too: a search that has
+missed the default's best load, as other programs used the machine at its beginning, is found out.  The winner's point
+is measured once more as well: the best of many is partly luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final
+
+from conch.analyze.judging.objectives import valid
+from conch.analyze.judging.ranking import rank
+from conch.analyze.judging.rounds import FinalRound, FinalRounds
+from conch.analyze.results import Point
+from conch.analyze.search.strategies.exploration import Exploration
+from conch.analyze.search.strategies.strategy import Trial
+
+#: How many points that look best are measured once more at most.
+_LEADERS: Final = 4
+
+
+class FinalSteps:
+    """``rounds`` rounds of the best candidate of a search and the default."""
+
+    def __init__(self, exploration: Exploration, rounds: int) -> None:
+        self._seen, self._rounds = exploration, rounds
+        self._left = self.most
+        self.found: FinalRounds | None = None
+
+    @property
+    def most(self) -> int:
+        """How many measurements the rounds probably take."""
+        return 3 * self._rounds + 3 if self._rounds else 0
+
+    @property
+    def left(self) -> int:
+        """How many measurements of the rounds are still to come."""
+        return self._left
+
+    def steps(self) -> Generator[Trial, Point | None, None]:
+        """Measure the rounds, every second one in reverse; those that fail are the last."""
+        if not self._rounds:
+            return
+        yield from self._confirm()
+        trials = self._trials()
+        self._left = self._rounds * len(trials)
+        for number in range(self._rounds if trials else 0):
+            points: list[Point] = []
+            for trial in trials if number % 2 == 0 else reversed(trials):
+                point = yield trial
+                self._left -= 1
+                if point is None:
+                    self._left = 0
+                    return
+                points.append(point)
+            winner, *defaults = points if number % 2 == 0 else reversed(points)
+            before = self.found.rounds if self.found is not None else ()
+            self.found = FinalRounds(trials[0].candidate.name, (*before, FinalRound(winner, tuple(defaults))))
+
+    def _confirm(self) -> Generator[Trial, Point | None, None]:
+        """Measure what decides who takes part once more: loads above the default's best, and the winner's point, until
+        it is the winner that was measured twice."""
+        if self._trials():
+            yield from self._seen.look_higher(self._seen.space.default)
+        confirmed = set()
+        for _ in range(_LEADERS):
+            trials = self._trials()
+            if not trials or (trials[0].candidate.name, trials[0].load) in confirmed:
+                return
+            confirmed.add((trials[0].candidate.name, trials[0].load))
+            yield from self._seen.confirm(trials[0].candidate, trials[0].load)
+
+    def _trials(self) -> list[Trial]:
+        """A round: the winner, the default at its best load, and at the winner's."""
+        ranking = rank(self._seen.results, self._seen.goals)
+        winner, default = ranking.winner, ranking.default
+        if winner is None or default is None or winner is default or not valid(default.point):
+            return []
+        own, finalist = self._seen.space.default, winner.result.candidate
+        loads = dict.fromkeys((default.point.load, winner.point.load))
+        return [
+            Trial(finalist, winner.point.load, finalist=finalist),
+            *(Trial(own, load, finalist=finalist) for load in loads),
+        ]
