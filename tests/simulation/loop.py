@@ -30,6 +30,7 @@ import asyncio
 import random
 from asyncio.events import Handle
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
@@ -214,12 +215,21 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
         if executor not in self._pools:
             self._pools[executor] = SimulatedPool(self, getattr(executor, "_max_workers", 6))
-        # ``asyncio.to_thread`` passes a partial of ``Context.run``, with the function and its arguments.
-        call, *arguments = getattr(func, "args", ()) or (func,)
-        describes = getattr(call, "__name__", "") == "describe" and arguments
-        delay = self.hangs.get(arguments[0], 0.0) if describes else 0.0
-        future = self._pools[executor].submit(lambda: func(*args), delay)
+        future = self._pools[executor].submit(partial(func, *args))
         return asyncio.wrap_future(future, loop=self)
+
+    def duration_of(self, call: Any) -> float:
+        """How long a call in a thread takes (s)."""
+        seconds = self.latency(0.0002) + (self.slow_calls.pop() if self.slow_calls else 0.0)
+        while isinstance(call, partial):
+            # ``asyncio.to_thread`` passes a partial of ``Context.run``, with the function and its arguments.
+            function, *arguments = (call.func, *call.args)
+            if getattr(function, "__name__", "") == "run" and arguments:
+                function, *arguments = arguments
+            if getattr(function, "__name__", "") == "describe" and arguments:
+                return seconds + self.hangs.get(arguments[0], 0.0)
+            call = function
+        return seconds
 
     async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         return self.network.listen(protocol_factory, host, port)

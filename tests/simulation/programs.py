@@ -37,7 +37,7 @@ class Program:
     def unlimited(self) -> bool:
         """Whether every model can be loaded whenever it is asked for, and soon."""
         settings = self.settings
-        quick = not self.features & {"faults", "slow"} and all(
+        quick = not self.features & {"faults", "slow", "store"} and all(
             spec.get("load_seconds", 0) < 5 for spec in self.models.values()
         )
         return quick and settings["model_control_mode"] == "on-demand" and not settings["max_loaded_models"]
@@ -74,7 +74,7 @@ class _Generator:
         mode = draw.choice(["explicit", "explicit", "on-demand", "on-demand", "none", "poll"])
         features = {
             feature
-            for feature in ("cache", "limiter", "faults", "slow", "hangs", "http", "grpc")
+            for feature in ("cache", "limiter", "faults", "slow", "hangs", "http", "grpc", "store")
             if draw.random() < 0.4
         }
         self._vias = [
@@ -106,6 +106,7 @@ class _Generator:
             "model_load_thread_count": draw.choice([1, 2, 4]),
             "exit_on_error": False,
             "allow_http": "http" in features,
+            "stored": "store" in features,
             "allow_grpc": "grpc" in features,
         }
         names = [name for name in self._models if draw.random() < 0.7]
@@ -166,6 +167,8 @@ class _Generator:
             weights |= {"hang_up": 1.0, "end_stream": 0.5}
         if "faults" in features:
             weights |= {"fault": 1.5, "kill": 0.5, "memory": 0.5}
+        if "store" in features:
+            weights |= {"store": 0.7, "index": 0.7}
         if "hangs" in features:
             weights |= {"hang": 0.5}
         if "slow" in features:
@@ -211,6 +214,12 @@ class _Generator:
                 ]
             case "memory":
                 return [(wait, "memory", {"readings": draw.choice([1, 2, 5])})]
+            case "store":
+                calls, failures = draw.choice([(0, 1), (0, 5), (1, 0), (6, 0)])
+                arguments = {"calls": calls, "seconds": draw.choice([5, 50]), "failures": failures}
+                return [(wait, "store", arguments)]
+            case "index":
+                return [(wait, "index", {})] * draw.choice([1, 6])
             case "hang":
                 return [(wait, "hang", {"model": name, "seconds": 100})]
             case "slow_disk":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     parser.add_argument("--no-shrink", action="store_true", help="do not look for a smaller program that fails")
     options = parser.parse_args()
+    gc.collect()
+    gc.freeze()  # what has been imported is not looked at after each program
     if options.seed is not None:
         return _run_one(options.seed)
     failed = 0

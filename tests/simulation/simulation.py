@@ -11,7 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.simulation.models import SimulatedRepository
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.programs import Program
 from tests.simulation.promises import Outcome, Promises
+from tests.simulation.stores import SimulatedStore
 from tests.simulation.substitutes import InjectedError, SimulatedMemory, substituted
 from tests.simulation.workers import SimulatedWorkers
 
@@ -49,7 +50,9 @@ class Simulation:
         self.network = self.loop.network = SimulatedNetwork(self.loop)
         self.workers = SimulatedWorkers(self)
         self.memory = SimulatedMemory()
-        self.repository = SimulatedRepository(folder)
+        self._folder = folder
+        self.repository = SimulatedRepository(folder / "models")
+        self.store = SimulatedStore(folder / "models", self.loop.latency)
         self.promises = Promises(self.repository)
         self.promises.stable = program.stable
         self.promises.unlimited = program.unlimited
@@ -61,28 +64,26 @@ class Simulation:
 
     def run(self) -> list[str]:
         """Run the program to its end; returns what is wrong."""
-        virtual_time.use(self.clock)
         records = _Errors()
-        with ExitStack() as resources:
-            resources.callback(virtual_time.use, None)
-            resources.enter_context(substituted(self.workers, self.memory))
-            resources.enter_context(records.collected())
-            for name, spec in self._specs.items():
-                self.repository.write(name, spec)
-            try:
-                asyncio.set_event_loop(self.loop)
+        virtual_time.use(self.clock)
+        asyncio.set_event_loop(self.loop)
+        try:
+            with records.collected():
+                for name, spec in self._specs.items():
+                    self.repository.write(name, spec)
                 self.loop.run_until_complete(self._main())
-            except NothingHappens:
-                self.promises.broken("a wait never ends: " + "; ".join(_stacks(self.loop)))
-            except Exception:
-                self.promises.broken("the program failed: " + traceback.format_exc())
-            self.loop.callbacks = 0
-            for failure in self.loop.failures:
-                self.promises.broken(f"an exception reached the event loop: {failure}")
-            for line in records.lines:
-                self.promises.broken(f"an exception was logged: {line}")
+        except NothingHappens:
+            self.promises.broken("a wait never ends: " + "; ".join(_stacks(self.loop)))
+        except Exception:
+            self.promises.broken("the program failed: " + traceback.format_exc())
+        finally:
+            virtual_time.use(None)
             asyncio.set_event_loop(None)
             self.loop.close()
+        for failure in self.loop.failures:
+            self.promises.broken(f"an exception reached the event loop: {failure}")
+        for line in records.lines:
+            self.promises.broken(f"an exception was logged: {line}")
         return self.promises.violations
 
     # What surrounds the server
@@ -122,6 +123,7 @@ class Simulation:
         self._faults.clear()
         self.loop.slow_calls.clear()
         self.loop.hangs.clear()
+        self.store.heal()
         self.memory.failures = 0
         core_server = self._application.server
         for worker in self.workers.alive:
@@ -218,6 +220,11 @@ class Simulation:
                 self.loop.slow_calls.extend([float(arguments["seconds"])] * arguments["calls"])
             case "memory":
                 self.memory.failures += arguments["readings"]
+            case "store":
+                self.store.hangs.extend([float(arguments["seconds"])] * arguments["calls"])
+                self.store.failures += arguments["failures"]
+            case "index":
+                self._begin(self._control(server.index()), "index")
             case "hang":
                 self.loop.hangs[arguments["model"]] = float(arguments["seconds"])
                 self.promises.hung.add(arguments["model"])
@@ -284,8 +291,10 @@ class Simulation:
                 given[name] = tuple(kind(*one) for one in given[name])
         if "load_model" in given:
             given["load_model"] = tuple(given["load_model"])
+        stored = given.pop("stored", False)
         return Settings(
-            model_repository=(str(self.repository.path),), worker_template_secs=0, check_memory_on_load=False,
+            model_repository=("s3://bucket/models" if stored else str(self.repository.path),),
+            repository_cache_directory=str(self._folder / "cache"), worker_template_secs=0, check_memory_on_load=False,
             allow_metrics=False, allow_gpu_metrics=False, allow_cpu_metrics=False, http_port=0, grpc_port=0, **given,
         )  # fmt: skip
 
@@ -350,9 +359,13 @@ def simulate(program: Program, trace: list[str] | None = None) -> list[str]:
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None  # of coroutines that a failed run has left
     gc.disable()  # what the collector finds, and when, is not part of the schedule
     try:
-        return Simulation(program, folder, trace).run()
+        simulation = Simulation(program, folder, trace)
+        with substituted(simulation.workers, simulation.memory, simulation.store):
+            violations = simulation.run()
+            del simulation
+            gc.collect(1)
+        return violations
     finally:
         gc.enable()
-        gc.collect(0)
         sys.unraisablehook = hook
         shutil.rmtree(folder, ignore_errors=True)

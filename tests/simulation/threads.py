@@ -1,15 +1,17 @@
 """Threads of a simulation: greenlets that block in virtual time.
 
-What a pool is given runs in a greenlet each.  It runs until it blocks (:func:`block`) or ends; how long each call takes
-in virtual time is drawn by the loop.
+A thread runs until it blocks (:func:`block`, or a wait of :class:`Threading`) or ends; how long calls take in virtual
+time is drawn by the loop.  ``Threading``, ``SimulatedQueue``, ``SimulatedFuture`` and :func:`wait_for` take the place
+of what modules of conch import from the standard library.
 """
 
 from __future__ import annotations
 
+import threading
 from asyncio.events import _set_running_loop
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future
 from functools import partial
 from typing import Any
 
@@ -19,31 +21,30 @@ from tests.simulation.loop import SimulatedLoop
 
 
 class SimulatedPool:
-    """At most ``size`` calls at a time, started in the order of their submission."""
+    """The threads of an executor: at most ``size`` calls at a time, started in the order of their submission."""
 
     def __init__(self, loop: SimulatedLoop, size: int) -> None:
         self._loop = loop
         self._free = size
-        self._queue: deque[tuple[Future[Any], Callable[[], Any], float]] = deque()
+        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
-    def submit(self, call: Callable[[], Any], delay: float = 0.0) -> Future[Any]:
-        """Have ``call`` made in a thread, where it takes ``delay`` seconds longer than others."""
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Have ``call`` made in a thread."""
         future: Future[Any] = Future()
-        self._queue.append((future, call, delay))
+        self._queue.append((future, call))
         self._start()
         return future
 
     def _start(self) -> None:
         while self._free and self._queue:
-            future, call, delay = self._queue.popleft()
+            future, call = self._queue.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
             self._free -= 1
-            self._loop.busy_threads += 1
-            seconds = delay + self._loop.latency(0.0002) + (self._loop.slow_calls.pop() if self._loop.slow_calls else 0)
-            self._loop.later(seconds, SimulatedThread(self._loop, partial(self._run, future, call)))
+            SimulatedThread(self._loop, partial(self._run, future, call)).start()
 
     def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        block(self._loop.duration_of(call))
         try:
             result = call()
         except BaseException as error:
@@ -54,18 +55,35 @@ class SimulatedPool:
     def _finish(self, end: Callable[[Any], None], value: Any) -> None:
         block(self._loop.latency(0.0002))
         self._free += 1
-        self._loop.busy_threads -= 1
         end(value)
         self._start()
 
 
 class SimulatedThread:
-    """A thread that runs ``work``; called to start it, and by itself to go on after it has blocked."""
+    """A thread that runs ``work``; an event of the loop calls it to let it go on after it has blocked."""
 
     def __init__(self, loop: SimulatedLoop, work: Callable[[], None]) -> None:
         self.loop = loop
-        self._greenlet = _Body(work)
+        self._work = work
+        # Whoever makes it, it goes back to the loop when it blocks.
+        maker = getcurrent()
+        self._greenlet = _Body(self._run, maker.parent if isinstance(maker, _Body) else maker)
         self._greenlet.thread = self
+
+    def start(self) -> None:
+        """Let it begin in a while."""
+        self.loop.busy_threads += 1
+        self.loop.later(self.loop.latency(0.0001), self)
+
+    def wake(self, *ignored: object) -> None:
+        """Let it go on, which waits for something that has happened."""
+        self.loop.later(self.loop.latency(0.0001), self)
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self.loop.busy_threads -= 1
 
     def __call__(self) -> None:
         """Let it run until it blocks or ends; call from an event of the loop, never from another thread."""
@@ -99,3 +117,112 @@ def suspend() -> None:
     body = getcurrent()
     assert body.parent is not None
     body.parent.switch()
+
+
+class Threading:
+    """The part of ``threading`` that conch uses, for the threads of a simulation."""
+
+    Lock = staticmethod(threading.Lock)  # never held by a thread that blocks
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def Thread(self, target: Callable[..., None], args: tuple[Any, ...] = (), **options: Any) -> SimulatedThread:
+        return SimulatedThread(self._loop, partial(target, *args))
+
+    def Event(self) -> SimulatedEvent:
+        return SimulatedEvent(self._loop)
+
+
+class SimulatedEvent:
+    """``threading.Event``."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+        self._set = False
+        self._waiting: list[_Waiter] = []
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._set:
+            waiter = _Waiter(current_thread())
+            self._waiting.append(waiter)
+            if timeout is not None:
+                self._loop.later(timeout, waiter)
+            suspend()
+        return self._set
+
+
+class _Waiter:
+    """Lets a thread go on once, whichever of several things happens first."""
+
+    def __init__(self, thread: SimulatedThread | None) -> None:
+        assert thread is not None, "the event loop would block"
+        self._thread: SimulatedThread | None = thread
+
+    def __call__(self, *ignored: object) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.wake()
+
+
+class SimulatedQueue:
+    """``queue.SimpleQueue``, from which a thread takes work, each piece of which takes some time."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+        self._items: deque[Any] = deque()
+        self._waiting: deque[SimulatedThread] = deque()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        if self._waiting:
+            self._waiting.popleft().wake()
+
+    def get(self) -> Any:
+        while not self._items:
+            thread = current_thread()
+            assert thread is not None, "the event loop would block"
+            self._waiting.append(thread)
+            self._loop.busy_threads -= 1
+            suspend()
+            self._loop.busy_threads += 1
+        item = self._items.popleft()
+        if item is not None:
+            block(self._loop.duration_of(item[1]))
+        return item
+
+
+class SimulatedFuture(Future[Any]):
+    """``concurrent.futures.Future``, for whose result a simulated thread may wait."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            thread = current_thread()
+            waiter = _Waiter(thread)
+            self.add_done_callback(waiter)
+            if timeout is not None and thread is not None:
+                thread.loop.later(timeout, waiter)
+            suspend()
+        return super().result(0)
+
+
+def wait_for(futures: Iterable[Future[Any]], return_when: str = "ALL_COMPLETED") -> None:
+    """``concurrent.futures.wait``, in a simulated thread."""
+    pending = [future for future in futures if not future.done()]
+    while pending:
+        waiter = _Waiter(current_thread())
+        for future in pending:
+            future.add_done_callback(waiter)
+        suspend()
+        if return_when == FIRST_EXCEPTION and any(future.done() and future.exception() for future in futures):
+            return
+        pending = [future for future in pending if not future.done()]

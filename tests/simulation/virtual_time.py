@@ -12,6 +12,7 @@ from collections.abc import Callable
 #: The machine's monotonic clock (s), which budgets of real time are measured with.
 real_monotonic: Callable[[], float] = time.monotonic
 _real_monotonic_ns = time.monotonic_ns
+_real_sleep = time.sleep
 
 #: Each reading of the clock takes this long (ns), so that no two readings are equal.
 _READING_NS = 1_000
@@ -49,9 +50,19 @@ def _monotonic() -> float:
     return _monotonic_ns() / 1e9
 
 
+def _sleep(seconds: float) -> None:
+    from tests.simulation.threads import block, current_thread
+
+    if current_thread() is None:
+        _real_sleep(seconds)
+    else:
+        block(seconds)
+
+
 def install() -> None:
     """Replace the clocks of this process for good."""
     time.monotonic = _monotonic
     time.monotonic_ns = _monotonic_ns
     time.perf_counter = _monotonic
     time.perf_counter_ns = _monotonic_ns
+    time.sleep = _sleep
