@@ -41,16 +41,20 @@ def choose(
     if not auto:
         reasons = "; ".join(f"{variant.name}: {variant.reasons[0]}" for variant in variants if variant.reasons)
         raise invalid(f"no variant may serve ({reasons}); {advice}")
-    chosen = replace(manifest, variants=variants, auto=auto, choice=(_why(auto, speed_ups, mix),))
+    rests_on = [variant for variant in variants if variant.name in speed_ups or variant.name == REFERENCE]
+    why = _why(auto, speed_ups, mix, disturbed=any(variant.busy for variant in rests_on))
+    chosen = replace(manifest, variants=variants, auto=auto, choice=(why,))
     return replace(chosen, warnings=(*manifest.warnings, *busy(chosen)))
 
 
-def _why(auto: str, speed_ups: Mapping[str, float], mix: Mix | None) -> str:
-    """Why ``auto`` was chosen, in a sentence."""
+def _why(auto: str, speed_ups: Mapping[str, float], mix: Mix | None, *, disturbed: bool) -> str:
+    """Why ``auto`` was chosen, in a sentence; without figures that others have ``disturbed``."""
     over = f"for {', '.join(f'{shape} ({share:.0%})' for shape, share in mix.items())}" if mix else "over all shapes"
     others = sorted((name for name in speed_ups if name != auto), key=lambda name: -speed_ups[name])
     if not others:
         return f"'{auto}' is the only variant that may serve"
+    if disturbed:
+        return f"'{auto}' was the fastest {over} while others used the machine: by how much cannot be told"
     second = f"; next is '{others[0]}' with {speed_ups[others[0]]:.2f}x"
     return f"'{auto}' is {speed_ups[auto]:.2f}x as fast as {REFERENCE} {over}{second}"
 

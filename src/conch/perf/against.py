@@ -87,9 +87,10 @@ class Comparison:
         if figure.interval is None:
             return f"B {what}, in one round, which says nothing of the noise"
         within = f"({figure.interval.low:.2f} … {figure.interval.high:.2f})"
+        meanwhile = ", while others used the machine" if self.disturbed else ""
         if figure.differs:
-            return f"B {what} {within}: the difference is larger than the noise"
-        return f"no difference can be told: B {what} {within}"
+            return f"B {what} {within}{meanwhile}: the difference is larger than the noise"
+        return f"no difference can be told: B {what} {within}{meanwhile}"
 
     @property
     def warnings(self) -> Iterator[str]:

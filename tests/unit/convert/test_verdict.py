@@ -35,6 +35,17 @@ def test_choice_from_figures_of_a_busy_machine_is_never_silent() -> None:
     assert choose(manifest(busy=False), engines, force=False, advice="").warnings == ()
 
 
+def test_a_speed_up_that_others_disturbed_is_no_reason() -> None:
+    engines = frozenset({"torch", "openvino"})
+
+    assert choose(manifest(busy=False), engines, force=False, advice="").choice == (
+        "'openvino-fp32' is 2.00x as fast as torch-fp32 over all shapes; next is 'torch-fp32' with 1.00x",
+    )
+    assert choose(manifest(busy=True), engines, force=False, advice="").choice == (
+        "'openvino-fp32' was the fastest over all shapes while others used the machine: by how much cannot be told",
+    )
+
+
 def test_what_disturbed_is_named() -> None:
     machine = {"others": 0.05, "stolen": 0.04, "throttled": 0.3}
 

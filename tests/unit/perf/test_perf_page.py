@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from conch.cli import main
+from conch.machine.bystanders import Interference
+from conch.machine.facts import MachineFacts
 from conch.perf.figures.generation import GenerationFigures
 from conch.perf.figures.latency import LatencyFigures
+from conch.perf.measured import MachineFigures
 from conch.perf.report.distributions import LevelDistributions
 from conch.perf.report.page import page
+from conch.perf.report.terminal import details
 from conch.perf.server.resources import GpuFigures, ResourceFigures
 from conch.reports.html import html
-from conch.reports.page import Chart, Note, Table
+from conch.reports.page import Chart, Note, Page, Table, Tiles
 from tests.unit.perf.known_server import KnownServer, running
 from tests.unit.perf.test_perf_files import PLAN, latency, level
 
@@ -54,6 +58,35 @@ def test_text_and_gpus_have_sections_where_they_are_known() -> None:
     [table] = [block for block in sections["What the server used"] if isinstance(block, Table)]
     assert list(table.rows[0].cells) == ["1", "1.50", "1,000", "90 %", "46,000", "210"]
     assert "What failed" not in sections
+
+
+def _captions(made: Page) -> str:
+    return " ".join(block.caption for section in made.sections for block in section.blocks if isinstance(block, Chart))
+
+
+def test_figures_that_others_disturbed_are_no_headline() -> None:
+    seen = MachineFigures(MachineFacts.read(), 1.0, 3.0, Interference(0.8))
+    disturbed = replace(level(2), disturbed=True, machine=seen)
+    made = page(PLAN, "server", "conch", [level(1), disturbed], [None, None])
+    alone = page(PLAN, "server", "conch", [disturbed], [None])
+    quiet = page(PLAN, "server", "conch", [level(1)], [None])
+
+    assert "nobody disturbed" in _captions(quiet) and "inferences a second" in quiet.lead
+    assert "disturbed ones count at concurrency 2, for want of others" in _captions(made)
+    assert "nobody disturbed" not in _captions(made) + _captions(alone)
+    assert alone.lead == "server. Others used the machine meanwhile: the figures are not to be relied on."
+    [tiles] = [block.items for block in alone.opening if isinstance(block, Tiles)]
+    assert {tile.tone for tile in tiles} == {"muted"} and all("disturbed" in tile.detail for tile in tiles)
+    [table] = [block for block in made.sections[0].blocks if isinstance(block, Table)]
+    assert [row.tone for row in table.rows] == ["", "muted"]
+
+
+def test_the_terminal_shows_them_grey() -> None:
+    disturbed = replace(level(2), disturbed=True)
+    assert details(PLAN, level(), 120).plain.splitlines()[1] == "concurrency 1: 200.0 infer/s, 1000 requests"
+    shown = details(PLAN, disturbed, 120)
+    assert shown.plain.splitlines()[1] == "concurrency 2: 200.0 infer/s, 1000 requests, disturbed"
+    assert [str(span.style) for span in shown.spans][:1] == ["dim"]
 
 
 def test_many_levels_leave_charts_readable() -> None:

@@ -182,7 +182,12 @@ def _speed_up(variant: Variant, reference: Sequence[Latency]) -> str:
     """``3.95x ±4%``, with the largest of the shapes' half distances of the quartiles, and whether it was busy."""
     spreads = [latency.spread / 2 for latency in variant.latency if latency.runs >= _MIN_RUNS]
     spread = f" ±{max(spreads):.0%}" if spreads else ""
-    return f"{speed_up(variant.latency, reference):.2f}x{spread}{' busy' if variant.busy else ''}"
+    return f"{speed_up(variant.latency, reference):.2f}x{spread}{' busy' if is_busy(variant, reference) else ''}"
+
+
+def is_busy(variant: Variant, reference: Sequence[Latency]) -> bool:
+    """Whether a variant's speed-up over the ``reference`` rests on figures of a machine that was busy."""
+    return variant.busy or any(latency.busy for latency in reference)
 
 
 def megabytes(count: int) -> str:

@@ -68,6 +68,8 @@ def _lead(manifest: Manifest) -> str:
         other = columns.title(manifest.variant(manifest.by_shape.variant))
         beside = f", with {other} beside it for the shapes where that is faster"
     why = "it was refused, and serves by --force" if auto.forced else "the fastest that agrees with the checkpoint"
+    if _disturbed(manifest):
+        why += ", as far as can be told of a machine that others used"
     return f"{columns.title(auto)} serves {manifest.task}{beside}: {why}."
 
 
@@ -76,12 +78,16 @@ def _tiles(manifest: Manifest) -> Tiles:
     reference = _latency(manifest, REFERENCE)
     faster = speed_up(auto.latency, reference.latency) if auto.latency and reference.latency else None
     shape = min(by_shape(auto.latency), default=None)
-    items = [Tile(f"{significant(faster)}x", "speed-up", "over PyTorch in fp32", "good")]
+    disturbed = _disturbed(manifest)
+    grey: Tone = "muted" if disturbed else ""
+    marked = "disturbed; " if disturbed else ""
+    items = [Tile(f"{significant(faster)}x", "speed-up", f"{marked}over PyTorch in fp32", grey or "good")]
     if shape is not None:
         notation = columns.notation_of(manifest)
         before = by_shape(reference.latency).get(shape)
         detail = f"PyTorch: {notation.speed(before)}" if before is not None else ""
-        items.append(Tile(notation.speed(by_shape(auto.latency)[shape]), notation.heading(shape), detail))
+        speed = notation.speed(by_shape(auto.latency)[shape])
+        items.append(Tile(speed, notation.heading(shape), f"{marked}{detail}".removesuffix("; "), grey))
     agreement = columns.notation_of(manifest).agreement(auto.agreement).split("; ")[-1]
     if agreement:
         name, _, value = agreement.partition(" (")[0].rpartition(" ")
@@ -93,6 +99,11 @@ def _tiles(manifest: Manifest) -> Tiles:
     refused = sum(1 for variant in manifest.variants if _is_refused(variant))
     items.append(Tile(f"{len(manifest.variants) - refused} of {len(manifest.variants)}", "variants agree"))
     return Tiles(items)
+
+
+def _disturbed(manifest: Manifest) -> bool:
+    """Whether the speed of what serves rests on figures of a machine that others used."""
+    return columns.is_busy(manifest.variant(manifest.auto), _latency(manifest, REFERENCE).latency)
 
 
 def _latency(manifest: Manifest, name: str) -> Variant:

@@ -37,15 +37,20 @@ def table(manifest: Manifest, width: int) -> Table:
             agreement += f"; in a batch {in_batch}"
         first = [engine, speeds] if wide else [f"{engine}\n{speeds}".rstrip()]
         sizes = [disk, memory] if wide else [f"{disk}\n{memory}"]
-        cells = [
-            *first,
-            factor.replace(" ", "\n", 1),
+        grey = "dim" if factor.endswith(" busy") else ""
+        cells: list[str | Text] = [
+            *map(Text, first),
+            Text(factor.replace(" ", "\n", 1), grey),
             *sizes,
             agreement.replace("; ", "\n"),
             *([in_batch] if wide else []),
             verdict,
         ]
-        made.add_row(*map(Text, cells), style=_style(variant, manifest), end_section=True)
+        made.add_row(
+            *(cell if isinstance(cell, Text) else Text(cell) for cell in cells),
+            style=_style(variant, manifest),
+            end_section=True,
+        )
     return made
 
 

@@ -82,6 +82,8 @@ def _result(plan: PerfPlan, answered: Sequence[Measured]) -> str:
     best = max(answered, key=lambda one: one.figures.throughput)
     latency = best.figures.latency
     assert latency is not None
+    if best.disturbed:
+        return "Others used the machine meanwhile: the figures are not to be relied on."
     return (
         f"It answered {significant(best.figures.throughput)} inferences a second at {short_level(plan, best)}, half of"
         f" them within {duration(latency.percentiles[50])} and 99 % within {duration(latency.percentiles[99])}."
@@ -97,17 +99,25 @@ def _tiles(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Block]:
     where = short_level(plan, best)
     sure = best.confidence.throughput if best.confidence is not None else None
     within = f"{where}; {significant(sure.low)} to {significant(sure.high)} with 95 %" if sure is not None else where
-    tiles = [Tile(f"{significant(best.figures.throughput)} infer/s", "highest throughput", within)]
+    tiles = [_tile(best, f"{significant(best.figures.throughput)} infer/s", "highest throughput", within)]
     if best.generation is not None:
-        tiles.append(Tile(f"{significant(best.generation.tokens)} tokens/s", "in all", where))
-    tiles.append(Tile(duration(latency.percentiles[99]), "p99 latency", where))
+        tiles.append(_tile(best, f"{significant(best.generation.tokens)} tokens/s", "in all", where))
+    tiles.append(_tile(best, duration(latency.percentiles[99]), "p99 latency", where))
     if best is not answered[0]:
-        tiles.append(Tile(duration(first.percentiles[50]), "median latency", short_level(plan, answered[0])))
+        lowest = short_level(plan, answered[0])
+        tiles.append(_tile(answered[0], duration(first.percentiles[50]), "median latency", lowest))
     if best.resources is not None:
         tiles.append(Tile(significant(best.resources.cores), "cores used by the server", where))
         tiles.append(Tile(bytes_of(best.resources.gpu_memory or best.resources.memory),
                           "GPU memory" if best.resources.gpus else "memory of the server", "at most"))  # fmt: skip
     yield Tiles(tiles)
+
+
+def _tile(measured: Measured, value: str, label: str, detail: str) -> Tile:
+    """A figure of a level, grey where others used the machine."""
+    if measured.disturbed:
+        return Tile(value, label, f"disturbed; {detail}", "muted")
+    return Tile(value, label, detail)
 
 
 def _throughput(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
@@ -204,6 +214,12 @@ def _stages(plan: PerfPlan, answered: Sequence[Measured]) -> Iterator[Chart]:
 
 def _over_time(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Chart]:
     shown = _some([one for one in measured if len(one.windows) > 1])
+    disturbed = ", ".join(short_level(plan, one) for one in shown if one.disturbed)
+    counted = f"Figures are of the last {WINDOWS} that agree and that nobody disturbed."
+    if disturbed:
+        counted = (
+            f"Figures are of the last {WINDOWS} that agree; disturbed ones count at {disturbed}, for want of others."
+        )
     for title, unit, value in (
         ("Throughput by window", "throughput (infer/s)", lambda window: window.throughput),
         ("p99 latency by window", "p99 latency (ms)",
@@ -215,7 +231,7 @@ def _over_time(plan: PerfPlan, measured: Sequence[Measured]) -> Iterator[Chart]:
             yield line_chart(
                 title, series, Axis("seconds of the level"), Axis(unit), wide=False,
                 alt=f"{len(series)} levels in up to {longest} windows.",
-                caption=f"Figures are of the last {WINDOWS} that agree and that nobody disturbed.",
+                caption=counted,
             )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def level_table(plan: PerfPlan, measured: Sequence[Measured]) -> Table:
                     count(one.figures.requests),
                     count(one.failed),
                 ],
-                "bad" if not one.figures.requests or one.gone else "",
+                "bad" if not one.figures.requests or one.gone else "muted" if one.disturbed else "",
             )
         )  # fmt: skip
     return Table("Figures by level", [Column(heading, number=True) for heading in headings], rows)

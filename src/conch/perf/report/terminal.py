@@ -103,7 +103,11 @@ def details(plan: PerfPlan, measured: Measured, width: int) -> Text:
     from rich.text import Text
 
     figures = measured.figures
-    lines = [f"{level_of(plan, measured.level)}: {figures.throughput:.1f} infer/s, {figures.requests} requests"]
+    disturbed = ", disturbed" if measured.disturbed else ""
+    headline = (
+        f"{level_of(plan, measured.level)}: {figures.throughput:.1f} infer/s, {figures.requests} requests{disturbed}"
+    )
+    lines = [headline]
     if figures.latency is not None:
         lines.append(f"  latency    {_spread(figures.latency)}")
     parts = (("send", figures.send), ("wait", figures.wait), ("receive", figures.receive))
@@ -122,7 +126,8 @@ def details(plan: PerfPlan, measured: Measured, width: int) -> Text:
     for line in lines:
         # What is in the lines comes from servers: it is no markup, and may be of any length.
         wrapped = fill(line, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
-        shown.append(wrapped + "\n", "yellow" if line.startswith(f"  {_WARNING}") else "")
+        grey = "dim" if measured.disturbed and line is headline else ""
+        shown.append(wrapped + "\n", "yellow" if line.startswith(f"  {_WARNING}") else grey)
     shown.rstrip()
     return shown
 
@@ -149,7 +154,7 @@ def summary(plan: PerfPlan, measured: Sequence[Measured], width: int) -> Table:
             *(milliseconds(latency.percentiles[number] if latency else None) for number in numbers),
             *(milliseconds(stages[name].average if name in stages else None) for name in ("queue", "compute_infer")),
             str(one.failed),
-            style="red" if one.gone or not figures.requests else "",
+            style="red" if one.gone or not figures.requests else "dim" if one.disturbed else "",
         )
     return table
 

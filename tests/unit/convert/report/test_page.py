@@ -15,7 +15,7 @@ from conch.checkpoints.contrasts import Contrast, Contrasts
 from conch.checkpoints.manifest import Manifest
 from conch.convert.report.page import page_of
 from conch.reports.html import html
-from conch.reports.page import Chart, Page, Section, Table
+from conch.reports.page import Chart, Page, Section, Table, Tiles
 from tests.unit.convert.report.test_document import MANIFEST
 
 WORST = Contrasts(
@@ -74,6 +74,23 @@ def test_map_frames_the_fastest_that_may_serve() -> None:
     assert cells["ONNX Runtime (int8)", "1x16"]["best"]
     # It is faster, but was refused.
     assert not cells["ONNX Runtime (int8, static)", "1x16"]["best"]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_speed_up_that_others_disturbed_is_grey(place: int) -> None:
+    """Whether the variant that serves was disturbed, or what it is compared with."""
+    variants = list(WHOLE.variants)
+    disturbed = variants[place]
+    variants[place] = replace(disturbed, latency=tuple(replace(one, busy=True) for one in disturbed.latency))
+    shown = page_of(replace(WHOLE, variants=tuple(variants)))
+    quiet = page_of(WHOLE)
+
+    tiles = {tile.label: tile for block in shown.opening if isinstance(block, Tiles) for tile in block.items}
+    assert (tiles["speed-up"].tone, tiles["speed-up"].detail) == ("muted", "disturbed; over PyTorch in fp32")
+    assert tiles["1x16 ms"].tone == "muted" and tiles["disk"].tone == ""
+    assert "as far as can be told of a machine that others used" in shown.lead
+    assert "others" not in quiet.lead
+    assert {tile.tone for block in quiet.opening if isinstance(block, Tiles) for tile in block.items} == {"good", ""}
 
 
 def test_worst_texts_stand_side_by_side() -> None:
