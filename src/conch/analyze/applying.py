@@ -6,7 +6,10 @@ The only place of the analysis that writes there, and only when it is asked to.
 from __future__ import annotations
 
 import difflib
+import os
+import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -69,33 +72,50 @@ def apply(repository: ModelRepository, changed: Sequence[Change]) -> list[Path]:
             _write(change.file, change.after)
         _load(repository, [change.model for change in changed])
     except BaseException:
-        for file, old in kept.items():
+        for change in changed:
+            old = kept.get(change.file)
             if old is not None:
-                old.replace(file)
-            else:
-                file.unlink(missing_ok=True)
+                _write(change.file, change.before)
+                old.unlink()
+            elif change.file in kept:
+                change.file.unlink(missing_ok=True)
         raise
     return [old for old in kept.values() if old is not None]
 
 
 def _keep(file: Path) -> Path:
-    """A copy of a file under a name that nothing has."""
+    """A copy of a file, with its permissions, under a name that nothing has."""
     number = 1
     while True:
         old = file.with_name(file.name + BEFORE + (f"-{number}" if number > 1 else ""))
         try:
-            with old.open("x", encoding="utf-8") as copy:
-                copy.write(file.read_text(encoding="utf-8"))
+            _create(old, file.read_text(encoding="utf-8"), file.stat())
             return old
         except FileExistsError:
             number += 1
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file as a whole or not at all: a server may be looking at it."""
+    """Write a file as a whole or not at all, as a server may be looking at it; that of a link where it leads to.
+
+    It keeps its permissions, and its owner where that may be set.
+    """
+    file = file.resolve()
     new = file.with_name(f".{file.name}.new")
-    new.write_text(text, encoding="utf-8")
+    new.unlink(missing_ok=True)
+    _create(new, text, file.stat() if file.exists() else None)
     new.replace(file)
+
+
+def _create(file: Path, text: str, like: os.stat_result | None) -> None:
+    """Create a file with the permissions of another.  Raises FileExistsError for one that is there."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if like is None else 0o600)
+    with open(descriptor, "w", encoding="utf-8") as out:
+        if like is not None:
+            with suppress(OSError):
+                os.fchown(descriptor, like.st_uid, like.st_gid)
+            os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
+        out.write(text)
 
 
 def _load(repository: ModelRepository, models: Sequence[str]) -> None:

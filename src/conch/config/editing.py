@@ -36,14 +36,14 @@ def merge(config: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
 def edit(text: str, changes: Mapping[str, Any], source: str = "config.pbtxt") -> str:
     """The text of a configuration with ``changes``; ``source`` is its path, for messages.
 
-    Fields that change are written anew where they stood, further ones at the end.  Raises as :func:`merge` and
-    :func:`conch.config.pbtxt.parse` do.
+    Values that change are written where they stood, further fields at the end of their message.  Raises as
+    :func:`merge` and :func:`conch.config.pbtxt.parse` do.
     """
     before = pbtxt.parse(text, source)
     after = merge(before, changes)
     if before == after:
         return text
-    edited = _rewritten(text, before, after)
+    edited = _edited(text, before, after)
     try:
         if pbtxt.parse(edited, source) == after:
             return edited
@@ -102,110 +102,209 @@ def _parse(message: Any, name: str, value: Any, path: str) -> None:
         raise invalid(f"{path}: {error}") from error
 
 
-class _Field(NamedTuple):
-    """A top-level field of a text: its name, and where it begins and ends."""
+class _Span(NamedTuple):
+    """Part of a text."""
 
-    name: str
     start: int
     end: int
 
 
-def _rewritten(text: str, before: ModelConfig, after: ModelConfig) -> str:
-    fields = list(_top_level(text))
-    places = {
-        key: [one for one in fields if one.name == key[0] and key[1] in _keys(text, one)]
-        for key in _changed(before, after)
-    }
-    edits: list[tuple[int, int, str]] = []
-    added = ""
-    for key, found in places.items():
-        written = _written(after, *key)
-        for number, one in enumerate(found):
-            edits.append((*_span(text, one, whole_line=not written or number > 0), written if number == 0 else ""))
-        if not found and written:
-            added += written + "\n"
-    for start, end, written in sorted(edits, reverse=True):
+class _Field(NamedTuple):
+    """A field of a message in a text: its name, all of it with the separator after it, and its values; those of a list
+    one by one."""
+
+    name: str
+    span: _Span
+    values: list[_Span]
+
+
+def _edited(text: str, before: ModelConfig, after: ModelConfig) -> str:
+    edits: list[tuple[_Span, str]] = []
+    _edit_message(text, _Span(0, len(text)), before, after, edits)
+    for (start, end), written in sorted(edits, reverse=True):
         text = text[:start] + written + text[end:]
-    if added and text and not text.endswith("\n"):
-        text += "\n"
-    return text + added
+    return text
 
 
-def _changed(before: ModelConfig, after: ModelConfig) -> Iterator[tuple[str, str]]:
-    """The names of fields that differ; of parameters and the like with the key of each."""
-    for field in ModelConfig.DESCRIPTOR.fields:
-        old, new = getattr(before, field.name), getattr(after, field.name)
+def _edit_message(text: str, body: _Span, before: Any, after: Any, edits: list[tuple[_Span, str]]) -> None:
+    """Note the edits that make ``after`` of ``before``, whose fields are in ``body``."""
+    fields = list(_fields(text, body))
+    added = ""
+    for field in before.DESCRIPTOR.fields:
+        found = [one for one in fields if one.name == field.name]
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            yield from ((field.name, key) for key in sorted({*old, *new}) if _entry(old, key) != _entry(new, key))
-        elif old != new or (field.has_presence and before.HasField(field.name) != after.HasField(field.name)):
-            yield field.name, ""
+            added += _edit_entries(text, found, before, after, field.name, edits)
+            continue
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if old == new and (not field.has_presence or before.HasField(field.name) == after.HasField(field.name)):
+            continue
+        if not _edit_values(text, field, found, before, after, edits):
+            added += _replace(text, found, _written(after, field.name), edits)
+    if added:
+        _append(text, body, added, edits)
 
 
-def _entry(entries: Any, key: str) -> Any:
-    return entries.get(key)
+def _edit_values(
+    text: str, field: Any, found: list[_Field], before: Any, after: Any, edits: list[tuple[_Span, str]]
+) -> bool:
+    """Note the edits of the values of one field; False where they are to be written anew as a whole."""
+    repeated = field.default_value == []
+    old = list(getattr(before, field.name)) if repeated else [getattr(before, field.name)]
+    new = list(getattr(after, field.name)) if repeated else [getattr(after, field.name)]
+    places = [value for one in found for value in one.values]
+    if len(places) != len(old) or len(old) != len(new) or not _is_set(after, field):
+        return False
+    for place, was, value in zip(places, old, new, strict=True):
+        if field.message_type is not None:
+            _edit_message(text, _Span(place.start + 1, place.end - 1), was, value, edits)
+        elif was != value:
+            edits.append((place, _scalar(field, value)))
+    return True
 
 
-def _written(config: ModelConfig, name: str, key: str) -> str:
+def _edit_entries(
+    text: str, found: list[_Field], before: Any, after: Any, name: str, edits: list[tuple[_Span, str]]
+) -> str:
+    """Note the edits of the entries of a map; returns those that are new, in text format."""
+    old, new = getattr(before, name), getattr(after, name)
+    changed = [key for key in sorted({*old, *new}) if key not in old or key not in new or old[key] != new[key]]
+    entries = {key: one for one in found for key in _keys(type(before), text, one)}
+    if any(len(one.values) > 1 for one in found) and changed:
+        return _replace(text, found, _written(after, name), edits)
+    added = ""
+    for key in changed:
+        field = entries.get(key)
+        inner = _Span(field.values[0].start + 1, field.values[0].end - 1) if field is not None else None
+        value = next((one for one in _fields(text, inner) if one.name == "value"), None) if inner is not None else None
+        if key in new and value is not None:
+            described = before.DESCRIPTOR.fields_by_name[name].message_type.fields_by_name["value"]
+            place = value.values[0]
+            if described.message_type is not None:
+                _edit_message(text, _Span(place.start + 1, place.end - 1), old[key], new[key], edits)
+            else:
+                edits.append((place, _scalar(described, new[key])))
+        else:
+            added += _replace(text, [field] if field is not None else [], _written(after, name, key), edits)
+    return added
+
+
+def _is_set(message: Any, field: Any) -> bool:
+    return bool(message.HasField(field.name)) if field.has_presence else bool(getattr(message, field.name))
+
+
+def _replace(text: str, found: list[_Field], written: str, edits: list[tuple[_Span, str]]) -> str:
+    """Note that fields are written anew in the first one's place, below the comments that were in them; returns what is
+    to be written if there are none."""
+    for number, one in enumerate(found):
+        if number or not written:
+            edits.append((_whole_line(text, one.span), ""))
+            continue
+        indent = _indent(text, one.span.start)
+        lines = [comment for each in found for comment in _comments(text, each.span)] + written.splitlines()
+        edits.append((one.span, f"\n{indent}".join(lines)))
+    return "" if found or not written else written + "\n"
+
+
+def _append(text: str, body: _Span, written: str, edits: list[tuple[_Span, str]]) -> None:
+    """Note that fields come at the end of a message, in lines of their own where its fields have those."""
+    inside = text[body.start : body.end]
+    if body == (0, len(text)):
+        edits.append((_Span(body.end, body.end), ("\n" if text and not text.endswith("\n") else "") + written))
+    elif "\n" in inside:
+        indent = next((_indent(text, one.span.start) for one in _fields(text, body)), _indent(text, body.start) + "  ")
+        end = body.start + len(inside.rstrip(" \t"))
+        lines = "".join(f"{indent}{line}\n" for line in written.splitlines())
+        edits.append((_Span(end, end), lines if inside.rstrip(" \t").endswith("\n") else f"\n{lines}"))
+    else:
+        end = body.start + len(inside.rstrip())
+        edits.append((_Span(end, body.end), f" {' '.join(written.split())} "))
+
+
+def _written(message: Any, name: str, key: str = "") -> str:
     """A field, or one entry of it, in text format; empty where it is not set."""
-    part = ModelConfig()
-    for field, value in config.ListFields():
-        if field.name == name:
-            if key and key not in value:
-                continue
-            part.MergeFrom(config)
-            for other, _ in config.ListFields():
-                if other.name != name:
-                    part.ClearField(other.name)
-            for other_key in [one for one in getattr(part, name) if one != key] if key else []:
-                del getattr(part, name)[other_key]
+    part = type(message)()
+    part.CopyFrom(message)
+    for other, _ in message.ListFields():
+        if other.name != name:
+            part.ClearField(other.name)
+    if key:
+        for other_key in [one for one in getattr(part, name) if one != key]:
+            del getattr(part, name)[other_key]
     return str(text_format.MessageToString(part, as_utf8=True)).rstrip("\n")
 
 
-def _keys(text: str, field: _Field) -> set[str]:
-    """The key of a parameter; a single empty text for other fields."""
-    of = ModelConfig.DESCRIPTOR.fields_by_name.get(field.name)
-    if of is None or of.message_type is None or not of.message_type.GetOptions().map_entry:
-        return {""}
-    return set(getattr(pbtxt.parse(text[field.start : field.end], ""), field.name))
+def _scalar(field: Any, value: Any) -> str:
+    """A value in text format."""
+    out = text_format.TextWriter(as_utf8=True)
+    text_format.PrintFieldValue(field, value, out, as_utf8=True)
+    return str(out.getvalue())
 
 
-def _span(text: str, field: _Field, *, whole_line: bool) -> tuple[int, int]:
-    """Where a field is; with its line if nothing else is there."""
-    start, end = field.start, field.end
-    if not whole_line:
-        return start, end
-    line = text.rfind("\n", 0, start) + 1
-    after = text.find("\n", end)
+def _keys(kind: type[Any], text: str, field: _Field) -> set[str]:
+    """The keys of the entries of a map."""
+    part = kind()
+    text_format.Parse(text[field.span.start : field.span.end].rstrip(",;"), part)
+    return set(getattr(part, field.name))
+
+
+def _comments(text: str, span: _Span) -> list[str]:
+    return [match[0] for match in pbtxt.TOKEN.finditer(text, *span) if match[0].startswith("#")]
+
+
+def _indent(text: str, at: int) -> str:
+    """The blanks at the beginning of a line."""
+    line = text[text.rfind("\n", 0, at) + 1 : at]
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _whole_line(text: str, span: _Span) -> _Span:
+    """A part of a text; with its line if nothing else is there."""
+    line = text.rfind("\n", 0, span.start) + 1
+    after = text.find("\n", span.end)
     after = len(text) if after < 0 else after + 1
-    alone = not text[line:start].strip() and not text[end:after].strip()
-    return (line, after) if alone else (start, end)
+    alone = not text[line : span.start].strip() and not text[span.end : after].strip()
+    return _Span(line, after) if alone else span
 
 
-def _top_level(text: str) -> Iterator[_Field]:
-    """The fields of a readable text, in its order; a separator after one is part of it."""
-    tokens = [(match[0].rstrip(), match.start()) for match in pbtxt.TOKEN.finditer(text) if match.lastgroup != "blank"]
+def _fields(text: str, body: _Span) -> Iterator[_Field]:
+    """The fields of a readable message, in the text's order."""
+    tokens = [
+        _Span(match.start(), match.start() + len(match[0].rstrip()))
+        for match in pbtxt.TOKEN.finditer(text, *body)
+        if match.lastgroup != "blank"
+    ]
+    words = [text[token.start : token.end] for token in tokens]
     at = 0
     while at < len(tokens):
-        name, start = tokens[at]
-        at += 1
-        if at < len(tokens) and tokens[at][0] == ":":
+        first = at
+        at += 2 if words[at + 1 : at + 2] == [":"] else 1
+        values = []
+        if words[at : at + 1] == ["["]:
+            end = _after_value(words, at)
             at += 1
-        at = _after_value(tokens, at)
-        if at < len(tokens) and tokens[at][0] in (",", ";"):
+            while at < end - 1:
+                last = _after_value(words, at)
+                values.append(_Span(tokens[at].start, tokens[last - 1].end))
+                at = last + 1 if words[last] == "," else last
+            at = end
+        else:
+            last = _after_value(words, at)
+            values.append(_Span(tokens[at].start, tokens[last - 1].end))
+            at = last
+        if words[at : at + 1] in ([","], [";"]):
             at += 1
-        last, position = tokens[at - 1]
-        yield _Field(name, start, position + len(last))
+        yield _Field(words[first], _Span(tokens[first].start, tokens[at - 1].end), values)
 
 
-def _after_value(tokens: list[tuple[str, int]], at: int) -> int:
+def _after_value(words: list[str], at: int) -> int:
     """The index of the token after the value that begins at ``at``."""
     closing: list[str] = []
-    while at < len(tokens):
-        token = tokens[at][0]
+    while at < len(words):
+        word = words[at]
         at += 1
-        if token in _OPENING:
-            closing.append(_OPENING[token])
-        elif closing and token == closing[-1]:
+        if word in _OPENING:
+            closing.append(_OPENING[word])
+        elif closing and word == closing[-1]:
             closing.pop()
         if not closing:
             return at

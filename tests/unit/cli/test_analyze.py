@@ -140,7 +140,7 @@ def test_what_is_not_proven_to_be_better_is_shown_and_not_applied(
 
     shown = capsys.readouterr()
     assert f"nothing is applied: {reason}" in shown.err and "--force" in shown.err
-    assert "+  count: 3" in shown.out
+    assert "+instance_group [{ count: 3 }]" in shown.out
     assert "count: 1" in config.read_text()
 
 

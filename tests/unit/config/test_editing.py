@@ -26,10 +26,83 @@ optimization < input_pinned_memory { enable: true } >
 def test_only_what_changes_is_written_anew() -> None:
     edited = edit(TEXT, {"max_batch_size": 16, "parameters": {"threads": {"string_value": "4"}}})
 
-    assert edited == TEXT.replace("max_batch_size: 8", "max_batch_size: 16").replace(
-        'parameters { key: "threads" value { string_value: "2" } }',
-        'parameters {\n  key: "threads"\n  value {\n    string_value: "4"\n  }\n}',
+    assert edited == TEXT.replace("max_batch_size: 8", "max_batch_size: 16").replace('"2"', '"4"')
+
+
+def test_comments_within_what_changes_stay() -> None:
+    text = """\
+dynamic_batching { # for the crawler
+  # measured on Monday
+  max_queue_delay_microseconds: 100 # short
+}
+instance_group [
+  # on the processor
+  { count: 1 kind: KIND_CPU }, # the first
+  {
+    count: 2 # the second
+  }
+]
+"""
+    edited = edit(text, {
+        "dynamic_batching": {"max_queue_delay_microseconds": 500, "preferred_batch_size": [4, 8]},
+        "instance_group": [{"count": 3}, {"count": 4, "kind": "KIND_GPU"}],
+    })  # fmt: skip
+
+    assert (
+        edited
+        == """\
+dynamic_batching { # for the crawler
+  # measured on Monday
+  max_queue_delay_microseconds: 500 # short
+  preferred_batch_size: 4
+  preferred_batch_size: 8
+}
+instance_group [
+  # on the processor
+  { count: 3 kind: KIND_CPU }, # the first
+  {
+    count: 4 # the second
+    kind: KIND_GPU
+  }
+]
+"""
     )
+
+
+def test_comments_in_a_list_of_another_length_stand_above_it() -> None:
+    text = "max_batch_size: 8\ninstance_group [\n  # on the processor\n  { count: 1 } # one\n]\n"
+
+    edited = edit(text, {"instance_group": [{"count": 1}, {"count": 2}]})
+
+    assert edited == (
+        "max_batch_size: 8\n# on the processor\n# one\n"
+        "instance_group {\n  count: 1\n}\ninstance_group {\n  count: 2\n}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "edited"),
+    [
+        ("dynamic_batching { }", "dynamic_batching { default_priority_level: 2 }"),
+        ("dynamic_batching {}", "dynamic_batching { default_priority_level: 2 }"),
+        ("dynamic_batching {\n}\n", "dynamic_batching {\n  default_priority_level: 2\n}\n"),
+        (
+            "dynamic_batching <\n  priority_levels: 3\n>",
+            "dynamic_batching <\n  priority_levels: 3\n  default_priority_level: 2\n>",
+        ),
+        (
+            "dynamic_batching: { priority_levels: 3; };",
+            "dynamic_batching: { priority_levels: 3; default_priority_level: 2 };",
+        ),
+    ],
+)
+def test_a_new_field_of_a_message_is_written_as_its_others_are(text: str, edited: str) -> None:
+    assert edit(text, {"dynamic_batching": {"default_priority_level": 2}}) == edited
+
+
+def test_values_of_a_map_of_texts_change_in_their_place() -> None:
+    text = 'cc_model_filenames [{ key: "7.0" value: "old" }] # why\n'
+    assert edit(text, {"cc_model_filenames": {"7.0": "new"}}) == text.replace("old", "new")
 
 
 def test_a_new_field_comes_at_the_end_and_goes_without_a_trace() -> None:
