@@ -6,9 +6,9 @@ up cancels its request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from conch.errors import ConchError, unsupported
+from conch.errors import unsupported
 from conch.frontends.codec import requests as large
 from conch.frontends.codec.pool import LARGE, Codec
 from conch.frontends.forwarding import HeaderForwarding
@@ -212,7 +212,7 @@ class Inference:
             single.request, single.layout = decode_document(
                 document, model.signature, single.on_response, max_input_size=self._limit
             )
-        self._send_texts(exchange, model, requests or [single.request])
+        self._send_texts(exchange, model, single, several)
 
     async def _have_texts_decoded(
         self, exchange: HttpExchange, model: Model, single: GenerateResponder, several: TextsResponder
@@ -234,7 +234,7 @@ class Inference:
                 several.requests = requests
             else:
                 [single.request], single.layout = requests, layout
-            self._send_texts(exchange, model, requests)
+            self._send_texts(exchange, model, single, several)
 
     def _send(self, exchange: HttpExchange, model: Model, request: InferRequest) -> None:
         """Send a request to its model; the client's hanging up cancels it."""
@@ -244,23 +244,13 @@ class Inference:
         if not request.finished:
             exchange.on_disconnect = request.cancel
 
-    def _send_texts(self, exchange: HttpExchange, model: Model, requests: Sequence[InferRequest]) -> None:
-        """Send requests that are answered together; the client's hanging up, and one that is refused, cancels all."""
-
-        def cancel() -> None:
-            for request in requests:
-                request.cancel()
-
-        try:
-            for request in requests:
-                if self._tracing.on:
-                    begin_trace(self._tracing, exchange, request)
-                model.infer(request)
-        except ConchError as error:
-            refuse(exchange, error)  # before those that are cancelled respond
-            cancel()
-        if not exchange.gone:
-            exchange.on_disconnect = cancel
+    def _send_texts(
+        self, exchange: HttpExchange, model: Model, single: GenerateResponder, several: TextsResponder
+    ) -> None:
+        if several.requests:
+            several.start(model, self._tracing)
+        else:
+            self._send(exchange, model, single.request)
 
 
 def _as_sent(exchange: HttpExchange) -> Iterator[tuple[str, str]]:

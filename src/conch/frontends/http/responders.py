@@ -16,8 +16,10 @@ from conch.frontends.codec.pool import Codec
 from conch.frontends.http.exchange import JSON, HttpExchange
 from conch.frontends.http.status import STATUS, refuse
 from conch.frontends.http.tasks import ExchangeTasks, given_up_by_client
+from conch.frontends.http.traced import begin_trace
 from conch.inference import InferRequest, InferResponse
 from conch.server.model import Model
+from conch.telemetry.tracing.tracing import Tracing
 from conch.tensors import Buffer
 from conch.wire import compression
 from conch.wire.json.control import error_body
@@ -199,6 +201,21 @@ class TextsResponder:
         self._answers: dict[int, InferResponse] = {}
         self._ended = 0
 
+    def start(self, model: Model, tracing: Tracing) -> None:
+        """Send the requests, until one is refused or fails; the client's hanging up cancels all."""
+        exchange = self._exchange
+        try:
+            for request in self.requests:
+                if exchange.gone:
+                    return
+                if tracing.on:
+                    begin_trace(tracing, exchange, request)
+                model.infer(request)
+        except ConchError as error:
+            self._give_up(error)
+        if not exchange.gone:
+            exchange.on_disconnect = self._cancel
+
     def of(self, index: int) -> Callable[[InferResponse], None]:
         """What is to be called with the responses of request ``index``."""
         return lambda response: self._take(index, response)
@@ -234,7 +251,10 @@ class TextsResponder:
         self._exchange.respond(200, [JSON], *body)
 
     def _give_up(self, error: ConchError) -> None:
-        refuse(self._exchange, error)
+        refuse(self._exchange, error)  # before those that are cancelled respond
+        self._cancel()
+
+    def _cancel(self) -> None:
         for request in self.requests:
             request.cancel()
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from conch.errors import unavailable
 from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import TextsResponder
 from conch.inference import InferRequest, InferResponse
+from conch.telemetry.tracing.tracing import Tracing
+from conch.telemetry.tracing.values import TraceValues
 from conch.tensors import WireTensor
 
 
@@ -33,10 +36,15 @@ class Client:
         self.ended += 1
 
 
-def asked(texts: int) -> tuple[Client, list[InferRequest]]:
+def responder_for(texts: int) -> tuple[Client, TextsResponder]:
     client: Any = Client()
     responder = TextsResponder(HttpExchange(client, b"POST", b"/v2/models/m/generate", {}, True), client)
     responder.requests += [InferRequest("m", {}, responder.of(index), model_version=1) for index in range(texts)]
+    return client, responder
+
+
+def asked(texts: int) -> tuple[Client, list[InferRequest]]:
+    client, responder = responder_for(texts)
     return client, responder.requests
 
 
@@ -65,3 +73,27 @@ def test_an_answer_that_cannot_be_written_does_not_leave_the_client_waiting() ->
     client, (request,) = asked(1)
     request.respond(InferResponse([WireTensor("score", "FP32", (1,), b"odd")]))
     assert client.written.startswith(b"HTTP/1.1 500 ") and client.ended == 1
+
+
+class Full:
+    """A model with room for one request; it refuses others, or accepts them and they fail at once."""
+
+    def __init__(self, refuses: bool) -> None:
+        self.refuses = refuses
+        self.sent: list[InferRequest] = []
+
+    def infer(self, request: InferRequest) -> None:
+        self.sent.append(request)
+        if len(self.sent) > 1:
+            if self.refuses:
+                raise unavailable("the queue is full")
+            request.fail(unavailable("the queue is full"))
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_requests_after_one_that_fails_at_once_are_not_sent(refuses: bool) -> None:
+    client, responder = responder_for(4)
+    model: Any = Full(refuses)
+    responder.start(model, Tracing(TraceValues()))
+    assert client.written.startswith(b"HTTP/1.1 503 ") and client.ended == 1
+    assert model.sent == responder.requests[:2] and responder.requests[0].cancelled
