@@ -291,21 +291,33 @@ class ForkedProcess:
         on_exit: Callable[[], None],
         on_line: Callable[[str], None],
     ) -> tuple[ChildProcess, socket.socket]:
-        """Watch it from now on, as :data:`Spawn` says; ``template`` is told of its end as well."""
+        """Watch it from now on, as :data:`Spawn` says; ``template`` is told of its end as well.
+
+        Raises OSError where it cannot be watched; then it has ended.
+        """
 
         def exited() -> None:
             template.lost_one()
             on_exit()
 
         output = WorkerOutput(self._output, on_line)
-        return SpawnedProcess(self._pid, self._wait, output, exited), self._connection
+        try:
+            return SpawnedProcess(self._pid, self._wait, output, exited), self._connection
+        except OSError:
+            self._end()
+            output.close()
+            template.lost_one()
+            raise
 
     def discard(self) -> None:
         """End it: nobody wants it any more."""
+        self._end()
+        os.close(self._output)
+
+    def _end(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
         self._wait()
         self._connection.close()
-        os.close(self._output)
 
     def _wait(self) -> int:
         try:

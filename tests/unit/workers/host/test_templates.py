@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -318,3 +319,23 @@ async def test_a_template_stays_while_two_workers_share_it_and_ends_after_a_whil
     assert closed == [template]
     assert template.ended.is_set()
     process.control.close()
+
+
+async def test_worker_that_cannot_be_watched_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = Templates(60)
+    kind = kind_of(templates)
+    owner = await Owner().start(templates, kind)
+    spawn = await templates.fork(kind, {})
+    assert spawn is not None
+
+    def without_descriptors(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    children, files = len(psutil.Process().children()), psutil.Process().num_fds()
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Too many open files"):
+        patched.setattr(os, "pidfd_open", without_descriptors)
+        spawn("", {}, lambda: None, lambda line: None)
+    assert len(psutil.Process().children()) == children - 1
+    assert psutil.Process().num_fds() == files - 2  # its socket and its pipe
+    await owner.end()
+    await templates.close()
