@@ -43,12 +43,29 @@ class RemoteEndpoint:
 
 
 @dataclass(slots=True, eq=False)
-class _PinnedSequence:
-    """A sequence, where it started, when it was last heard of (s), and how many of its requests are under way."""
+class PinnedSequence:
+    """A sequence, its server, when it was last heard of (s), and how many of its requests are under way.
+
+    While its first request is ``starting``, it may move to another server.  ``lost`` says why it has ended early.
+    """
 
     endpoint: RemoteEndpoint
     seen: float
-    under_way: int
+    under_way: int = 0
+    starting: bool = True
+    lost: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Assignment:
+    """The server that has a request, and the sequence that the request belongs to, as far as that is known here."""
+
+    endpoint: RemoteEndpoint
+    sequence: PinnedSequence | None = None
+
+    @property
+    def url(self) -> str:
+        return self.endpoint.url
 
 
 def _accept(urls: Sequence[str]) -> None:
@@ -59,7 +76,8 @@ class Endpoints:
     """The servers that share the requests of one model.
 
     The least loaded gets the next request, or the one to which its ``key`` belongs unless that has clearly more to do
-    than the others.  A sequence stays where it started, until it ends or nothing is heard of it for ``idle_seconds``.
+    than the others.  A sequence stays where it started, until it ends or nothing is heard of it for ``idle_seconds``;
+    it moves as a whole while its first request has run nowhere, and fails as a whole otherwise.
 
     ``check`` raises for addresses that are refused.  ``on_added`` and ``on_gone`` are told of every address that is to
     be asked whether it is ready, and that is needed no longer.
@@ -80,7 +98,7 @@ class Endpoints:
         self._on_added = on_added
         self._on_gone = on_gone
         self._known: dict[str, RemoteEndpoint] = {}
-        self._sequences: dict[int | str, _PinnedSequence] = {}
+        self._sequences: dict[int | str, PinnedSequence] = {}
         self._lost: dict[int | str, tuple[float, str]] = {}
         self._uses = 0
 
@@ -142,36 +160,72 @@ class Endpoints:
             self._lose_sequences(endpoint)
         return news
 
-    def take(self, request: InferRequest, key: bytes = b"", without: Collection[str] = ()) -> RemoteEndpoint:
-        """The server that gets a request, which is under way there from now on; ``without`` those that were tried.
+    def take(self, request: InferRequest, key: bytes = b"") -> Assignment:
+        """The server that gets a request, which is under way there from now on.
 
         Raises UNAVAILABLE where there is none, and for a request of a sequence whose server has gone.
         """
         self._forget_idle()
-        endpoint = self._of_sequence(request) or self._chosen(request, key, without)
-        self._uses += 1
-        endpoint.last_used = self._uses
-        endpoint.under_way += 1
+        sequence = self._sequence_of(request)
+        endpoint = self._chosen(request, key, ()) if sequence is None else sequence.endpoint
+        self._use(endpoint)
         if self.begins(request):
-            self._begin_sequence(request.correlation_id, endpoint)
-        return endpoint
+            sequence = self._begin_sequence(request.correlation_id, endpoint)
+        if sequence is not None:
+            sequence.under_way += 1
+        return Assignment(endpoint, sequence)
 
-    def give_back(self, request: InferRequest, endpoint: RemoteEndpoint, *, refused: bool = False) -> None:
-        """A request that :meth:`take` sent to a server has ended, or was ``refused`` there and goes elsewhere."""
+    def follow(self, request: InferRequest, assignment: Assignment) -> None:
+        """Have a request go where its sequence is by now; to be called when those before it in the sequence have ended.
+
+        Raises UNAVAILABLE for a sequence that has ended early.
+        """
+        sequence = assignment.sequence
+        if sequence is None:
+            return
+        if sequence.lost:
+            self._lost.pop(request.correlation_id, None)
+            raise _ended_early(request, sequence.lost)
+        self._reassign(assignment, sequence.endpoint)
+
+    def move(self, request: InferRequest, assignment: Assignment, key: bytes, without: Collection[str]) -> None:
+        """Give a request that has run nowhere to another server, and the sequence that it begins.
+
+        ``without`` are the servers that were tried.  Raises UNAVAILABLE where there is no other.
+        """
+        endpoint, sequence = self._chosen(request, key, without), assignment.sequence
+        if sequence is not None:
+            if self._sequences.get(request.correlation_id) is sequence:
+                sequence.endpoint.sequences -= 1
+                endpoint.sequences += 1
+            sequence.endpoint = endpoint
+        self._reassign(assignment, endpoint)
+
+    def give_back(self, request: InferRequest, assignment: Assignment) -> None:
+        """A request has ended."""
+        endpoint, sequence = assignment.endpoint, assignment.sequence
         endpoint.under_way -= 1
-        sequence = self._sequences.get(request.correlation_id) if request.correlation_id else None
-        if sequence is not None and sequence.endpoint is endpoint:
+        if sequence is not None:
             sequence.under_way -= 1
-            self._note_seen(request.correlation_id, sequence)
-            if request.flags & SEQUENCE_END or (refused and request.flags & SEQUENCE_START):
-                self._end_sequence(request.correlation_id)
+            if self.begins(request):
+                sequence.starting = False
+            if self._sequences.get(request.correlation_id) is sequence:
+                self._note_seen(request.correlation_id, sequence)
+                if request.flags & SEQUENCE_END:
+                    self._end_sequence(request.correlation_id)
         self._forget_if_done(endpoint)
 
-    def told(self, request: InferRequest) -> None:
-        """The client learns from the error of this request that its sequence has ended early."""
+    def fail(self, request: InferRequest, assignment: Assignment, reason: str) -> None:
+        """End the sequence of a request that may not have run; its client learns that from the error of this request.
+
+        Requests that wait behind it fail for the ``reason`` given.
+        """
+        sequence = assignment.sequence
+        if sequence is not None and not sequence.lost:
+            sequence.lost = reason
+            if self._sequences.get(request.correlation_id) is sequence:
+                self._end_sequence(request.correlation_id)
         self._lost.pop(request.correlation_id, None)
-        if request.correlation_id in self._sequences:
-            self._end_sequence(request.correlation_id)
 
     def begins(self, request: InferRequest) -> bool:
         """Whether a request is the first of a sequence."""
@@ -181,22 +235,32 @@ class Endpoints:
         """Whether a request belongs to a sequence that is under way."""
         return request.correlation_id in self._sequences and not request.flags & SEQUENCE_START
 
-    def _of_sequence(self, request: InferRequest) -> RemoteEndpoint | None:
+    def _sequence_of(self, request: InferRequest) -> PinnedSequence | None:
+        """The sequence that a request continues.  Raises UNAVAILABLE for one whose server has gone."""
         correlation_id = request.correlation_id
         if not correlation_id or request.flags & SEQUENCE_START:
             return None
         sequence = self._sequences.get(correlation_id)
         if sequence is not None:
-            sequence.under_way += 1
             self._note_seen(correlation_id, sequence)
-            return sequence.endpoint
+            return sequence
         lost = self._lost.pop(correlation_id, None)
         if lost is not None:
-            raise unavailable(
-                f"sequence {correlation_id} of model '{request.model_name}' has ended early, as its server {lost[1]} "
-                "went away: start it again"
-            )
+            raise _ended_early(request, lost[1])
         return None
+
+    def _use(self, endpoint: RemoteEndpoint) -> None:
+        self._uses += 1
+        endpoint.last_used = self._uses
+        endpoint.under_way += 1
+
+    def _reassign(self, assignment: Assignment, endpoint: RemoteEndpoint) -> None:
+        before = assignment.endpoint
+        if before is not endpoint:
+            self._use(endpoint)
+            assignment.endpoint = endpoint
+            before.under_way -= 1
+            self._forget_if_done(before)
 
     def _chosen(self, request: InferRequest, key: bytes, without: Collection[str]) -> RemoteEndpoint:
         usable = [one for one in self._known.values() if one.usable and one.url not in without]
@@ -215,12 +279,13 @@ class Endpoints:
         """The error for a request that no server can take."""
         return unavailable(f"model '{request.model_name}' is not available: {self.reason or 'all servers were tried'}")
 
-    def _begin_sequence(self, correlation_id: int | str, endpoint: RemoteEndpoint) -> None:
+    def _begin_sequence(self, correlation_id: int | str, endpoint: RemoteEndpoint) -> PinnedSequence:
         if correlation_id in self._sequences:
             self._end_sequence(correlation_id)
         self._lost.pop(correlation_id, None)
-        self._sequences[correlation_id] = _PinnedSequence(endpoint, self._clock(), 1)
+        sequence = self._sequences[correlation_id] = PinnedSequence(endpoint, self._clock())
         endpoint.sequences += 1
+        return sequence
 
     def _end_sequence(self, correlation_id: int | str) -> None:
         endpoint = self._sequences.pop(correlation_id).endpoint
@@ -228,13 +293,15 @@ class Endpoints:
         self._forget_if_done(endpoint)
 
     def _lose_sequences(self, endpoint: RemoteEndpoint) -> None:
+        """End what has started at a server that has gone; what has not may still start elsewhere."""
         now = self._clock()
         for correlation_id, sequence in list(self._sequences.items()):
-            if sequence.endpoint is endpoint:
-                self._lost[correlation_id] = (now, endpoint.url)
+            if sequence.endpoint is endpoint and not sequence.starting:
+                sequence.lost = f"its server {endpoint.url} went away"
+                self._lost[correlation_id] = (now, sequence.lost)
                 self._end_sequence(correlation_id)
 
-    def _note_seen(self, correlation_id: int | str, sequence: _PinnedSequence) -> None:
+    def _note_seen(self, correlation_id: int | str, sequence: PinnedSequence) -> None:
         """Keep the sequences in the order in which they were last heard of."""
         sequence.seen = self._clock()
         del self._sequences[correlation_id]
@@ -256,6 +323,11 @@ class Endpoints:
         if done and self._known.get(endpoint.url) is endpoint:
             del self._known[endpoint.url]
             self._on_gone(endpoint.url)
+
+
+def _ended_early(request: InferRequest, reason: str) -> ConchError:
+    sequence = f"sequence {request.correlation_id} of model '{request.model_name}'"
+    return unavailable(f"{sequence} has ended early, as {reason}: start it again")
 
 
 def _salt(url: str) -> bytes:

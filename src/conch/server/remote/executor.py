@@ -13,7 +13,7 @@ from conch.config.remote import RemoteSettings, check_urls, read_url
 from conch.config.schema import ModelConfig
 from conch.errors import Code, ConchError, cancelled, internal, unavailable
 from conch.inference import InferRequest, InferResponse
-from conch.server.remote.endpoints import Endpoints, RemoteEndpoint
+from conch.server.remote.endpoints import Assignment, Endpoints
 from conch.server.remote.health import HealthWatch
 from conch.server.remote.transport import Connect, LostError, RemoteTransport, UnreachedError
 from conch.telemetry.statistics import ModelStatistics
@@ -39,13 +39,11 @@ class _Server:
 class _Passage:
     """A request on its way: the server that has it, the one before it in its sequence, the servers that were tried."""
 
-    __slots__ = ("before", "endpoint", "request", "tried")
+    __slots__ = ("assignment", "before", "request", "tried")
 
-    def __init__(
-        self, request: InferRequest, endpoint: RemoteEndpoint, before: asyncio.Task[None] | None = None
-    ) -> None:
+    def __init__(self, request: InferRequest, assignment: Assignment, before: asyncio.Task[None] | None = None) -> None:
         self.request = request
-        self.endpoint = endpoint
+        self.assignment = assignment
         self.before = before
         self.tried: set[str] = set()
 
@@ -117,15 +115,14 @@ class RemoteExecutor:
             raise unavailable(f"model '{self._name}' is not available: {_STOPPING}")
         if len(self._tasks) >= self._limit:
             raise request.error("Exceeds maximum queue size", Code.UNAVAILABLE)
-        in_sequence = self.endpoints.begins(request) or self.endpoints.continues(request)
-        endpoint = self.endpoints.take(request, self._key(request))
+        assignment = self.endpoints.take(request, self._key(request))
         request.times.queued = request.times.started = monotonic_ns()
         request.on_cancel = self._cancel
         correlation_id = request.correlation_id
-        before = self._last_of.get(correlation_id) if in_sequence else None
-        passage = _Passage(request, endpoint, before)
+        before = self._last_of.get(correlation_id) if assignment.sequence is not None else None
+        passage = _Passage(request, assignment, before)
         task = self._tasks[request] = self._loop.create_task(self._run(passage))
-        if in_sequence:
+        if assignment.sequence is not None:
             self._last_of[correlation_id] = task
         task.add_done_callback(partial(self._ended, passage))
 
@@ -226,7 +223,7 @@ class RemoteExecutor:
         """Whatever became of a request, also if it was cancelled before it was sent."""
         request = passage.request
         del self._tasks[request]
-        self.endpoints.give_back(request, passage.endpoint)
+        self.endpoints.give_back(request, passage.assignment)
         correlation_id = request.correlation_id
         if self._last_of.get(correlation_id) is task:
             del self._last_of[correlation_id]
@@ -238,15 +235,20 @@ class RemoteExecutor:
             ends = self._ends(request)
             before, passage.before = passage.before, None
             if before is not None:
-                await asyncio.wait([before], timeout=None if ends is None else max(ends - monotonic(), 0.0))
+                seconds = None if ends is None else max(ends - monotonic(), 0.0)
+                _, late = await asyncio.wait([before], timeout=seconds)
+                if late:
+                    raise self._too_late(passage)
+            self.endpoints.follow(request, passage.assignment)
             await self._attempt(passage, ends)
         except ConchError as error:
             request.fail(error)
         except asyncio.CancelledError:
             request.fail(cancelled())
         except Exception as error:
-            LOG.exception("a request could not be passed on to %s", passage.endpoint.url)
-            request.fail(internal(f"the request could not be passed on to {passage.endpoint.url}: {error!r}"))
+            url = passage.assignment.url
+            LOG.exception("a request could not be passed on to %s", url)
+            request.fail(internal(f"the request could not be passed on to {url}: {error!r}"))
 
     async def _attempt(self, passage: _Passage, ends: float | None) -> None:
         """Send a request to a server, and to another one if it could not be reached.
@@ -257,9 +259,9 @@ class RemoteExecutor:
         patience = monotonic() + self._settings.connect_timeout
         waited = repeated = False
         while True:
-            url = passage.endpoint.url
+            url = passage.assignment.url
             try:
-                await self._send(request, url, ends)
+                await self._send(passage, url, ends)
                 return
             except UnreachedError as error:
                 self._suspect(url)
@@ -268,27 +270,27 @@ class RemoteExecutor:
                 self._suspect(url)
                 failure = f"{error.message}; the request may have run there"
                 if repeated or not self._may_repeat(request):
-                    self.endpoints.told(request)
+                    self.endpoints.fail(request, passage.assignment, f"{url} has lost a request before this one")
                     raise unavailable(f"{url}: {failure}") from None
                 repeated = waited = True
             if self._moved(passage):
                 continue
             if waited or monotonic() + _BACK_OFF > patience:
-                self.endpoints.told(request)
+                self.endpoints.fail(request, passage.assignment, f"a request before this one did not reach {url}")
                 raise unavailable(f"model '{self._name}' is not available: {url}: {failure}")
             waited = True
             await asyncio.sleep(_BACK_OFF)
 
-    async def _send(self, request: InferRequest, url: str, ends: float | None) -> None:
+    async def _send(self, passage: _Passage, url: str, ends: float | None) -> None:
         """Pass a request on to one server, and its responses back."""
+        request = passage.request
         seconds = None if ends is None else max(ends - monotonic(), 0.001)
         request.times.started = monotonic_ns()
         try:
             await self._servers[url].transport.infer(request, seconds, partial(self._deliver, request))
         except TimeoutError:
             self._note_times(request)
-            within = (monotonic_ns() - request.times.queued) / 1e9
-            raise unavailable(f"no answer from {url} within {within:.3g} s") from None
+            raise self._too_late(passage) from None
         except UnreachedError:
             raise
         except ConchError as error:
@@ -296,6 +298,12 @@ class RemoteExecutor:
             if error.code in _OF_A_MODEL_THAT_LEAVES:
                 self._suspect(url)
             raise
+
+    def _too_late(self, passage: _Passage) -> ConchError:
+        """The error for a request whose time is over."""
+        request, url = passage.request, passage.assignment.url
+        self.endpoints.fail(request, passage.assignment, f"{url} has not answered a request before this one in time")
+        return unavailable(f"no answer from {url} within {(monotonic_ns() - request.times.queued) / 1e9:.3g} s")
 
     def _deliver(self, request: InferRequest, response: InferResponse) -> None:
         """Pass a response on to whoever waits for it."""
@@ -331,15 +339,14 @@ class RemoteExecutor:
 
     def _moved(self, passage: _Passage) -> bool:
         """Give a request to a server that has not been tried; False where there is none, and for a running sequence."""
-        request, before = passage.request, passage.endpoint
-        passage.tried.add(before.url)
-        if self.endpoints.continues(request):
+        request, assignment = passage.request, passage.assignment
+        passage.tried.add(assignment.url)
+        if assignment.sequence is not None and not self.endpoints.begins(request):
             return False
         try:
-            passage.endpoint = self.endpoints.take(request, self._key(request), passage.tried)
+            self.endpoints.move(request, assignment, self._key(request), passage.tried)
         except ConchError:
             return False
-        self.endpoints.give_back(request, before, refused=True)
         return True
 
     def _may_repeat(self, request: InferRequest) -> bool:

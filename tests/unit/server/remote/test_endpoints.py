@@ -8,7 +8,7 @@ import pytest
 
 from conch.errors import Code, ConchError, invalid
 from conch.inference import SEQUENCE_END, SEQUENCE_START, InferRequest
-from conch.server.remote.endpoints import Endpoints, RemoteEndpoint
+from conch.server.remote.endpoints import Assignment, Endpoints
 
 A, B, C = "grpc://a:1", "grpc://b:1", "http://c:1"
 IDLE_SECONDS = 10.0
@@ -32,7 +32,7 @@ class Choice:
         for url in urls:
             self.endpoints.mark(url, "")
 
-    def take(self, correlation_id: int | str = 0, flags: int = 0, key: bytes = b"") -> RemoteEndpoint:
+    def take(self, correlation_id: int | str = 0, flags: int = 0, key: bytes = b"") -> Assignment:
         return self.endpoints.take(request(correlation_id, flags), key)
 
 
@@ -128,7 +128,7 @@ def test_a_sequence_stays_where_it_started_until_it_ends(correlation_id: int | s
         choice.endpoints.give_back(request(correlation_id), one)
     assert (choice.endpoints.sequences, choice.gone) == (1, [])
     last = choice.take(correlation_id, SEQUENCE_END)
-    assert last is home
+    assert last.url == home.url
     choice.endpoints.give_back(request(correlation_id, SEQUENCE_END), last)
     assert (choice.endpoints.sequences, choice.gone) == (0, [home.url])
 
@@ -194,6 +194,56 @@ def test_most_keys_stay_where_they_were_when_a_server_is_added() -> None:
 
 def test_a_server_that_was_tried_is_left_out() -> None:
     choice = Choice(A, B)
-    assert choice.endpoints.take(request(), b"", {A}).url == B
+    taken = choice.take()
+    tried = taken.url
+    choice.endpoints.move(request(), taken, b"", {tried})
+    assert {tried, taken.url} == {A, B}
+    assert choice.endpoints.under_way == {tried: 0, taken.url: 1}
     with pytest.raises(ConchError, match="all servers were tried"):
-        choice.endpoints.take(request(), b"", {A, B})
+        choice.endpoints.move(request(), taken, b"", {A, B})
+
+
+def test_requests_behind_the_first_of_a_sequence_follow_it_to_another_server() -> None:
+    choice = Choice(A, B)
+    start, step = request(7, SEQUENCE_START), request(7)
+    first, second = choice.endpoints.take(start), choice.endpoints.take(step)
+    choice.endpoints.move(start, first, b"", {first.url})
+    choice.endpoints.give_back(start, first)
+    choice.endpoints.follow(step, second)
+    assert second.url == first.url == choice.take(7, SEQUENCE_END).url
+    assert choice.endpoints.under_way == {A: 0, B: 0} | {first.url: 2}
+
+
+def test_server_that_goes_before_a_sequence_has_started_there_does_not_end_it() -> None:
+    choice = Choice(A, B)
+    start, step = request(7, SEQUENCE_START), request(7)
+    first, second = choice.endpoints.take(start), choice.endpoints.take(step)
+    choice.endpoints.mark(first.url, "no connection", gone=True)
+    choice.endpoints.move(start, first, b"", {first.url})
+    choice.endpoints.follow(step, second)
+    assert second.url == first.url and choice.endpoints.sequences == 1
+
+
+def test_requests_behind_one_that_may_not_have_run_fail_and_the_next_sequence_does_not() -> None:
+    choice = Choice(A)
+    start, step, end = request(7, SEQUENCE_START), request(7), request(7, SEQUENCE_END)
+    choice.endpoints.give_back(start, choice.endpoints.take(start))
+    failing, behind = choice.endpoints.take(step), choice.endpoints.take(end)
+    choice.endpoints.fail(step, failing, "a request before this one did not run")
+    choice.endpoints.give_back(step, failing)
+    with pytest.raises(ConchError, match="sequence 7 of model 'm' has ended early, as a request before this one"):
+        choice.endpoints.follow(end, behind)
+    again, later = choice.endpoints.take(start), choice.endpoints.take(step)
+    choice.endpoints.give_back(end, behind)
+    choice.endpoints.follow(step, later)
+    assert choice.endpoints.sequences == 1 and choice.endpoints.under_way == {A: 2} and again.url == A
+
+
+def test_end_of_a_sequence_does_not_end_one_of_the_same_id_that_has_begun_meanwhile() -> None:
+    choice = Choice(A, B)
+    end = request(7, SEQUENCE_END)
+    choice.take(7, SEQUENCE_START)
+    ending = choice.endpoints.take(end)
+    home = choice.take(7, SEQUENCE_START)
+    choice.endpoints.give_back(end, ending)
+    assert {choice.take(7).url for _ in range(5)} == {home.url}

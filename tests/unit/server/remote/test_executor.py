@@ -229,9 +229,50 @@ async def test_a_request_of_a_sequence_does_not_wait_longer_than_it_may() -> Non
     await bench.executor.start()
     bench.send(correlation_id=3, flags=SEQUENCE_START)
     await bench.servers[A].next()
-    bench.send(correlation_id=3, timeout=1)
-    await bench.servers[A].next()
-    assert bench.servers[A].seconds[1] == 0.001
+    late = bench.send(correlation_id=3, timeout=1)
+    behind = bench.send(correlation_id=3, flags=SEQUENCE_END)
+    assert "no answer from grpc://a:1 within" in (await late.error()).message
+    assert "sequence 3 of model 'm' has ended early" in (await behind.error()).message
+    assert bench.servers[A].tried == 1
+
+
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_sequence_whose_start_moves_to_another_server_moves_as_a_whole(gone: bool) -> None:
+    bench = RemoteBench(A, B)
+    await bench.executor.start()
+    bench.executor.endpoints.mark(B, "")
+    away, home = bench.servers[A], bench.servers[B]
+    away.refusal = REFUSED
+    flags = (SEQUENCE_START, 0, 0, SEQUENCE_END)
+    sent = [bench.send(correlation_id=3, flags=flag) for flag in flags]
+    if gone:
+        bench.executor.endpoints.mark(A, "no connection", gone=True)
+    for flag in flags:
+        call = await home.next()
+        assert call.request.flags == flag
+        call.answer()
+    for one in sent:
+        await one.ended.wait()
+    assert all(one.responses[-1].error is None for one in sent) and away.tried == 1
+    await until(lambda: not any(bench.executor.endpoints.under_way.values()))
+    assert bench.executor.sequences == 0
+
+
+@pytest.mark.parametrize("failure", [LostError("the connection broke"), UnreachedError("no connection")])
+async def test_a_sequence_one_of_whose_requests_does_not_arrive_fails_as_a_whole(failure: ConchError) -> None:
+    bench = RemoteBench(A, B, connect_timeout=0.0)
+    await bench.executor.start()
+    bench.executor.endpoints.mark(B, "")
+    sent = [bench.send(correlation_id=3, flags=flag) for flag in (SEQUENCE_START, 0, 0, SEQUENCE_END)]
+    (await bench.servers[A].next()).answer()
+    (await bench.servers[A].next()).fail(failure)
+    errors = [(await one.error()).message for one in sent[1:]]
+    assert failure.message in errors[0]
+    assert [error.partition(", as")[0] for error in errors[1:]] == ["sequence 3 of model 'm' has ended early"] * 2
+    assert (bench.servers[A].tried, bench.servers[B].tried) == (2, 0)
+    again = bench.send(correlation_id=3, flags=SEQUENCE_START)
+    (await bench.servers[A].next()).answer()
+    await again.ended.wait()
 
 
 async def test_a_server_that_leaves_while_the_model_stops_is_closed_once() -> None:
