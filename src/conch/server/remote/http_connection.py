@@ -97,9 +97,12 @@ class RemoteHttpConnection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        status, body = self._parser.get_status_code(), self._body
+        if status < 200:  # an interim response, such as 100 Continue: the answer follows
+            self._header_length = None
+            return
         answer, self._answer = self._answer, None
         self.since = monotonic()
-        status, body = self._parser.get_status_code(), self._body
         if not self._parser.should_keep_alive():
             self.close()
         whole = body[0] if len(body) == 1 else b"".join(body)

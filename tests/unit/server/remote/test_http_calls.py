@@ -106,6 +106,15 @@ async def test_tensors_travel_in_binary_over_a_kept_connection() -> None:
         assert fake.bodies[0].endswith(b"\0\0\x80\x3f")
 
 
+@pytest.mark.parametrize("interim", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 X\r\nLink: </a>\r\n\r\n" * 2])
+async def test_interim_responses_are_not_taken_for_the_answer(interim: bytes) -> None:
+    async with serving(lambda head: interim + binary(head), version=3) as (fake, transport):
+        for _ in range(2):
+            answer = await infer(transport)
+            assert answer.outputs[0].data == b"\0\0\0\x40"
+        assert fake.connections == 1
+
+
 async def test_outputs_in_json_are_read_too() -> None:
     body = b'{"outputs": [{"name": "y", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}'
     async with serving(lambda head: response(200, body)) as (_, transport):
