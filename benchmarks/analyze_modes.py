@@ -51,7 +51,7 @@ class Counting:
         print(f"{self.mode}: {line}", file=sys.stderr)
 
     def measuring(self, trial: Trial, progress: SearchProgress) -> None:
-        left = "" if progress.left is None else f", {progress.left:.0f} s left"
+        left = f", {progress.left:.0f} s left"
         print(f"{self.mode} {progress.done}/{progress.expected}{left}: {trial.candidate.name}", file=sys.stderr)
 
     def measured(self, trial: Trial, point: Point, *, before: bool) -> None:

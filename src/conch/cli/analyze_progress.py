@@ -17,6 +17,7 @@ class ProfileLine:
         self._console = console
         self._status: Status | None = None
         self._known = 0
+        self._progress = ""
 
     def say(self, line: str) -> None:
         """Print something that people want to read once."""
@@ -25,10 +26,10 @@ class ProfileLine:
     def measuring(self, trial: Trial, progress: SearchProgress) -> None:
         """Show what is being measured, how far it is, and the time left."""
         self._tell_known()
+        self._progress = f"{progress.done + 1} of about {progress.expected}, about {_time(progress.left)} left"
         if not self._console.is_terminal:
             return
-        left = "" if progress.left is None else f", about {_time(progress.left)} left"
-        text = f"{progress.done} of about {progress.expected}{left}: {trial.candidate.name} at {trial.load:g}"
+        text = f"{self._progress}: {trial.candidate.name} at {trial.load:g}"
         if self._status is None:
             self._status = self._console.status(text)
             self._status.start()
@@ -42,7 +43,8 @@ class ProfileLine:
         p99 = max((one.percentiles.get(99, 0.0) for one in point.models.values()), default=0.0)
         text = f"{trial.candidate.name} at {trial.load:g}: {point.throughput:,.0f} infer/s, p99 {p99 * 1000:,.1f} ms"
         doubts = [word for word, holds in (("ended early", point.stopped), ("disturbed", point.disturbed)) if holds]
-        self.say(text + (f" ({', '.join(doubts)})" if doubts else ""))
+        doubt = f" ({', '.join(doubts)})" if doubts else ""
+        self.say(text + doubt if self._console.is_terminal else f"[{self._progress}] {text}{doubt}")
 
     def failed(self, trial: Trial, error: str, *, before: bool) -> None:
         """Print why a candidate is left out."""

@@ -151,6 +151,11 @@ class AnalyzeSettings:
     perf_analyzer_timeout: float = option(600.0, _MEASURING, values.positive, "S", "Seconds for one measurement (600).")
     final_rounds: int = option(
         3, _MEASURING, values.number, "N", "Compare the best one with the default in so many rounds (3).")
+    budget: float | None = option(
+        None, _MEASURING, values.seconds, "TIME", "Search for so long that all is measured within, as 5m or 90s.",
+        common=True)
+    retry_failed: bool = option(
+        False, _MEASURING, values.flag, "", "Measure again what the checkpoint has as failed.")
     repeat_disturbed: bool = option(
         False, _MEASURING, values.flag, "", "Measure again what the checkpoint has and others disturbed.")
 

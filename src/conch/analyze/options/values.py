@@ -143,6 +143,17 @@ def milliseconds(name: str, value: Any) -> float:
     return positive(name, value) / 1000
 
 
+def seconds(name: str, value: Any) -> float:
+    """A time, as ``5m``, ``90s`` or ``1h``; a number alone is seconds."""
+    text = str(value).strip().lower()
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    unit = units.get(text[-1:])
+    try:
+        return positive(name, text[:-1]) * unit if unit else positive(name, text)
+    except OptionProblem:
+        raise wrong(name, value, "a time, as 5m, 90s or 1h") from None
+
+
 def counts(name: str, value: Any) -> tuple[int, ...]:
     """Whole numbers of at least 1, rising: one, a list, a range ``a:b:s`` or ``{start, stop, step}``."""
     return _rising(name, value, count)

@@ -18,7 +18,7 @@ from conch.analyze.profiling.plans import at_load
 from conch.analyze.results import ModelFigures, Point
 from conch.analyze.servers.base import ServerGone
 from conch.errors import internal
-from conch.perf.figures.confidence import Confidence, Interval, student
+from conch.perf.figures.confidence import Interval, student
 from conch.perf.figures.latency import WindowFigures
 from conch.perf.level import OnWindow
 from conch.perf.measured import Measured
@@ -150,7 +150,7 @@ def _point(load: float, measured: Mapping[str, Measured], *, stopped: bool) -> P
     many = len(measured) > 1
     warnings = [f"{name}: {text}" if many else text for name, one in measured.items() for text in one.warnings]
     models = {
-        name: replace(_figures(one.figures), stages=_stages(name, one), noise=_noise(one.confidence))
+        name: replace(_figures(one.figures), stages=_stages(name, one), noise=_noise(one))
         for name, one in measured.items()
     }
     seen = [one.resources for one in measured.values() if one.resources is not None]
@@ -174,21 +174,33 @@ def _figures(window: WindowFigures) -> ModelFigures:
     )
 
 
-def _noise(confidence: Confidence | None) -> Mapping[str, float]:
+def _noise(measured: Measured) -> Mapping[str, float]:
     """The standard errors of the figures, as shares of them."""
-    if confidence is None:
+    confidence, latency = measured.confidence, measured.figures.latency
+    if confidence is None or latency is None:
         return {}
-    found: dict[str, Interval | None] = {
-        "throughput": confidence.throughput,
-        "latency_average": confidence.average,
-        **{f"latency_p{number:g}": interval for number, interval in confidence.percentiles.items()},
+    found: dict[str, tuple[Interval | None, float]] = {
+        "throughput": (confidence.throughput, measured.figures.throughput),
+        "latency_average": (confidence.average, latency.average),
+        **{
+            f"latency_p{number:g}": (interval, latency.percentiles.get(number, 0.0))
+            for number, interval in confidence.percentiles.items()
+        },
     }
-    errors = student(confidence.count - 1)
     return {
-        name: (one.high - one.low) / (one.high + one.low) / errors
-        for name, one in found.items()
-        if one is not None and one.high > 0
+        name: share_of_error(interval, value, confidence.count)
+        for name, (interval, value) in found.items()
+        if interval is not None and interval.high > 0 and value > 0
     }
+
+
+def share_of_error(interval: Interval, value: float, count: int) -> float:
+    """The standard error of the mean of ``count`` numbers, as a share of it, from its interval.
+
+    An interval that would begin below 0 is cut there; then ``value``, the mean, says how wide it is.
+    """
+    half = (interval.high - interval.low) / 2 if interval.low > 0 else interval.high - value
+    return half / (interval.high - half) / student(count - 1)
 
 
 def _stages(name: str, measured: Measured) -> Mapping[str, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from math import inf
 from types import TracebackType
 
 from conch.analyze.options.settings import AnalyzeSettings
@@ -53,6 +55,7 @@ class Profile:
     def run(self) -> Sequence[SearchOutcome]:
         """Make all searches.  Raises ConchError where nothing can be measured, ServerLost where nothing more can be."""
         settings = self._settings
+        end = time.monotonic() + (settings.budget if settings.budget is not None else inf)
         names = [one.name for one in (*settings.bls_composing_models, *settings.profile_models)]
         server = self._server = open_server(settings, self._repository, list(dict.fromkeys(names)))
         self.configs = server.load({})
@@ -62,8 +65,11 @@ class Profile:
         )
         for change in checkpoint.changes:
             self._observer.say(change)
-        for search in searches(settings, facts_of(self._repository, self.configs, server.address)):
-            self._running = SearchRun(settings, search, server, checkpoint, self._observer, self.configs)
+        all_searches = searches(settings, facts_of(self._repository, self.configs, server.address))
+        for number, search in enumerate(all_searches):
+            now = time.monotonic()
+            deadline = now + (end - now) / (len(all_searches) - number)
+            self._running = SearchRun(settings, search, server, checkpoint, self._observer, self.configs, deadline)
             try:
                 self._running.to_the_end(self._keep)
             finally:

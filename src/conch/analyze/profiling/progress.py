@@ -11,17 +11,19 @@ from conch.analyze.search.strategies.strategy import Trial
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """Measurements ``done`` of those ``expected``, and the ``left`` seconds (None: not known yet)."""
+    """Measurements ``done`` of those ``expected``, and the ``left`` seconds."""
 
     done: int
     expected: int
-    left: float | None
+    left: float
 
 
 class Pace:
     """Notes how long measurements take.  What a checkpoint brings counts as done and takes no time."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, guess: float) -> None:
+        """``guess`` is how long a measurement takes as long as none is done (s)."""
+        self._guess = guess
         self._started = now
         self._now = now
         self._done = 0
@@ -39,8 +41,12 @@ class Pace:
     def progress(self, expected: int) -> SearchProgress:
         """How far it is, where ``expected`` measurements are needed in all."""
         expected = max(expected, self._done)
-        each = (self._now - self._started) / self._measured if self._measured else None
-        return SearchProgress(self._done, expected, None if each is None else each * (expected - self._done))
+        return SearchProgress(self._done, expected, self.each * (expected - self._done))
+
+    @property
+    def each(self) -> float:
+        """How long a measurement takes on average (s)."""
+        return (self._now - self._started) / self._measured if self._measured else self._guess
 
 
 class ProfileObserver(Protocol):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Final
 
 from conch.analyze.judging.goals import Goals
@@ -30,9 +31,14 @@ from conch.analyze.servers.base import AnalyzedServer, Configs, Overrides, Serve
 from conch.analyze.servers.configurations import check_in_force, concise, with_ensembles
 from conch.analyze.storage.checkpoint import AnalysisCheckpoint
 from conch.errors import ConchError, invalid
+from conch.perf.figures.stability import WINDOWS
 
-#: How often a point that others disturbed is measured.
+#: How often a point that others disturbed is measured, and a candidate that fails is tried.
 ATTEMPTS: Final = 2
+#: How long a measurement takes beside its windows and its warm-up: loading, and ending requests (s).
+_BESIDE: Final = 2.0
+#: Measurements of the final rounds may take longer than those before; the share of time that is kept for that.
+_SPARE: Final = 1.25
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,15 @@ class SearchRun:
 
     def __init__(
         self, settings: AnalyzeSettings, search: Search, server: AnalyzedServer, checkpoint: AnalysisCheckpoint,
-        observer: ProfileObserver, configs: Configs,
+        observer: ProfileObserver, configs: Configs, deadline: float = inf,
     ) -> None:  # fmt: skip
+        """``deadline`` is when all is to be measured (``time.monotonic``)."""
         self._settings, self._search, self._server = settings, search, server
         self._checkpoint, self._observer, self._configs = checkpoint, observer, configs
         self._strategy = strategy_of(settings, search)
-        self._pace = Pace(time.monotonic())
+        self._deadline = deadline
+        plan = plan_of(settings, search.models[0], server.address)
+        self._pace = Pace(time.monotonic(), plan.warm_up + WINDOWS * plan.interval + _BESIDE)
         #: Configurations in force, and what went wrong, by candidate.
         self._loaded_configs: dict[str, Configs] = {}
         self._errors: dict[str, str] = {}
@@ -72,8 +81,20 @@ class SearchRun:
         self._complete = False
 
     def to_the_end(self, keep: Callable[[Candidate], None]) -> None:
-        """Measure what the strategy asks for until it asks for no more; ``keep`` is told of candidates once."""
-        while (trial := self._strategy.next()) is not None:
+        """Measure what the strategy asks for until it asks for no more, or until the time is up that the final rounds
+        leave for the search; ``keep`` is told of candidates once."""
+        self._tell_plan()
+        rounds = 3 * self._settings.final_rounds + 3 if self._settings.final_rounds else 0
+        searching = True
+        while True:
+            left = self._deadline - time.monotonic()
+            if searching and left < _SPARE * rounds * self._pace.each:
+                searching = False
+                self._observer.say("The time for the search is up.")
+                self._strategy.end_search()
+            trial = self._strategy.next()
+            if trial is None:
+                break
             name = trial.candidate.name
             if name not in self._loaded_configs:
                 known = self._checkpoint.configs(tuple(self._search.space.configs), trial.candidate)
@@ -81,6 +102,16 @@ class SearchRun:
                 keep(trial.candidate)
             self._take(trial)
         self._complete = True
+
+    def _tell_plan(self) -> None:
+        progress = self._pace.progress(self._strategy.expected)
+        minutes = min(progress.left, self._deadline - time.monotonic()) / 60
+        space = self._search.space
+        self._observer.say(
+            f"Plan for {space.name}: the default at rising loads, then configurations of {space.size} that can be made"
+            f" of {', '.join(dict.fromkeys(one.name for one in space.dimensions)) or 'nothing else'}, then"
+            f" {self._settings.final_rounds} final rounds beside the default; about {minutes:.0f} min"
+        )
 
     def outcome(self) -> SearchOutcome:
         """What is known so far; a candidate that is being measured for the first time is not."""
@@ -108,12 +139,12 @@ class SearchRun:
             self._note(trial, usable[before], before=True)
             return
         error = self._checkpoint.failure(models, trial.candidate)
-        if error:
+        if error and not self._settings.retry_failed:
             self._fail(trial, error, before=True)
             return
         self._observer.measuring(trial, self._pace.progress(self._strategy.expected))
         try:
-            point = self._measured(trial)
+            point = self._twice(trial)
         except ServerLost:
             raise  # which says nothing of the candidate
         except ConchError as problem:
@@ -138,6 +169,16 @@ class SearchRun:
             return True
         # It stands for all its windows, however many there were.
         return trial.rival is not None and hopeless([point] * 10, trial.rival, self._search.goals)
+
+    def _twice(self, trial: Trial) -> Point:
+        """The point; a candidate that fails is tried once more, as the failure may pass."""
+        try:
+            return self._measured(trial)
+        except ServerLost:
+            raise
+        except ConchError:
+            self._loaded = None
+            return self._measured(trial)
 
     def _measured(self, trial: Trial) -> Point:
         """The point, from the first quiet attempt or the last one; a server that dies is started again once."""

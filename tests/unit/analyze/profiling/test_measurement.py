@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conch.analyze.profiling.measurement import WindowsSoFar
+import pytest
+
+from conch.analyze.profiling.measurement import WindowsSoFar, share_of_error
 from conch.analyze.results import Point
 from conch.machine.bystanders import Interference
+from conch.perf.figures.confidence import mean_interval, student
 from conch.perf.figures.latency import WindowFigures
 
 QUIET, BUSY = Interference(), Interference(others=0.9)
@@ -36,3 +39,14 @@ def test_models_are_judged_together() -> None:
     assert not windows.observer("a")(window(10))
     assert windows.observer("b")(window(10))
     assert windows.observer("a")(window(10)), "the other one ends, too"
+
+
+def test_the_error_of_very_different_windows_is_not_cut() -> None:
+    values = [1.0, 10.0, 250.0]
+    interval, mean = mean_interval(values), sum(values) / 3
+    assert interval is not None and interval.low == 0.0
+    deviation = (sum((value - mean) ** 2 for value in values) / 2) ** 0.5
+    assert share_of_error(interval, mean, 3) == pytest.approx(deviation / 3**0.5 / mean)
+    close = mean_interval([90.0, 100.0, 110.0])
+    assert close is not None
+    assert share_of_error(close, 100.0, 3) == pytest.approx((close.high - 100.0) / 100.0 / student(2))

@@ -69,7 +69,7 @@ class Watching:
 
 
 def profile(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, server: FakeServer, answer: Callable[[float], Point]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, server: FakeServer, answer: Callable[[float], Point], **more: Any
 ) -> tuple[SearchOutcome, list[str]]:
     """A sweep over one to three instances, each measured by ``answer``; and the candidates that were measured."""
 
@@ -89,7 +89,7 @@ def profile(
     settings = AnalyzeSettings(
         model_repository=folder, profile_models=(ModelSettings(name="m"),), run_config_search_mode="brute",
         run_config_search_max_instance_count=3, run_config_search_min_model_batch_size=8,
-        run_config_search_max_model_batch_size=8, concurrency=(4,), export_path=folder / "analysis",
+        run_config_search_max_model_batch_size=8, concurrency=(4,), export_path=folder / "analysis", **more,
     )  # fmt: skip
     watching = Watching()
     with Profile(settings, watching) as profile:
@@ -113,7 +113,57 @@ def test_a_server_is_started_anew_after_a_candidate_that_answers_nothing(
     assert sum(bool(error) for error in errors) == 1 and len(errors) == 3
     failed = server.told.index("load 2")
     assert server.told[failed + 1 : failed + 3] == ["no more requests", "restart"]
-    assert server.told.count("restart") == 1
+    assert server.told.count("restart") == 2, "the candidate is tried twice"
+
+
+def test_a_failure_that_passes_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer()
+    failures = ["model 'm' answered no request"]
+
+    def answer(load: float) -> Point:
+        if server.instances == 2 and failures:
+            raise internal(failures.pop())
+        return point(100.0 * server.instances, load=load)
+
+    outcome, _ = profile(tmp_path, monkeypatch, server, answer)
+    assert not any(one.error for one in outcome.results)
+
+
+def test_a_failure_of_before_is_final_unless_it_is_to_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer()
+    broken = True
+
+    def answer(load: float) -> Point:
+        if broken and server.instances == 2:
+            raise internal("model 'm' answered no request")
+        return point(100.0 * server.instances, load=load)
+
+    def errors(**more: Any) -> int:
+        outcome, _ = profile(tmp_path, monkeypatch, server, answer, **more)
+        return sum(bool(one.error) for one in outcome.results)
+
+    assert errors() == 1
+    broken = False
+    assert errors() == 1
+    assert errors(retry_failed=True) == 0
+
+
+def test_a_search_whose_time_is_up_still_has_its_final_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = FakeServer()
+    clock = [0.0]
+    monkeypatch.setattr(search_run.time, "monotonic", lambda: clock[0])
+
+    def answer(load: float) -> Point:
+        clock[0] += 10.0
+        return point(100.0 * server.instances, load=load)
+
+    outcome, _ = profile(tmp_path, monkeypatch, server, answer, budget=165.0)
+
+    assert outcome.complete and outcome.final is not None and len(outcome.final.rounds) == 3
+    assert len(outcome.results) == 2, "three instances were not tried"
+    assert outcome.recommendation.advice == "use" and clock[0] <= 165.0
 
 
 def test_the_best_and_the_default_are_measured_in_turns_at_the_end(
