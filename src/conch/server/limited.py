@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from functools import partial
 from time import monotonic_ns
@@ -39,6 +39,14 @@ class LimitsResources(Dispatcher):
         self._limits.assign(worker)
         super().add(worker)
 
+    def on_died(self, worker: SupervisedWorker) -> None:
+        """Have its instances wait for no resources any more: others may run, of this model or of another one."""
+        super().on_died(worker)
+        for instance in self._limits.of(worker):
+            self._limiter.unstage(instance)
+        self._limiter.attempt()
+        self._schedule_dispatch()
+
     async def stop(self, seconds: float | None) -> None:
         await super().stop(seconds)
         self._limits.forget_all()
@@ -65,6 +73,11 @@ class LimitedDispatcher(LimitsResources):
         self._ran_by: dict[int, LimitedInstance] = {}  # by the serial of the first request of each batch
         self._staged: LimitedInstance | None = None
 
+    def on_died(self, worker: SupervisedWorker) -> None:
+        if self._staged in self._limits.of(worker):
+            self._withdraw()
+        super().on_died(worker)
+
     def fail_waiting(self, error: Any) -> None:
         super().fail_waiting(error)
         self._withdraw()
@@ -82,8 +95,7 @@ class LimitedDispatcher(LimitsResources):
         if not len(self._queue):
             self._withdraw()
             return
-        while self._free and not self._free[0].ready:
-            self._free.popleft()
+        self._free = deque(worker for worker in self._free if worker.ready)
         idle = [
             instance
             for worker in dict.fromkeys(self._free)
@@ -111,7 +123,10 @@ class LimitedDispatcher(LimitsResources):
             self._timer.cancel()
             self._timer = None
         worker = next((one for one in self._free if instance in self._limits.of(one) and one.ready), None)
-        batch = self._run_on(worker) if worker is not None else []
+        if worker is None:
+            self._schedule_dispatch()  # with an instance that can run
+            return False
+        batch = self._run_on(worker)
         if not batch:
             return False
         self._ran_by[batch[0].serial] = instance
@@ -187,10 +202,9 @@ class LimitedSequenceDispatcher(LimitsResources, SequenceDispatcher):
         self._limited.update(zip(self._keys(worker), self._limits.of(worker), strict=False))
 
     def on_died(self, worker: SupervisedWorker) -> None:
-        super().on_died(worker)
         for instance in self._limits.of(worker):
-            self._limiter.unstage(instance)
             self._limiter.release(instance)
+        super().on_died(worker)
 
     def _dispatch(self) -> None:
         self._asking = False

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from conch.inference import InferRequest
 from conch.schedulers.rate_limiter import InstanceRateLimiter
+from conch.server.starting import WorkerPlacement
 from conch.settings import Resource
 from tests.unit.fake_clock import settle
-from tests.unit.server.fakes import Answers
+from tests.unit.server.fakes import Answers, FakeWorker
 from tests.unit.server.test_limits_fuzz import Engine, OneModel, SequenceModel
 
 
@@ -65,6 +70,47 @@ async def test_engine_takes_no_more_requests_while_another_model_waits_for_what_
     assert plain.running and not engine.running
     await finish(plain)
     assert engine.running == [later]
+
+
+class Unrepaired(OneModel):
+    """A model whose workers are not replaced when they die."""
+
+    async def launch(self, placement: WorkerPlacement) -> FakeWorker:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+async def test_free_worker_runs_what_waits_when_the_other_one_dies(dies: int) -> None:
+    shared = limiter()
+    holding, waiting = OneModel("a", 2, shared), Unrepaired("b", 2, shared)
+    await send(holding)
+    await send(holding)
+    requests = [await send(waiting), await send(waiting)]
+    waiting.workers[dies].die()
+    await settle()
+    assert not waiting.running
+    await finish(holding)
+    assert waiting.running == requests and waiting.workers[1 - dies].batches
+    await finish(waiting)
+    await waiting.dispatcher.stop(0)
+
+
+async def test_worker_that_dies_while_it_waits_for_its_turn_keeps_no_other_model_waiting() -> None:
+    shared = limiter(3)
+    holding, dying, small = OneModel("a", 2, shared), Unrepaired("b", 2, shared), OneModel("c", 1, shared)
+    await send(holding)
+    await send(holding)
+    await send(dying)
+    await send(dying)
+    await send(small)
+    await send(small)
+    assert not small.running, "the other one comes first"
+    for worker in list(dying.workers):
+        worker.die()
+    await settle()
+    assert len(small.running) == 2
+    await dying.dispatcher.stop(0)
 
 
 async def test_what_a_retired_worker_of_sequences_needed_is_forgotten() -> None:
