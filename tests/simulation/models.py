@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.simulation.addresses import ADDRESSES
+
 #: What a model's configuration and files are made from; see :func:`config_of`.
 ModelSpec = Mapping[str, Any]
 
@@ -48,8 +50,8 @@ class SimulatedRepository:
 def config_of(name: str, spec: ModelSpec) -> str:
     """The text of ``config.pbtxt``.
 
-    ``kind`` is ``plain``, ``sequence``, ``decoupled``, ``bls`` or ``ensemble``; ``calls`` names the model that a BLS
-    model calls, ``steps`` those of an ensemble.
+    ``kind`` is ``plain``, ``sequence``, ``decoupled``, ``bls``, ``remote``, ``remote_sequence`` or ``ensemble``;
+    ``calls`` names the model that a BLS model calls, ``steps`` those of an ensemble.
     """
     tensors = (
         'input { name: "IN" data_type: TYPE_INT64 dims: [3] }\noutput { name: "OUT" data_type: TYPE_INT64 dims: [3] }\n'
@@ -59,6 +61,10 @@ def config_of(name: str, spec: ModelSpec) -> str:
         text += "response_cache { enable: true }\n"
     if spec["kind"] == "ensemble":
         return text + _ensemble_steps(spec["steps"])
+    if spec["kind"] in ("remote", "remote_sequence"):
+        urls = ",".join(f"http://{host}:{port}" for host, port in ADDRESSES)
+        text += f'backend: "remote"\nparameters {{ key: "url" value {{ string_value: "{urls}" }} }}\n'
+        return text + ("sequence_batching { }\n" if spec["kind"] == "remote_sequence" else "")
     text += 'backend: "python"\n'
     limits = "".join(
         f'resources {{ name: "{key}" count: {count} }}' for key, count in spec.get("resources", {}).items()

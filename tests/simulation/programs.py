@@ -129,7 +129,8 @@ class _Generator:
     def _make_models(self, mode: str, features: set[str]) -> None:
         draw = self._random
         for name in "abc"[: draw.choice([1, 2, 3])]:
-            kind = draw.choices(["plain", "sequence", "decoupled", "bls"], [5, 2, 1, 1])[0]
+            kinds = ["plain", "sequence", "decoupled", "bls", "remote", "remote_sequence"]
+            kind = draw.choices(kinds, [5, 2, 1, 1, 0.5, 1])[0]
             spec: dict[str, Any] = {
                 "kind": kind,
                 "instances": draw.choice([1, 1, 2]),
@@ -150,7 +151,11 @@ class _Generator:
                 spec["ordered"] = draw.random() < 0.2
                 spec["queue"] = draw.choice([0, 0, 2])
                 spec["cache"] = "cache" in features and draw.random() < 0.8
-            if "limiter" in features and spec["kind"] != "bls":  # which would wait for what it holds itself
+            if "limiter" in features and spec["kind"] in (
+                "plain",
+                "decoupled",
+                "sequence",
+            ):  # a BLS model would wait for its own
                 spec["resources"] = {"R": draw.choice([1, 1, 2])}
             self._models[name] = spec
         plain = [name for name, spec in self._models.items() if spec["kind"] == "plain"]
@@ -169,6 +174,8 @@ class _Generator:
             weights |= {"fault": 1.5, "kill": 0.5, "memory": 0.5}
         if "store" in features:
             weights |= {"store": 0.7, "index": 0.7}
+        if any(spec["kind"].startswith("remote") for spec in self._models.values()):
+            weights |= {"remote": 1.5}
         if "hangs" in features:
             weights |= {"hang": 0.5}
         if "slow" in features:
@@ -179,7 +186,11 @@ class _Generator:
         draw = self._random
         name = draw.choice(list(self._models))
         wait = draw.expovariate(1 / pace)
-        if what in ("infer", "burst") and self._models[name]["kind"] == "sequence" and draw.random() < 0.9:
+        if (
+            what in ("infer", "burst")
+            and self._models[name]["kind"] in ("sequence", "remote_sequence")
+            and draw.random() < 0.9
+        ):
             what = "sequence"
         match what:
             case "infer":
@@ -218,6 +229,13 @@ class _Generator:
                 calls, failures = draw.choice([(0, 1), (0, 5), (1, 0), (6, 0)])
                 arguments = {"calls": calls, "seconds": draw.choice([5, 50]), "failures": failures}
                 return [(wait, "store", arguments)]
+            case "remote":
+                arguments = {"server": draw.randrange(2), "seconds": draw.choice([0.1, 5])}
+                # What only one request of a sequence meets would leave it half done, which no server can mend.
+                plain = any(spec["kind"] == "remote" for spec in self._models.values())
+                sequences = any(spec["kind"] == "remote_sequence" for spec in self._models.values())
+                faults = ["die", "away", *(["drop", "interim", "stall"] if plain and not sequences else ["interim"])]
+                return [(wait, "remote", arguments | {"fault": draw.choice(faults)})]
             case "index":
                 return [(wait, "index", {})] * draw.choice([1, 6])
             case "hang":
@@ -260,7 +278,7 @@ class _Generator:
 
     def _sequence(self, wait: float) -> list[Step]:
         draw = self._random
-        models = [name for name, spec in self._models.items() if spec["kind"] == "sequence"]
+        models = [name for name, spec in self._models.items() if spec["kind"] in ("sequence", "remote_sequence")]
         if not models:
             return []
         self._sequences += 1

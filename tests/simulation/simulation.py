@@ -20,12 +20,14 @@ from conch.errors import ConchError
 from conch.inference import InferResponse
 from conch.settings import Resource, Setting, Settings
 from tests.simulation import virtual_time
+from tests.simulation.addresses import ADDRESSES
 from tests.simulation.clients import Clients
 from tests.simulation.loop import NothingHappens, SimulatedLoop
 from tests.simulation.models import SimulatedRepository
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.programs import Program
 from tests.simulation.promises import Outcome, Promises
+from tests.simulation.remotes import RemoteServer
 from tests.simulation.stores import SimulatedStore
 from tests.simulation.substitutes import InjectedError, SimulatedMemory, substituted
 from tests.simulation.workers import SimulatedWorkers
@@ -52,6 +54,7 @@ class Simulation:
         self.memory = SimulatedMemory()
         self._folder = folder
         self.repository = SimulatedRepository(folder / "models")
+        self.remotes = [RemoteServer(self.loop, self.network, address, self.repository) for address in ADDRESSES]
         self.store = SimulatedStore(folder / "models", self.loop.latency)
         self.promises = Promises(self.repository)
         self.promises.stable = program.stable
@@ -124,6 +127,8 @@ class Simulation:
         self.loop.slow_calls.clear()
         self.loop.hangs.clear()
         self.store.heal()
+        for remote in self.remotes:
+            remote.heal()
         self.memory.failures = 0
         core_server = self._application.server
         for worker in self.workers.alive:
@@ -223,6 +228,8 @@ class Simulation:
             case "store":
                 self.store.hangs.extend([float(arguments["seconds"])] * arguments["calls"])
                 self.store.failures += arguments["failures"]
+            case "remote":
+                self.remotes[arguments["server"]].fail(arguments["fault"], arguments["seconds"])
             case "index":
                 self._begin(self._control(server.index()), "index")
             case "hang":

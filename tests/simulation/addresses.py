@@ -1,0 +1,4 @@
+"""Addresses of a simulated network."""
+
+#: The servers that run remote models.
+ADDRESSES = (("remote1", 9000), ("remote2", 9000))
