@@ -10,7 +10,7 @@ folder MODEL (``llama-135m``: a random one) and runs the graphs in turns.  An en
 batches; a language model's as a graph with a cache (a prompt, single steps, several tokens), with one row of two
 padded, and in OpenVINO GenAI's paged pipeline, which is what conch serves it with.
 
-Exporters: ``conch`` (needs ``pip install "conch[convert]"``), ``optimum-intel`` and ``optimum-onnx``.  Those two do not
+Exporters: ``conch`` (needs the extra ``convert``), ``optimum-intel`` and ``optimum-onnx``.  Those two do not
 agree on a transformers, so make an environment for each, and run this in both:
 
     pip install torch "transformers>=5.5,<5.6" onnx onnxscript onnxruntime openvino-genai nncf accelerate

@@ -130,14 +130,19 @@ def command_for(*modules: str, extra: str = "") -> str:
 def command(*extras: str) -> str:
     """The command that adds ``extras`` to this installation of conch.
 
-    From a checkout it is the README's.  PyPI has another package called conch, so for a wheel the version is given,
-    which pip then finds installed.
+    From a checkout it is the README's, and from a wheel that is still there the same with its file.  PyPI has another
+    package called conch, so otherwise the version is given, which pip then finds installed.  Where conch itself is
+    not installed, as in the environment of a model, the packages are named.
     """
     names = ",".join(extras)
+    version = _version("conch")
+    if not version:
+        return f"{pip()} install {' '.join(_packages_of(extras))}"
     checkout, editable = _checkout()
     if checkout is None:
-        version = _version("conch")
-        return f'{pip()} install "conch[{names}]{f"=={version}" if version else ""}"'
+        wheel = _wheel()
+        requirement = f"conch[{names}]=={version}" if wheel is None else f"{wheel}[{names}]"
+        return f'{pip()} install "{requirement}"'
     here = checkout == _working_directory()
     constraints = checkout / "constraints.txt"
     options = f"-c {'constraints.txt' if here else shlex.quote(str(constraints))} " if constraints.is_file() else ""
@@ -225,8 +230,15 @@ def _broken(purpose: str, name: str, version: str, error: Exception) -> ConchErr
     return unsupported(f"{purpose} needs {name}: {what}")
 
 
+def _packages_of(extras: Tuple[str, ...]) -> List[str]:
+    """The requirements that the extras stand for, quoted for a shell."""
+    every = {name for extra in extras for name in (extra, *INCLUDED.get(extra, ()))}
+    packages = [package for package in PACKAGES.values() if every.intersection(package.extras)]
+    return [_quoted(package.name + (f">={package.oldest}" if package.oldest else "")) for package in packages]
+
+
 def _quoted(name: str) -> str:
-    return f'"{name}"' if "[" in name else name
+    return f'"{name}"' if re.search(r"[\[>]", name) else name
 
 
 def _checkout() -> Tuple[Optional[Path], bool]:
@@ -234,10 +246,22 @@ def _checkout() -> Tuple[Optional[Path], bool]:
     root = Path(__file__).resolve().parents[2]
     if (root / "pyproject.toml").is_file():
         return root, True
+    origin = _origin("dir_info")
+    return (origin, False) if origin is not None and (origin / "pyproject.toml").is_file() else (None, False)
+
+
+def _wheel() -> Optional[Path]:
+    """The wheel that conch was installed from, if it is there."""
+    origin = _origin("archive_info")
+    return origin if origin is not None and origin.is_file() else None
+
+
+def _origin(kind: str) -> Optional[Path]:
+    """The local path that conch was installed from, if pip says that it is of this kind."""
     try:
         written = metadata.distribution("conch").read_text("direct_url.json") or "{}"
     except metadata.PackageNotFoundError:
-        return None, False
+        return None
     origin = json.loads(written)
-    folder = Path(url2pathname(urlsplit(origin.get("url", "")).path))
-    return (folder, False) if "dir_info" in origin and (folder / "pyproject.toml").is_file() else (None, False)
+    url = urlsplit(origin.get("url", ""))
+    return Path(url2pathname(url.path)) if kind in origin and url.scheme == "file" else None

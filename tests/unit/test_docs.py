@@ -151,14 +151,25 @@ def project() -> dict[str, Any]:
 def test_extras_are_documented() -> None:
     extras = project()["optional-dependencies"].keys()
     offered = "".join(map(document, DOCUMENTS))
-    written = {name for extra in re.findall(r"conch\[([\w,]+)\]", offered) for name in extra.split(",")}
+    in_commands = {name for extra in re.findall(r"\.\[([\w,]+)\]", offered) for name in extra.split(",")}
+    written = in_commands | set(re.findall(r"extra\s`(\w+)`", offered))
     assert extras - written == {"demo", "dev"}
     assert extras - named(document("README.md")) == set()
 
 
+def test_no_command_installs_the_unrelated_package_of_pypi() -> None:
+    """Its name is conch, so conch is installed from a checkout or a wheel, or with a version that is there already."""
+    files = [ROOT / name for name in PAGES]
+    files += [
+        path for folder in ("docs", "src", "examples", "deploy", "benchmarks") for path in (ROOT / folder).rglob("*")
+    ]
+    texts = {path: path.read_text("utf-8") for path in files if path.suffix in (".md", ".py", ".sh", ".toml", ".yaml")}
+    assert [path for path, text in texts.items() if re.search(r"pip install [^\n`#]*?[\"' ]conch\b(?!-)", text)] == []
+
+
 def test_one_module_alone_writes_the_commands_that_install_extras() -> None:
     sources = {path.name: path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")}
-    assert {name for name, text in sources.items() if re.search(r"install .*conch\[", text)} == {"extras.py"}
+    assert {name for name, text in sources.items() if re.search(r"conch\[", text)} == {"extras.py"}
 
 
 def test_the_lowest_versions_are_those_that_are_declared() -> None:

@@ -184,7 +184,9 @@ def test_command_in_a_checkout_names_its_folder_from_elsewhere(
     [
         ('{{"dir_info": {{}}, "url": "file://{0}"}}', 'pip install "{0}[lora]"'),
         ('{{"dir_info": {{}}, "url": "file://{0}/gone"}}', f'pip install "conch[lora]=={__version__}"'),
-        ('{{"archive_info": {{}}, "url": "file://{0}/conch.whl"}}', f'pip install "conch[lora]=={__version__}"'),
+        ('{{"archive_info": {{}}, "url": "file://{0}/conch.whl"}}', 'pip install "{0}/conch.whl[lora]"'),
+        ('{{"archive_info": {{}}, "url": "file://{0}/gone.whl"}}', f'pip install "conch[lora]=={__version__}"'),
+        ('{{"archive_info": {{}}, "url": "https://host/conch.whl"}}', f'pip install "conch[lora]=={__version__}"'),
         (None, f'pip install "conch[lora]=={__version__}"'),
     ],
 )
@@ -194,6 +196,7 @@ def test_command_of_an_installed_copy(
     source = tmp_path / "source"
     source.mkdir()
     (source / "pyproject.toml").touch()
+    (source / "conch.whl").touch()
 
     class Installed:
         def read_text(self, name: str) -> str | None:
@@ -205,6 +208,14 @@ def test_command_of_an_installed_copy(
     monkeypatch.setattr(extras, "pip", lambda: "pip")
 
     assert extras.command("lora") == expected.format(source)
+
+
+def test_packages_are_named_in_an_environment_without_conch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the worker's of a model that brings its own: PyPI's package called conch is another one."""
+    monkeypatch.setattr(extras, "_version", lambda name: "")
+    monkeypatch.setattr(extras, "pip", lambda: "pip")
+    assert extras.command("lora", "audio") == 'pip install "peft>=0.18" scipy soundfile'
+    assert extras.command("report") == 'pip install "altair>=5.5" "vl-convert-python>=1.7" "fpdf2>=2.8"'
 
 
 def test_pip_of_another_environment_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
