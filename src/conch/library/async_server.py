@@ -208,12 +208,12 @@ class AsyncServer(AsyncInferenceService):
             )
 
     def _require_control(self) -> None:
-        try:
-            self._core.require_explicit_control()
-        except ConchError as error:
-            if self._closing is not None:
-                raise
-            raise unavailable(f"{error.message}: start the server with model_control_mode='explicit'") from None
+        mode = self._core.settings.model_control_mode
+        if mode in ("none", "poll"):
+            raise unavailable(
+                "models are loaded and unloaded by calls if model_control_mode is 'explicit' or 'on-demand'; "
+                f"this server has '{mode}'"
+            )
 
     async def _close(self, seconds: float) -> None:
         """Stop, once, however often it is called; being cancelled meanwhile does not keep it from its end."""

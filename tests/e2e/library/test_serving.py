@@ -76,3 +76,20 @@ def test_it_is_refused_where_no_signal_comes(tmp_path: Path) -> None:
 def test_server_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConchError, match="did you mean 'http_port'"):
         conch.serve(model_repository=tmp_path, http_prot=1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "more"),
+    [("none", ", nor with --model-control-mode=none, which this server has: it takes explicit"), ("poll", "")],
+)
+def test_loads_are_refused_with_the_mode_that_takes_them(tmp_path: Path, mode: str, more: str) -> None:
+    with conch.Server(model_repository=tmp_path, model_control_mode=mode, http_port=0, grpc_port=0) as server:
+        for call in (server.load, server.unload):
+            with pytest.raises(ConchError, match=f"'explicit' or 'on-demand'; this server has '{mode}'") as raised:
+                call("m")
+            assert raised.value.code is Code.UNAVAILABLE
+        for protocol in ("http", "grpc"):
+            with conch.Client(server.urls[protocol]) as client, pytest.raises(ConchError) as refused:
+                client.load("m")
+            message = "explicit model load / unload is not allowed if polling is enabled"
+            assert (refused.value.code, refused.value.message) == (Code.UNAVAILABLE, message + more)
