@@ -86,6 +86,14 @@ def without_placement(config: ModelConfig) -> ModelConfig:
     return rest
 
 
+def with_placement(config: ModelConfig, other: ModelConfig) -> ModelConfig:
+    """``config`` with the instances and the version policy of ``other``."""
+    changed = without_placement(config)
+    changed.instance_group.extend(other.instance_group)
+    changed.version_policy.CopyFrom(other.version_policy)
+    return changed
+
+
 def is_ensemble(config: ModelConfig) -> bool:
     return bool(config.platform == "ensemble")
 

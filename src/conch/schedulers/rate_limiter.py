@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import count
 from typing import Final, NamedTuple
 
+from conch import logs
 from conch.errors import invalid
 from conch.settings import Resource
 
@@ -72,7 +73,7 @@ class InstanceRateLimiter:
         """
         pool = self._pool_of(self._instances | set(instances))
         self._instances |= set(instances)
-        self.pool = pool
+        self._set_pool(pool)
 
     def unregister(self, instances: Collection[LimitedInstance]) -> None:
         """Forget instances that have ended; others may run now."""
@@ -81,7 +82,7 @@ class InstanceRateLimiter:
             if instance.running:
                 self._give_back(instance)
         self._instances -= set(instances)
-        self.pool = self._pool_of(self._instances)
+        self._set_pool(self._pool_of(self._instances))
         self.attempt()
 
     def stage(self, instance: LimitedInstance) -> None:
@@ -155,6 +156,16 @@ class InstanceRateLimiter:
                     "configuration."
                 )
         return pool
+
+    def _set_pool(self, pool: Mapping[ResourceKey, int]) -> None:
+        self.pool = pool
+        lines, device = ["\nMax Resource Map===>"], None
+        for key in sorted(pool):
+            if key.device != device:
+                device = key.device
+                lines.append(f"\tDevice: {'GLOBAL' if device == GLOBAL else device}")
+            lines.append(f"\t\tResource: {key.name}\t Count: {pool[key]}")
+        logs.verbose(1, "%s\n", "\n".join(lines))
 
     def _given_of(self, key: ResourceKey) -> int:
         """How much the settings give: of a global resource the most that they give anywhere."""

@@ -18,7 +18,7 @@ from conch.config.complete import complete_ensemble, merge_completion
 from conch.config.effects import ineffective_problems
 from conch.config.problem import refuse
 from conch.config.remote import is_remote
-from conch.config.schema import ModelConfig, copied, implementation, without_placement
+from conch.config.schema import ModelConfig, copied, implementation, with_placement, without_placement
 from conch.config.signature import first_response_buckets, parameters, signature
 from conch.config.validate import check_directory_name, validate, validate_ensemble, validate_load, validate_written
 from conch.config.validate_scheduling import response_cache_problems
@@ -49,7 +49,7 @@ from conch.server.remote.loading import complete_remote, make_executor
 from conch.server.resources import is_limited
 from conch.server.scheduling import make_scheduler, preserves_ordering
 from conch.server.sequences import SequenceDispatcher
-from conch.server.starting import WorkerPlacement, WorkerStarter, placements_of
+from conch.server.starting import WorkerPlacement, WorkerStarter, compare_placements, placements_of
 from conch.server.worker import SupervisedWorker
 from conch.settings import Settings, by_scope
 from conch.telemetry.statistics import ModelStatistics
@@ -192,16 +192,13 @@ class Loader:
 
     async def rescale(self, model: Model, files: ModelFiles, config: ModelConfig, on_stalled: LeavePlace) -> None:
         """Give a running version the instances that ``config`` asks for; those that stay are not touched."""
-        changed = without_placement(model.config)
-        changed.instance_group.extend(config.instance_group)
-        changed.version_policy.CopyFrom(config.version_policy)
+        changed = with_placement(model.config, config)
         validate_load(changed, self._gpus)
         dispatcher = uncached(model.executor)
         assert isinstance(dispatcher, Dispatcher)
-        wanted = self._placements(changed)
-        new = [placement for placement in wanted if placement not in dispatcher.placements()]
+        kept, new = compare_placements(dispatcher.placements(), self._placements(changed))
         await self._add_workers(dispatcher, self._starter(files, model.version, changed, on_stalled), new)
-        dispatcher.keep(wanted)
+        dispatcher.keep([*kept, *new])
         model.reconfigure(changed)
         await dispatcher.finish_retiring()
         model.tell(dispatcher.runs_with)

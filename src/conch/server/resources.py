@@ -67,11 +67,12 @@ class WorkersLimits:
 
 
 def _groups_at(config: ModelConfig, placement: WorkerPlacement) -> list[InstanceGroup]:
-    """The group of each instance that the worker at ``placement`` runs."""
-    if placement.count == 1:
-        return [group for group, one in instances_of(config) if one.name == placement.name]
+    """The group of each instance that the worker at ``placement`` runs, or one that is equal but for its name."""
     where = placement.kind, placement.device
-    return [group for group, one in instances_of(config) if (one.kind, one.device) == where]
+    there = [(group, one) for group, one in instances_of(config) if (one.kind, one.device) == where]
+    if placement.count == 1:
+        return [next(group for group, one in there if one.signature == placement.signature)]
+    return [group for group, _ in there]
 
 
 def _needs(group: InstanceGroup, device: int) -> dict[ResourceKey, int]:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import partial
 
 from conch.config.remote import is_remote
-from conch.config.schema import ModelConfig, is_ensemble, without_placement
+from conch.config.schema import ModelConfig, is_ensemble, with_placement, without_placement
 from conch.config.validate_ensemble import member_not_loaded, member_not_valid, version_problem
 from conch.errors import ConchError, internal, invalid
 from conch.repository.fingerprint import Fingerprint
@@ -91,7 +91,9 @@ class Rollout:
         if uploaded is None and fingerprint is None:
             with contextlib.suppress(ConchError, OSError):
                 fingerprint = await self._repository.aside(partial(self._repository.fingerprint, files.key))
-        kept = {} if overridden else self._untouched(model_state, config, fingerprint)
+        regrouped = _regrouped(model_state, config)
+        kept = _untouched(model_state, fingerprint) if regrouped is not None else {}
+        config = regrouped if kept and regrouped is not None else config
         loaded = await gather_all(
             (self._load_version(files, version, config, steps, kept.get(version)) for version in versions),
             lambda model: asyncio.sleep(0) if model in kept.values() else model.stop(0),
@@ -134,26 +136,6 @@ class Rollout:
             LOG.error("failed to load '%s', whose members are back: %s", ensemble.name, error.status)
             return False
         return True
-
-    def _untouched(
-        self, model_state: ModelState, config: ModelConfig, fingerprint: Fingerprint | None
-    ) -> dict[int, Model]:
-        """The versions that may run on, with other instances perhaps: nothing else of them has changed."""
-        if model_state.overridden or model_state.config is None:
-            return {}
-        if model_state.fingerprint is None or fingerprint is None:
-            return {}
-        if (
-            is_ensemble(config)
-            or is_remote(config)
-            or without_placement(model_state.config) != without_placement(config)
-        ):
-            return {}
-        return {
-            model.version: model
-            for model in model_state.models()
-            if model_state.fingerprint.same_version(fingerprint, model.version)
-        }
 
     async def _load_version(
         self, files: ModelFiles, version: int, config: ModelConfig, steps: Mapping[str, str], running: Model | None
@@ -312,6 +294,34 @@ class Rollout:
         task = asyncio.get_running_loop().create_task(close())
         self._disposals.add(task)
         task.add_done_callback(self._disposals.discard)
+
+
+def _regrouped(model_state: ModelState, config: ModelConfig) -> ModelConfig | None:
+    """``config`` as the running one was written, if only the instances or the version policy are others; else None.
+
+    A client may give back a configuration as backends have completed it.
+    """
+    written = model_state.config
+    if written is None or is_ensemble(config) or is_remote(config):
+        return None
+    rest = without_placement(config)
+    if without_placement(written) == rest:
+        return config
+    models = model_state.models()
+    if models and all(without_placement(model.config) == rest for model in models):
+        return with_placement(written, config)
+    return None
+
+
+def _untouched(model_state: ModelState, fingerprint: Fingerprint | None) -> dict[int, Model]:
+    """The versions whose files have not changed."""
+    if model_state.fingerprint is None or fingerprint is None:
+        return {}
+    return {
+        model.version: model
+        for model in model_state.models()
+        if model_state.fingerprint.same_version(fingerprint, model.version)
+    }
 
 
 def _selected_versions(files: ModelFiles, config: ModelConfig) -> tuple[int, ...]:

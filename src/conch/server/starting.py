@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -47,15 +47,15 @@ STALLED_SECONDS = 2.0
 class WorkerPlacement:
     """Where a worker runs: its name, its kind (``CPU``, ``GPU``, ``MODEL``) and, on a GPU, its device.
 
-    ``count`` is how many instances it has, which are its threads; those of a Python model have one each.  ``limits`` is
-    what the rate limiter is told of them: with others, they are other instances.
+    ``count`` is how many instances it has, which are its threads; those of a Python model have one each.  ``signature``
+    is the rest of their groups, such as what the rate limiter is told: with another, they are other instances.
     """
 
     name: str
     kind: str
     device: int = 0
     count: int = 1
-    limits: bytes = b""
+    signature: bytes = b""
 
 
 class WorkerStarter:
@@ -266,19 +266,60 @@ def placements_of(config: ModelConfig) -> Iterator[WorkerPlacement]:
         return
     for kind, device in dict.fromkeys((placement.kind, placement.device) for placement in instances):
         there = [placement for placement in instances if (placement.kind, placement.device) == (kind, device)]
-        yield replace(there[0], count=len(there), limits=b"".join(placement.limits for placement in there))
+        yield replace(there[0], count=len(there), signature=b"".join(placement.signature for placement in there))
 
 
 def instances_of(config: ModelConfig) -> Iterator[tuple[InstanceGroup, WorkerPlacement]]:
     """Yield each instance: the group that it belongs to, and where it would run alone."""
     for group in config.instance_group:
         kind = InstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
-        limits = group.rate_limiter.SerializeToString(deterministic=True)
+        signature = _signature(group)
         number = 0
         for device in group.gpus if kind == "GPU" else [0]:
             for _ in range(group.count):
-                yield group, WorkerPlacement(f"{group.name}_{number}", kind, device, limits=limits)
+                yield group, WorkerPlacement(f"{group.name}_{number}", kind, device, signature=signature)
                 number += 1
+
+
+def _signature(group: InstanceGroup) -> bytes:
+    """What distinguishes the instances of a group, besides where they run."""
+    rest = InstanceGroup()
+    rest.CopyFrom(group)
+    for field in ("name", "kind", "count", "gpus"):
+        rest.ClearField(field)
+    return bytes(rest.SerializeToString(deterministic=True))
+
+
+def compare_placements(
+    running: Sequence[WorkerPlacement], wanted: Sequence[WorkerPlacement]
+) -> tuple[list[WorkerPlacement], list[WorkerPlacement]]:
+    """The placements among ``running`` that serve as ``wanted`` ones, and those that are to start.
+
+    Names do not matter, as in Triton: a worker runs on under its name if an equal one with another name is wanted.  A
+    new one has a name that no worker which runs on has.
+    """
+    left, missing = list(running), []
+    kept = []
+    for placement in wanted:
+        if placement in left:
+            left.remove(placement)
+            kept.append(placement)
+        else:
+            missing.append(placement)
+    new = []
+    for placement in missing:
+        equal = next((other for other in left if replace(other, name=placement.name) == placement), None)
+        if equal is None:
+            new.append(placement)
+        else:
+            left.remove(equal)
+            kept.append(equal)
+    names = {placement.name: None for placement in kept}
+    for index, placement in enumerate(new):
+        free = (name for name in (placement.name, *(other.name for other in wanted)) if name not in names)
+        new[index] = replace(placement, name=next(free))
+        names[new[index].name] = None
+    return kept, new
 
 
 def log_levels() -> dict[str, Any]:

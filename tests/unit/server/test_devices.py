@@ -4,7 +4,7 @@ import pytest
 
 from conch.config.pbtxt import parse
 from conch.server.devices import environment_for, visible_gpus
-from conch.server.starting import WorkerPlacement, placements_of
+from conch.server.starting import WorkerPlacement, compare_placements, placements_of
 
 
 @pytest.fixture
@@ -60,3 +60,30 @@ def test_instances_of_a_native_backend_share_a_worker_on_each_device() -> None:
         WorkerPlacement("a_2", "GPU", 1, count=2),
         WorkerPlacement("b_0", "CPU", 0, count=3),
     ]
+
+
+def placement(name: str, kind: str = "CPU", signature: bytes = b"") -> WorkerPlacement:
+    return WorkerPlacement(name, kind, signature=signature)
+
+
+def test_workers_run_on_under_their_names_where_equal_ones_are_wanted() -> None:
+    running = [placement("a_0"), placement("b_0", "MODEL")]
+
+    kept, new = compare_placements(running, [placement("b_0"), placement("c_0", "MODEL"), placement("c_1", "MODEL")])
+
+    assert kept == running
+    assert new == [placement("c_1", "MODEL")]
+
+
+def test_new_worker_never_has_the_name_of_one_that_runs_on() -> None:
+    kept, new = compare_placements([placement("a_0")], [placement("b_0"), placement("a_0", "MODEL")])
+
+    assert kept == [placement("a_0")]
+    assert new == [placement("b_0", "MODEL")]
+
+
+def test_worker_with_other_resources_is_another_one() -> None:
+    kept, new = compare_placements([placement("a_0", signature=b"1")], [placement("a_0", signature=b"2")])
+
+    assert not kept
+    assert new == [placement("a_0", signature=b"2")]
