@@ -1,13 +1,13 @@
 """Warns of outputs that are not what the model's configuration declares.
 
-They are not declared, or do not come, or have another datatype, or other rows than the request.  On the wire all are as
-in Triton: the first is left out, the others are as the model gave them, and nobody is told.  Runs in the worker of a
-Python model, in whatever thread the model uses.
+They are not declared, or do not come, or have another datatype or shape, or other rows than the request.  On the wire
+all are as in Triton: the first is left out, the others are as the model gave them, and nobody is told.  Runs in the
+worker of a Python model, in whatever thread the model uses.
 """
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Callable, Dict, Mapping, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from conch.backends.python.tensor import Tensor
 
@@ -25,12 +25,17 @@ class OutputWatch:
         self.batches = False
         #: Datatypes as the protocol names them, by the names of the outputs.
         self._declared: Dict[str, str] = {}
+        #: The declared dimensions of what the model gives, without those of a batch; -1 is any.
+        self._dims: Dict[str, List[int]] = {}
+        #: The last shape of each output that was found to be as declared, likewise.
+        self._fitting: Dict[str, Sequence[int]] = {}
         self._told: Set[Tuple[str, str]] = set()
 
     def declare(self, config: Mapping[str, Any]) -> None:
         """Take the outputs from the model's effective configuration."""
         self.batches = config.get("max_batch_size", 0) > 0
         self._declared = {output["name"]: _datatype(output["data_type"]) for output in config.get("output", ())}
+        self._dims = {output["name"]: _dims(output) for output in config.get("output", ()) if "dims" in output}
         for state in config.get("sequence_batching", {}).get("state", ()):
             self._declared.setdefault(state["output_name"], _datatype(state["data_type"]))
 
@@ -44,10 +49,11 @@ class OutputWatch:
             name = tensor._name
             if name not in wanted or tensor._datatype != declared.get(name):
                 break
-            if rows is not None:
-                shape = tensor._shape
-                if not shape or shape[0] != rows:
-                    break
+            shape = tensor._shape
+            if rows is not None and (not shape or shape[0] != rows):
+                break
+            if self._fitting.get(name) != (shape[1:] if self.batches else shape) and not self._fits(tensor):
+                break
         else:
             if len(tensors) == len(wanted):
                 return  # as nearly always
@@ -86,6 +92,25 @@ class OutputWatch:
                 "model '%s' gave the output '%s' in the shape %s to a request whose batch size is %d, which the first "
                 "dimension must be; clients get it as it is" % (self._name, name, list(tensor._shape), rows)
             )
+        elif not self._fits(tensor) and self._is_news(name, "shape"):
+            declared = [-1] * self.batches + self._dims[name]
+            self._warn(
+                "model '%s' gave the output '%s' in the shape %s, but its configuration declares it as %s; clients get "
+                "it as it is" % (self._name, name, list(tensor._shape), declared)
+            )
+
+    def _fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the declared dimensions, whatever its batch."""
+        dims = self._dims.get(tensor._name)
+        if dims is None:
+            return True
+        shape = tensor._shape[1:] if self.batches else tensor._shape
+        if self.batches and not tensor._shape:
+            return False
+        if len(shape) != len(dims) or any(dim not in (-1, given) for dim, given in zip(dims, shape)):
+            return False
+        self._fitting[tensor._name] = shape
+        return True
 
     def _is_news(self, name: str, fault: str) -> bool:
         if (name, fault) in self._told or len(self._told) >= _MOST:
@@ -97,3 +122,9 @@ class OutputWatch:
 def _datatype(declared: str) -> str:
     """The protocol's name of a datatype of the configuration: ``TYPE_STRING`` is ``BYTES``."""
     return "BYTES" if declared == "TYPE_STRING" else declared[len("TYPE_") :]
+
+
+def _dims(output: Mapping[str, Any]) -> List[int]:
+    """The dimensions in which the model gives an output: those before a reshape."""
+    reshape = output.get("reshape")
+    return [int(dim) for dim in (output["dims"] if reshape is None else reshape.get("shape", ()))]

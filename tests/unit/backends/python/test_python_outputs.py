@@ -81,6 +81,39 @@ def test_outputs_that_are_as_they_should_be_are_not_told(look: Look) -> None:
     assert look("A", whole=False) == []
 
 
+@pytest.mark.parametrize(
+    ("most", "more", "right", "wrong", "declared"),
+    [
+        (0, {}, [(3, 7), (3, 8)], (3, 7, 1), [3, -1]),
+        (0, {}, [(3, 1)], (4, 1), [3, -1]),
+        (8, {}, [(1, 3, 7), (2, 3, 1)], (1, 4, 7), [-1, 3, -1]),
+        (8, {}, [(2, 3, 1)], (3, 1), [-1, 3, -1]),
+        (0, {"reshape": {"shape": [-1]}}, [(21,)], (3, 7), [-1]),
+        (0, {"reshape": {}}, [()], (1,), []),
+    ],
+)
+def test_shape_that_is_not_the_declared_one_is_told_once(
+    most: int, more: dict[str, Any], right: list[tuple[int, ...]], wrong: tuple[int, ...], declared: list[int]
+) -> None:
+    warnings: list[str] = []
+    watch = OutputWatch("m", warnings.append)
+    output = {"name": "A", "data_type": "TYPE_FP32", "dims": [3, -1], **more}
+    watch.declare({"max_batch_size": most, "output": [output]})
+
+    def look(shape: tuple[int, ...]) -> None:
+        watch.look([Tensor("A", np.zeros(shape, np.float32))], {"A"}, True, None)
+
+    for shape in right:
+        look(shape)
+    assert warnings == []
+    for shape in (wrong, wrong, *right, wrong):
+        look(shape)
+    assert warnings == [
+        f"model 'm' gave the output 'A' in the shape {list(wrong)}, but its configuration declares it as {declared}; "
+        "clients get it as it is"
+    ]
+
+
 def test_models_that_make_up_names_are_told_a_few_times(look: Look) -> None:
     for number in range(100):
         look("A", "B", f"N{number}")
