@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from conch.errors import ConchError, invalid
 FILENAME: Final = "conch.json"
 FORMAT: Final = 1
 _PREFIX: Final = "sha256:"
+#: The checkpoint's own weights, which engine torch runs.
+_WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin", "*.safetensors.index.json", "pytorch_model*.index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,8 @@ class Variant:
     ``precision`` is ``fp32``, ``fp16``, ``bf16`` or ``int8``; ``path`` its file in the folder, empty for the
     checkpoint itself.  ``agreement`` holds the figures of each output, and of the task under ``task``; ``reasons``
     say by number why it did not pass.  ``disk_bytes`` are those of its files, ``memory_bytes`` what is resident of a
-    process that runs nothing else (0: not measured).  ``contrasts`` show single texts where it differs.
+    process that runs nothing else (0: not measured).  ``contrasts`` show single texts where it differs.  ``kept`` says
+    that its files are in the folder: without them it has figures, but no path, and does not serve.
     """
 
     name: str
@@ -68,6 +72,7 @@ class Variant:
     disk_bytes: int = 0
     memory_bytes: int = 0
     contrasts: Contrasts | None = None
+    kept: bool = True
 
     @property
     def busy(self) -> bool:
@@ -76,8 +81,20 @@ class Variant:
 
     @property
     def usable(self) -> bool:
-        """Whether it may serve: it agreed with the original, or the user insisted (``--force``)."""
-        return self.passed or self.forced
+        """Whether it may serve: it agreed with the original, or the user insisted (``--force``), and is there."""
+        return self.kept and (self.passed or self.forced)
+
+    def files(self, names: Iterable[str]) -> set[str]:
+        """Its own files among ``names``: a folder, a graph with the weights beside it, or the checkpoint's weights."""
+        graph = PurePosixPath(self.path)
+        if not self.path and self.engine != "torch":
+            return set()
+        if not self.path:
+            return {name for name in names if "/" not in name and any(fnmatch(name, of) for of in _WEIGHTS)}
+        if graph.parent.name:
+            return {name for name in names if name.startswith(f"{graph.parent}/")}
+        own = {self.path, f"{graph.stem}.bin", f"{self.path}.data"}
+        return own.intersection(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +198,15 @@ class Manifest:
         )
         return {"format": FORMAT, **{name: values[name] for name in order}}
 
+    def to_text(self) -> str:
+        """The content of the file."""
+        return json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+
     def write(self, folder: Path) -> None:
         """Write the manifest into ``folder``, whole or not at all."""
         aside = folder / f".{FILENAME}.{os.getpid()}"
         try:
-            aside.write_text(json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            aside.write_text(self.to_text(), encoding="utf-8")
             aside.replace(folder / FILENAME)
         finally:
             aside.unlink(missing_ok=True)
@@ -203,12 +224,30 @@ class Manifest:
                         f"{FILENAME} says {self.files[name][:19]}…; convert the model again"
                     )
 
+    def keeping(self, names: Collection[str]) -> Manifest:
+        """The manifest of a folder with the variants ``names`` and without the files of all others, whose figures
+        stay."""
+        kept = [variant for variant in self.variants if variant.name in names]
+        needed = {file for variant in kept for file in variant.files(self.files)}
+        others = {file for variant in self.variants if variant not in kept for file in variant.files(self.files)}
+        variants = tuple(
+            variant if variant in kept else replace(variant, kept=False, path="", contrasts=None)
+            for variant in self.variants
+        )
+        files = {name: digest for name, digest in self.files.items() if name in needed or name not in others}
+        return replace(self, variants=variants, files=files)
+
     def variant(self, name: str) -> Variant:
         """The variant of that name.  Raises INVALID_ARG when there is none or it was refused and not forced."""
         variant = next((one for one in self.variants if one.name == name), None)
         if variant is None:
             known = ", ".join(one.name for one in self.variants if one.usable)
             raise invalid(f"there is no variant '{name}'; usable: {known or 'none'}")
+        if not variant.kept:
+            raise invalid(
+                f"the files of variant '{name}' were left out: convert the model again with --keep all, or serve the"
+                " repository that it was deployed from"
+            )
         if not variant.usable:
             reasons = "; ".join(variant.reasons) or "no figures"
             raise invalid(

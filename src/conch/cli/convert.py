@@ -74,6 +74,8 @@ _FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @click.option("--layout", type=click.Choice(["huggingface", "triton"]), default="huggingface", metavar="NAME",
               help="huggingface (default), or triton: three models; not for language models.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Let refused variants serve; this is recorded.")
+@click.option("--keep", type=click.Choice(["auto", "all"]), default="all", metavar="auto|all",
+              help="Write all variants that may serve (default), or only what serves.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace a model of that name.")
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Cores to use (default: all).")
 @click.option(

@@ -32,7 +32,8 @@ class Plan:
 
     Empty ``backends``, ``batch_sizes`` and ``sequence_lengths`` mean the usual ones, ``quantize`` None int8 where a
     backend makes it; ``seconds`` is the time for all measurements together; ``threads`` 0 means the usable cores;
-    ``expect`` are the shapes that will be asked for (:func:`parse_mix`), empty if all measured ones weigh the same.
+    ``expect`` are the shapes that will be asked for (:func:`parse_mix`), empty if all measured ones weigh the same;
+    ``keep`` says whether all variants that may serve are written, or those that do.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Plan:
     data: Path | None = None
     layout: Layout = "huggingface"
     force: bool = False
+    keep: Literal["auto", "all"] = "all"
     overwrite: bool = False
     threads: int = 0
     trust_remote_code: bool = False
@@ -81,6 +83,7 @@ class Plan:
             "--seq-len": self.sequence_lengths, "--data": [self.data or ""], "--expect": [self.expect],
             "--layout": [self.layout if self.layout != "huggingface" else ""], "--threads": [self.threads or ""],
             "--seconds": [f"{self.seconds:g}" if self.seconds != SECONDS else ""], "--revision": [self.revision],
+            "--keep": [self.keep if self.keep != "all" else ""],
         }  # fmt: skip
         flags = {"--force": self.force, "--trust-remote-code": self.trust_remote_code}
         words = [

@@ -87,6 +87,9 @@ def convert(plan: Plan, progress: Progress) -> ConvertedModel:
             progress(f"chosen: {reason}")
 
         progress("writing the model")
+        if plan.keep == "auto":
+            beside = [manifest.by_shape.variant] if manifest.by_shape is not None else []
+            manifest = manifest.keeping([manifest.auto, *beside])
         manifest = _write(conversion, manifest, built, work / "made")
         publish(work / "made", work, plan.repository, plan.folders, plan.overwrite)
     return ConvertedModel(manifest, tuple(plan.repository / name for name in plan.folders))

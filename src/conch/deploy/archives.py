@@ -10,6 +10,7 @@ import os
 import stat
 import tarfile
 import zipfile
+from io import BytesIO
 from pathlib import Path
 from shutil import copyfileobj
 from typing import IO, BinaryIO, Final
@@ -34,7 +35,7 @@ def write_zip(path: Path, contents: Contents, below: str) -> None:
             if entry.source is None:
                 archive.writestr(_zip_info(f"{name}/", entry), b"")
                 continue
-            with _opened(entry.source) as source, archive.open(_zip_info(name, entry), "w") as target:
+            with _opened(entry, entry.source) as source, archive.open(_zip_info(name, entry), "w") as target:
                 copied = _copy(source, target)
             _check_size(entry, copied)
 
@@ -57,8 +58,9 @@ def write_tar_gz(path: Path, contents: Contents) -> None:
                 archive.addfile(info)
                 continue
             info.size = entry.size
-            with _opened(entry.source) as source:
-                _check_size(entry, os.fstat(source.fileno()).st_size)
+            with _opened(entry, entry.source) as source:
+                _check_size(entry, source.seek(0, os.SEEK_END))
+                source.seek(0)
                 archive.addfile(info, source)
 
 
@@ -72,7 +74,7 @@ def copy(folder: Path, contents: Contents) -> None:
             (target / ".keep").chmod(0o644)
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _opened(entry.source) as source, target.open("wb") as file:
+        with _opened(entry, entry.source) as source, target.open("wb") as file:
             copied = _copy(source, file)
         _check_size(entry, copied)
         target.chmod(mode_of(entry))
@@ -92,8 +94,10 @@ def _zip_info(name: str, entry: Entry) -> zipfile.ZipInfo:
     return info
 
 
-def _opened(source: Path) -> BinaryIO:
-    """A file of the repository, to be read.  Raises INVALID_ARG where it cannot be."""
+def _opened(entry: Entry, source: Path) -> BinaryIO:
+    """A file of the repository, or what stands for it, to be read.  Raises INVALID_ARG where it cannot be."""
+    if entry.text is not None:
+        return BytesIO(entry.text)
     try:
         return source.open("rb")
     except OSError as error:

@@ -13,6 +13,7 @@ from conch.deploy.examples import example
 from conch.deploy.needs import Needs, needs
 from conch.deploy.output import check_output, staged
 from conch.deploy.rendering import shown
+from conch.deploy.serving import only_serving
 from conch.errors import invalid
 
 #: A name that every platform takes, and that needs no quotation marks in a shell.
@@ -70,7 +71,8 @@ def deployment(
     chosen = found.models[0] if several and not model else found.chosen(model)
     name = name or f"conch-{re.sub(r'[^A-Za-z0-9]+', '-', chosen).strip('-')}"[:63].strip("-")
     asked = example(found.configs[chosen], endpoint, chosen, chosen in found.writers)
-    return Deployment(name, chosen, endpoint, found, contents(repository), asked)
+    packed = only_serving(repository, contents(repository), found.configs)
+    return Deployment(name, chosen, endpoint, found, packed, asked)
 
 
 def check_size(contents: Contents, limit: int, place: str) -> None:

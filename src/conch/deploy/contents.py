@@ -23,13 +23,15 @@ _LEFT_OUT: Final = (".*", "__pycache__", "*.pyc", "*~", "*.tmp", "*.swp", "*.par
 class Entry:
     """A file of the repository: ``name`` from its root with ``/`` between the parts, ``size`` in bytes.
 
-    ``source`` is None for a directory without files, as an ensemble's version is.
+    ``source`` is None for a directory without files, as an ensemble's version is.  ``text`` stands for what the file
+    has, where the artifact has another one.
     """
 
     name: str
     source: Path | None
     size: int = 0
     executable: bool = False
+    text: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,24 @@ def test_model_is_converted_again(encoder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "m" / "old").exists()
 
 
+def test_only_what_serves_is_written_when_asked(encoder: Path, tmp_path: Path) -> None:
+    made = convert(plan(encoder, tmp_path, backends=("torch", "onnx"), keep="auto"), no_progress)
+
+    version = made.folders[0] / "1"
+    checkpoint = Checkpoint.open(version)
+    assert checkpoint.variant is not None and checkpoint.variant.name == made.manifest.auto
+    auto = checkpoint.variant
+    beside = checkpoint.companion.variant if checkpoint.companion is not None else ""
+    kept = {one.name: one.kept for one in made.manifest.variants}
+    assert kept == {name: name in (auto.name, beside) for name in kept} and not all(kept.values())
+    written = {path.name for path in version.iterdir()}
+    assert ("model.safetensors" in written) == ("torch-fp32" in (auto.name, beside))
+    assert all(one.latency for one in made.manifest.variants)  # the figures stay
+    other = next(name for name, is_kept in kept.items() if not is_kept)
+    with pytest.raises(ConchError, match=f"the files of variant '{other}' were left out"):
+        Checkpoint.open(version, Options.from_values({"variant": other}))
+
+
 def test_failure_leaves_nothing_behind(encoder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConchError, match="--seq-len 9999 is more than the model takes: at most 64 tokens"):
         convert(plan(encoder, tmp_path, sequence_lengths=(9999,)), no_progress)

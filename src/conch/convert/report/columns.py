@@ -217,7 +217,7 @@ def verdict(variant: Variant, auto: str) -> str:
         marks = [mark for mark, has in (("forced", variant.forced), ("busy", variant.busy)) if has]
         return f"auto ({', '.join(marks)})" if marks else "auto"
     if variant.passed:
-        return "passes"
+        return "passes" if variant.kept else "passes, left out"
     if variant.reasons == (NOT_ASKED_FOR,):
         return "reference"
     reason = variant.reasons[0] if variant.reasons else ""
