@@ -16,6 +16,9 @@ _OTHER_NAMES: Final = {
     **dict.fromkeys(("export", "quantize", "quantise", "optimize", "optimise"), "convert"),
 }
 
+#: What other servers call an option.
+_OTHER_OPTIONS: Final = {"--port": "--http-port", "--host": "--http-address"}
+
 
 def unknown_command(name: str, commands: Collection[str]) -> str:
     """The message for a command that there is not; a model in its place is answered with ``conch serve``."""
@@ -43,7 +46,8 @@ def unknown_option(
         if flag in _flags(other):
             return f"{message}; it is one of '{name}': conch {name} {flag} …"
     flags = _flags(command)
-    nearest = _longer(flag, flags) or _nearest(flag, flags)
+    other_name = _OTHER_OPTIONS.get(flag, "")
+    nearest = other_name if other_name in flags else _longer(flag, flags) or _nearest(flag, flags)
     return f"{message}; " + (f"did you mean '{nearest}'?" if nearest else "--help lists the valid ones")
 
 

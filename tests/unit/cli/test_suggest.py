@@ -30,6 +30,7 @@ from conch.cli import main
             "unrecognized option '-model-repository'; did you mean '--model-repository'?",
         ),
         (["serve", "--model-repo=x"], "unrecognized option '--model-repo'; did you mean '--model-repository'?"),
+        (["serve", "--port=8000"], "unrecognized option '--port'; did you mean '--http-port'?"),
         (["serve", "--xyzzy"], "unrecognized option '--xyzzy'; --help lists the valid ones"),
         (["serve", "--help_all"], "unrecognized option '--help_all'; did you mean '--help-all'?"),
         (["convert", "--batchsize", "1"], "unrecognized option '--batchsize'; did you mean '--batch-size'?"),

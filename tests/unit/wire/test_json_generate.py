@@ -125,6 +125,14 @@ def test_wrong_bodies_are_refused_with_tritons_words(document: Any, code: Code, 
     assert refusal(document) == (code, message)
 
 
+def test_a_list_under_a_misspelt_name_is_answered_with_the_input_that_was_meant() -> None:
+    message = (
+        "parameter 'texts' has invalid type. It should be either 'int', 'bool', or 'string'. "
+        "Model 'm' has no input 'texts'; did you mean 'text'?"
+    )
+    assert refusal({"texts": ["a"]}) == (Code.INVALID_ARG, message)
+
+
 @pytest.mark.parametrize(
     ("body", "id"),
     [(b'{"text": "a", "text": null}', "<id_unknown>"), (b'{"text": ["a"], "id": "q", "text": "b"}', "q")],

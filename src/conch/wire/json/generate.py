@@ -14,6 +14,7 @@ from enum import Enum, auto
 from math import prod
 from typing import Any, Final
 
+from conch.config.parameters import nearest
 from conch.errors import ConchError, invalid
 from conch.inference import InferRequest, InferResponse, ModelSignature, ParameterValue, TensorSpec
 from conch.tensors import Buffer, WireTensor
@@ -119,12 +120,23 @@ class _Members:
     def read(self, key: str, value: Any) -> None:
         spec = self.signature.inputs.get(key)
         if spec is None:
-            self.parameters[key] = as_parameter(key, value)
+            self.parameters[key] = self._parameter(key, value)
         elif key in self.request.inputs:
             raise self.request.error(f"input '{key}' already exists in request")
         else:
             self.request.inputs[key] = self._tensor(spec, value)
             self.listed = self.listed or (type(value) is list and spec.dims == (1,) and not spec.optional)
+
+    def _parameter(self, key: str, value: Any) -> ParameterValue:
+        try:
+            return as_parameter(key, value)
+        except ConchError as error:
+            near = nearest(key, self.signature.inputs, 0.6)
+            if not near:
+                raise
+            raise invalid(
+                f"{error.message} Model '{self.signature.name}' has no input '{key}'; did you mean '{near}'?"
+            ) from None
 
     def spread(self) -> int:
         """Repeat what was given for one row as often as there are rows; returns their number.

@@ -79,7 +79,9 @@ def read_texts(fields: Fields, member: str, limit: int) -> list[str]:
     """Read one text or at most ``limit``.  Raises ApiError, also for token ids, which models here do not take."""
     value = fields.take(member)
     texts = [value] if type(value) is str else value
-    if texts is None or texts == []:
+    if texts is None:
+        raise fields.missing(member)
+    if texts == []:
         raise ApiError(f"{member} must be non-empty", member)
     if type(texts) is not list:
         raise wrong(member, value, "a string or an array of strings")

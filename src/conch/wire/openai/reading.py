@@ -138,6 +138,14 @@ class Fields:
         for member in members:
             self.take(member)
 
+    def missing(self, member: str) -> ApiError:
+        """The error for a member that must be given, with the unknown one that was probably meant to be it."""
+        given = nearest(member, self._members, _LIKENESS)
+        hint = f"; '{self.name(given)}' is not known here" if given else ""
+        return ApiError(
+            f"'{self.name(member)}' is missing{hint}", self.name(member), reason="missing_required_parameter"
+        )
+
     def finish(self) -> None:
         """Refuse members that have not been taken; call when all that exist have been."""
         for member, value in self._members.items():

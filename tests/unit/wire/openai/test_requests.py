@@ -99,6 +99,20 @@ MEMBERS = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"inputs": "a"}, "'input' is missing; 'inputs' is not known here"),
+        ({}, "'input' is missing"),
+        ({"input": []}, "input must be non-empty"),
+    ],
+)
+def test_missing_input_is_told_from_an_empty_one(members: dict[str, Any], message: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        read_embedding(Fields(members))
+    assert (raised.value.message, raised.value.param) == (message, "input")
+
+
 @pytest.mark.parametrize("read", [read_chat, read_completion, read_embedding])
 @given(members=st.dictionaries(st.sampled_from(MEMBERS), JSON, max_size=4))
 def test_any_members_are_read_or_refused(read: Any, members: dict[str, Any]) -> None:
