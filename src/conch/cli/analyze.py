@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -108,11 +109,13 @@ def _settings(config_file: Path | None, given: dict[str, Any]) -> tuple[AnalyzeS
               help="Folder of the analysis (analysis).")  # fmt: skip
 @click.option("--output-formats", "-o", metavar="NAME,…", help="html, pdf, csv, json (default: all but pdf).")
 def _report(export_path: Path, output_formats: str | None, **goals: Any) -> int:
-    """Rank what was measured, under other goals if they are given, and write the reports again."""
+    """Rank what was measured, and write the reports again; under other goals, into a folder of their own."""
     from conch.cli import terminal
     from conch.cli.analyze_results import check_reports, saved_under, show_results, write_results
 
     settings, circumstances, searches = saved_under(export_path, output_formats, goals)
+    if settings.export_path != export_path:
+        circumstances = replace(circumstances, repository="")  # 'apply' alone takes the goals of the run
     settings, missing = check_reports(settings, chosen=output_formats is not None)
     for problem in [*([missing] if missing else []), *write_results(settings, circumstances, searches, keep=False)]:
         terminal.console(stderr=True).print(f"warning: {problem}", style="yellow", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from conch.analyze.options.settings import AnalyzeSettings
 from conch.errors import ConchError, one_line
 
 if TYPE_CHECKING:
+    from conch.analyze.judging.goals import Goals
     from conch.analyze.profiling.profile import Profile
     from conch.analyze.report.analysis import Analysis
     from conch.analyze.storage.saved_results import Circumstances, SavedSearch
@@ -75,9 +77,8 @@ def saved_under(
     circumstances, searches = load(folder)
     chosen = {name: value for name, value in given.items() if value not in (None, ())}
     settings = read_settings(chosen | ({"output_formats": formats} if formats else {})).settings
-    settings = replace(settings, export_path=folder)
     if not chosen:
-        return settings, circumstances, searches
+        return replace(settings, export_path=folder), circumstances, searches
     searches = [
         replace(one, goals=Goals(
             {name: replace(wanted, **_replaced(settings, name, chosen)) for name, wanted in one.goals.models.items()},
@@ -85,7 +86,16 @@ def saved_under(
         ))
         for one in searches
     ]  # fmt: skip
+    # The reports of the run stay as they are.
+    settings = replace(settings, export_path=folder / f"goals-{_slug(searches[0].goals)}")
     return settings, circumstances, searches
+
+
+def _slug(goals: Goals) -> str:
+    """Goals as the name of a folder, as ``highest-throughput-with-p99-latency-at-most-50.0-ms``."""
+    from conch.analyze.judging.wording import in_words
+
+    return re.sub(r"[^a-z0-9.]+", "-", in_words(goals).lower()).strip("-")[:100]
 
 
 def _replaced(settings: AnalyzeSettings, model: str, chosen: Mapping[str, Any]) -> dict[str, Any]:

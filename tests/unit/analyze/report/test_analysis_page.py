@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from conch.analyze.judging.recommendation import Advice
 from conch.analyze.report.page import page
 from conch.reports.html import html
 from conch.reports.page import Chart, Table
@@ -23,6 +28,19 @@ def test_the_page_has_the_ranking_the_curves_and_a_section_for_each() -> None:
     text = html(made)
     assert "CUDA out of memory &lt;4096&gt;" in text and "at most 1.50 s" in text
     assert 'href="#falcon7b_config_5"' in text and "conch analyze apply" in text
+
+
+@pytest.mark.parametrize(
+    ("advice", "title"),
+    [
+        ("use", "A better configuration of falcon7b"),
+        ("keep", "Keep the configuration of falcon7b"),
+        ("unproven", "No configuration of falcon7b is proven to be better"),
+        ("none", "No configuration of falcon7b keeps the constraints"),
+    ],
+)
+def test_the_title_says_what_was_found(advice: Advice, title: str) -> None:
+    assert page(replace(analysis(), advice=advice)).title == title
 
 
 def test_names_in_rows_lead_only_to_sections_that_are_there() -> None:
