@@ -101,5 +101,5 @@ def _write(
     click.echo(f"wrote {output / bundle.artifact} ({shown(size)})")
     for text in bundle.texts(size):
         click.echo(f"wrote {output / text}")
-    answers = "Requests name the model." if several else f"The model '{given.model}' answers."
+    answers = "Requests name the model." if several else f"Requests go to the model '{given.model}'."
     click.echo(f"\n{answers} The steps are in {output / 'README.md'}.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.deploy.contents import Contents, contents
+from conch.deploy.endpoint import endpoint_for
 from conch.deploy.examples import example
 from conch.deploy.needs import Needs, needs
 from conch.deploy.output import check_output, staged
@@ -24,8 +25,8 @@ _NAME: Final = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 class Deployment:
     """What is deployed: a repository that has been looked through, the model that answers, and how it is asked.
 
-    ``endpoint`` is one of ``endpoint.ENDPOINTS``; ``name`` is what the platform calls the deployment; ``example`` is
-    the body of a request, as JSON.
+    ``endpoint`` is what ``endpoint.endpoint_for`` gives; ``name`` is what the platform calls the deployment;
+    ``example`` is the body of a request, as JSON.
     """
 
     name: str
@@ -70,6 +71,7 @@ def deployment(
     check_output(out, repository)
     chosen = found.models[0] if several and not model else found.chosen(model)
     name = name or f"conch-{re.sub(r'[^A-Za-z0-9]+', '-', chosen).strip('-')}"[:63].strip("-")
+    endpoint = endpoint_for(endpoint, chosen, found.tasks.get(chosen, ""))
     asked = example(found.configs[chosen], endpoint, chosen, chosen in found.writers)
     packed = only_serving(repository, contents(repository), found.configs)
     return Deployment(name, chosen, endpoint, found, packed, asked)

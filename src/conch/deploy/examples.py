@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from conch.config.schema import ModelConfig
 from conch.config.signature import full_shape, signature
+from conch.deploy.endpoint import EMBEDDINGS
 
 _TEXT: Final = "What is a conch?"
 #: Of a model whose inputs are completed when it loads: a checkpoint's.
@@ -15,12 +16,14 @@ _UNKNOWN: Final = (("text_input", "BYTES", (1, 1)),)
 
 
 def example(config: ModelConfig, endpoint: str, model: str, writes: bool = False) -> str:
-    """The body, as JSON, of a request to an endpoint of ``endpoint.ENDPOINTS``; dimensions that vary are 1.
+    """The body, as JSON, of a request to what ``endpoint.endpoint_for`` gives; dimensions that vary are 1.
 
     ``writes`` says that the model is a language model, whose inputs its configuration need not have.
     """
     if endpoint == "openai":
         return json.dumps({"model": model, "messages": [{"role": "user", "content": _TEXT}]})
+    if endpoint == EMBEDDINGS:
+        return json.dumps({"model": model, "input": [_TEXT]})
     declared = signature(config, 1).inputs
     inputs = [
         (one.name, one.datatype, tuple(max(size, 1) for size in full_shape(config, one.dims)))

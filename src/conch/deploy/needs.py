@@ -14,6 +14,7 @@ from typing import Any, Final
 from conch.checkpoints.folder import Checkpoint
 from conch.checkpoints.hub import MODEL_DIRECTORY, MODEL_FILE, is_hub_id, local_path, read_model_file
 from conch.checkpoints.options import Options, extra_of
+from conch.checkpoints.task import canonical
 from conch.checks.configuration import named_gpus
 from conch.checks.missing_imports import packages_of, packages_with
 from conch.checks.model import CheckedModel
@@ -52,7 +53,8 @@ class Needs:
 
     ``writers`` are the language models among those that take text as ``text_input``.
     ``extras`` are conch's, ``packages`` what pip has to install besides, ``hub`` the ids of checkpoints that are
-    downloaded from the Hugging Face Hub when the server starts.
+    downloaded from the Hugging Face Hub when the server starts; ``tasks`` are those of checkpoints, by their models, as
+    far as the files tell.
     """
 
     configs: Mapping[str, ModelConfig]
@@ -61,6 +63,7 @@ class Needs:
     packages: tuple[str, ...] = ()
     hub: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
+    tasks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -87,6 +90,7 @@ class _Found:
     packages: set[str] = field(default_factory=set)
     hub: set[str] = field(default_factory=set)
     writers: set[str] = field(default_factory=set)
+    tasks: dict[str, str] = field(default_factory=dict)
 
 
 def needs(root: Path, mount: str) -> Needs:
@@ -120,6 +124,7 @@ def needs(root: Path, mount: str) -> Needs:
         tuple(sorted(found.packages)),
         tuple(sorted(found.hub)),
         tuple(sorted(found.writers)),
+        found.tasks,
     )
 
 
@@ -173,6 +178,8 @@ def _add(model: CheckedModel, found: _Found) -> None:
         for version in model.versions:
             extras, task = _of_checkpoint(model.files.version_directory(version), given)
             found.extras.update(extras)
+            if task:
+                found.tasks[model.files.name] = canonical(task)
             if task == TEXT_GENERATION:
                 found.writers.add(model.files.name)
 

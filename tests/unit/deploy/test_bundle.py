@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_what_was_written_is_told_with_sizes_and_what_was_left_out(
         f"wrote out/artifact.zip ({size} bytes)\n"
         "wrote out/request.json\nwrote out/README.md\nwrote out/container/Containerfile\n"
         "wrote out/terraform/main.tf\nwrote out/terraform/variables.tf\n"
-        "\nThe model 'my_model' answers. The steps are in out/README.md.\n"
+        "\nRequests go to the model 'my_model'. The steps are in out/README.md.\n"
     )
     assert Path("out/README.md").read_text().startswith("# conch-my-model on OCI Data Science\n")
 
@@ -123,3 +124,22 @@ def test_a_folder_with_files_is_left_as_it_is(models: Path, capsys: pytest.Captu
 def test_an_unknown_platform_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy", "sagemakr"]) == 1
     assert "did you mean 'sagemaker'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("platform", ["oci", "vertex"])
+def test_openai_for_an_embedding_model_is_its_embeddings(platform: str, models: Path) -> None:
+    write(models, "embeds", 'backend: "huggingface" parameters { key: "model" value { string_value: "org/embeds" } }',
+          {"1/model.json": '{"task": "sentence-similarity"}'})  # fmt: skip
+    assert run(platform, "--endpoint=openai", "--model=embeds") == 0
+    assert json.loads(Path("out/request.json").read_text()) == {"model": "embeds", "input": ["What is a conch?"]}
+    assert "answers at `/v1/embeddings`" in Path("out/README.md").read_text()
+
+
+def test_openai_for_a_task_that_its_api_does_not_have_is_refused(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(models, "ranks", 'backend: "huggingface" parameters { key: "model" value { string_value: "org/ranks" } }',
+          {"1/model.json": '{"task": "text-ranking"}'})  # fmt: skip
+    assert run("oci", "--endpoint=openai", "--model=ranks") != 0
+    assert "no endpoint for the task 'text-ranking' of model 'ranks'" in capsys.readouterr().err
+    assert not Path("out").exists()

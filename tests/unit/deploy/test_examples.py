@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conch.config.pbtxt import parse
+from conch.deploy.endpoint import EMBEDDINGS
 from conch.deploy.examples import example
 
 CONFIG = """
@@ -24,6 +25,7 @@ QUESTION = "What is a conch?"
     ("config", "endpoint", "body"),
     [
         (CONFIG, "generate", {"TEXT": QUESTION, "SCALES": [0.0, 0.0], "ON": False}),
+        (CONFIG, EMBEDDINGS, {"model": "m", "input": [QUESTION]}),
         (CONFIG, "openai", {"model": "m", "messages": [{"role": "user", "content": QUESTION}]}),
         ("", "generate_stream", {"text_input": QUESTION}),
         (
