@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,8 @@ import tritonclient.http as httpclient
 from tests.conformance.counts import settled
 from tests.conformance.raw import get, post, tensor
 from tests.conftest import Server, Start
-from tests.models import write
+from tests.events import eventually
+from tests.models import build, write
 
 #: Answers with the number of requests that it has had; fails for a negative input.
 MODEL = """
@@ -201,3 +203,16 @@ def test_same_message_again_is_answered_with_the_same_and_counted(cached: Server
 def id_of(result: Any, protocol: str) -> str:
     response = result.get_response()
     return str(response.id if protocol == "grpc" else response.get("id", ""))
+
+
+def test_response_that_is_larger_than_the_cache_is_logged(tmp_path: Path, start: Start) -> None:
+    build(tmp_path / "models", "identity_fp32")
+    config = tmp_path / "models" / "identity_fp32" / "config.pbtxt"
+    config.write_text(config.read_text() + "\nresponse_cache { enable: true }\n")
+    log = tmp_path / "log"
+    with start(tmp_path / "models", "--cache-config=local,size=1048", log=log) as server:
+        body = {"inputs": [tensor("INPUT", "FP32", [1.0] * 4000, [4000])]}
+        assert post(server.http, "/v2/models/identity_fp32/infer", body).status == 200
+        eventually(lambda: "Failed to insert key [" in log.read_text(errors="replace"), "the line in the log")
+    told = log.read_text(errors="replace")
+    assert re.search(r"into response cache: Requested byte_size: \d+ is greater than total cache size: 1048", told)

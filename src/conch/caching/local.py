@@ -82,7 +82,7 @@ class LocalCache:
             return False
         begun = monotonic_ns()
         if entry.size > self.size:
-            area.note_too_large(entry.size, self.size)
+            area.note_too_large(key[1], entry.size, self.size)
             return True
         self._make_room(entry.size)
         self._entries[key] = _Kept(area, entry, entry.size)
@@ -170,9 +170,11 @@ class LocalArea:
     def attach(self, key: bytes, entry: CachedResponse, message: Hashable, answer: object, size: int) -> None:
         self._cache.attach((self._number, key), entry, message, answer, size)
 
-    def note_too_large(self, size: int, limit: int) -> None:
-        """Say once that responses are not kept."""
+    def note_too_large(self, key: bytes, size: int, limit: int) -> None:
+        """Log once that a response cannot be kept."""
         if not self._noted:
             self._noted = True
-            text = "responses of %s are not kept: Requested byte_size: %d is greater than total cache size: %d"
-            LOG.error(text, self.title, size, limit)
+            LOG.error(
+                "Failed to insert key [%s] into response cache: Requested byte_size: %d is greater than total cache "
+                "size: %d (responses of %s)", key.hex(), size, limit, self.title,
+            )  # fmt: skip

@@ -42,7 +42,8 @@ def test_response_larger_than_the_cache_drives_nothing_out(caplog: pytest.LogCap
         area.insert(b"b", entry(301))
     assert area.find(b"a") and not area.find(b"b")
     assert [record.getMessage() for record in caplog.records] == [
-        "responses of 'm' version 1 are not kept: Requested byte_size: 301 is greater than total cache size: 300"
+        "Failed to insert key [62] into response cache: Requested byte_size: 301 is greater than total cache size: "
+        "300 (responses of 'm' version 1)"
     ]
 
 
