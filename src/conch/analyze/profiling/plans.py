@@ -22,6 +22,8 @@ from conch.texts.shapes import Mix, parse_mix
 
 #: The length of a window where nothing is said (s); shorter than perf_analyzer's, as there are many points to measure.
 INTERVAL: Final = 2.0
+#: How many windows are taken at most where there is a budget.
+_TRIALS: Final = 5
 
 
 def _shapes(name: str, value: Any) -> Mapping[str, tuple[int, ...]]:
@@ -86,6 +88,9 @@ def plan_of(
         model, address, settings.client_protocol, batch_size=settings.batch_size_of(model), interval=INTERVAL,
         data=DataOptions(**data), further_percentiles=percentiles,
     )  # fmt: skip
+    if settings.budget is not None:
+        # Some 30 measurements, of which a third are of the final rounds.
+        plan = replace(plan, interval=min(INTERVAL, max(0.5, settings.budget / 300)), trials=_TRIALS)
     return replace(plan, **fields)
 
 

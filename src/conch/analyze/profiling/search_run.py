@@ -84,11 +84,9 @@ class SearchRun:
         """Measure what the strategy asks for until it asks for no more, or until the time is up that the final rounds
         leave for the search; ``keep`` is told of candidates once."""
         self._tell_plan()
-        rounds = 3 * self._settings.final_rounds + 3 if self._settings.final_rounds else 0
         searching = True
         while True:
-            left = self._deadline - time.monotonic()
-            if searching and left < _SPARE * rounds * self._pace.each:
+            if searching and self._deadline < inf and self._search_is_over():
                 searching = False
                 self._observer.say("The time for the search is up.")
                 self._strategy.end_search()
@@ -102,6 +100,11 @@ class SearchRun:
                 keep(trial.candidate)
             self._take(trial)
         self._complete = True
+
+    def _search_is_over(self) -> bool:
+        """Whether the time that is left is needed for the final rounds."""
+        left = self._deadline - time.monotonic()
+        return left < _SPARE * self._pace.each * max(1, self._strategy.final_needed)
 
     def _tell_plan(self) -> None:
         progress = self._pace.progress(self._strategy.expected)
@@ -200,7 +203,7 @@ class SearchRun:
     def _attempts(self, trial: Trial) -> Point:
         point = self._attempt(trial)
         for _ in range(ATTEMPTS - 1):
-            if point.disturbed:
+            if point.disturbed and self._settings.budget is None:
                 point = self._attempt(trial)
         return point
 

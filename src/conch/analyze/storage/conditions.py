@@ -28,6 +28,8 @@ def conditions(
     names = [one for one in _MEASURING if settings.triton_launch_mode == "remote" or not one.endswith("_endpoint")]
     measuring = {name: getattr(settings, name) for name in names}
     measuring["default data"] = DataOptions().source
+    if settings.budget is not None:
+        measuring["budget"] = settings.budget  # by which windows are shorter
     measuring["loads"] = "rates" if settings.loads_are_rates else "callers"
     found = {
         "machine": str(MachineFacts.read()),

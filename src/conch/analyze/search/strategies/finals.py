@@ -19,6 +19,8 @@ from conch.analyze.search.strategies.strategy import Trial
 
 #: How many points that look best are measured once more at most.
 _LEADERS: Final = 4
+#: How many measurements are usually made before the rounds.
+_BEFORE: Final = 3
 
 
 class FinalSteps:
@@ -32,12 +34,17 @@ class FinalSteps:
     @property
     def most(self) -> int:
         """How many measurements the rounds probably take."""
-        return 3 * self._rounds + 3 if self._rounds else 0
+        return 3 * self._rounds + _BEFORE if self._rounds else 0
 
     @property
     def left(self) -> int:
         """How many measurements of the rounds are still to come."""
         return self._left
+
+    @property
+    def needed(self) -> int:
+        """How many measurements the rounds would take now; 0 where nothing is better than the default."""
+        return self._rounds * len(self._trials()) + _BEFORE if self._rounds and self._trials() else 0
 
     def steps(self) -> Generator[Trial, Point | None, None]:
         """Measure the rounds, every second one in reverse; those that fail are the last."""

@@ -50,6 +50,11 @@ class Stepwise:
             self._advance(None)
 
     @property
+    def final_needed(self) -> int:
+        """How many measurements the final rounds would take if the search ended now."""
+        return self._finals.needed
+
+    @property
     def expected(self) -> int:
         """The measurements so far, and those that are probably still to come."""
         searching = self._steps is self._search

@@ -47,6 +47,12 @@ class Strategy(Protocol):
         ...
 
     @property
+    def final_needed(self) -> int:
+        """How many measurements the final rounds would take if the search ended now; 0 where nothing is better than the
+        default so far."""
+        ...
+
+    @property
     def expected(self) -> int:
         """How many measurements the whole search and its final rounds will have taken, as far as can be told now."""
         ...
