@@ -12,9 +12,12 @@ from conch.checks.imports import UNREADABLE
 from conch.config.reading import read_small
 from conch.errors import one_line
 
+#: Methods that a worker calls if a model has them.
+_OPTIONAL = ("initialize", "finalize")
 
-def check_python_model(path: Path) -> Iterator[Finding]:
-    """Why the file at ``path`` cannot be a Python model."""
+
+def check_python_model(path: Path, *, decoupled: bool | None) -> Iterator[Finding]:
+    """Why the file at ``path`` cannot be a Python model; ``decoupled`` is None where the model says it itself."""
     try:
         tree = ast.parse(read_small(path), str(path))
     except OSError as error:
@@ -33,8 +36,42 @@ def check_python_model(path: Path) -> Iterator[Finding]:
         # It may also be imported or assigned; then its methods are not to be seen from here.
         if "TritonPythonModel" not in _names_bound(tree):
             yield _no_class(path, tree)
-    elif not model.bases and "execute" not in _names_bound(model):
+        return
+    if not model.bases and "execute" not in _names_bound(model):
         yield _no_execute(path, model)
+    senders = [call.lineno for call in _calls(tree, "get_response_sender")]
+    for method in (node for node in model.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+        if method.name == "execute" and not method.decorator_list:
+            yield from _execute_problems(path, method, returns=decoupled is False and not senders)
+        elif not model.bases and method.name not in _OPTIONAL:
+            for meant in get_close_matches(method.name, _OPTIONAL, n=1, cutoff=0.85):
+                yield Finding(path, method.lineno, "warning", f"nothing calls {method.name}", f"rename it {meant}")
+    if senders and decoupled is False:
+        problem = "the model has a response sender and is not decoupled, so that it may send one response"
+        yield Finding(path, senders[0], "warning", problem, "model_transaction_policy { decoupled: true }")
+
+
+def _execute_problems(
+    path: Path, execute: ast.FunctionDef | ast.AsyncFunctionDef, *, returns: bool
+) -> Iterator[Finding]:
+    """What is wrong with ``execute``, which ``returns`` its responses or sends them."""
+    arguments = execute.args
+    if not arguments.vararg and len(arguments.posonlyargs + arguments.args) != 2:
+        problem = "execute is called with self and requests"
+        yield Finding(path, execute.lineno, "error", problem, "def execute(self, requests)")
+    elif returns and not any(  # a body of "..." is a stub
+        isinstance(node, (ast.Yield, ast.YieldFrom, ast.Raise))
+        or (isinstance(node, ast.Constant) and node.value is ...)
+        or (isinstance(node, ast.Return) and node.value)
+        for node in ast.walk(execute)
+    ):
+        yield Finding(path, execute.lineno, "error", "execute returns no responses", "return a list of them")
+
+
+def _calls(tree: ast.AST, method: str) -> list[ast.Call]:
+    """The calls of a method of this name."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == method]
 
 
 def _no_class(path: Path, tree: ast.Module) -> Finding:

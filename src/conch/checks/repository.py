@@ -123,7 +123,8 @@ def _check_model(model: CheckedModel, backends: BackendPlaces) -> Iterator[Findi
     if implementation(model.config) == "python":
         for path in model.sources():
             if path.exists():
-                yield from check_python_model(path)
+                decoupled = None if model.completes_itself() else model.config.model_transaction_policy.decoupled
+                yield from check_python_model(path, decoupled=decoupled)
         yield from check_tensor_names(model)
     yield from check_checkpoints(model)
     yield from check_side_files(model)

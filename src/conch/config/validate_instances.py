@@ -50,12 +50,20 @@ _REQUEST = "[request id: <id_unknown>] "
 
 def warmup_problems(config: ModelConfig) -> Problems:
     """Faults of warmup requests that show before any file is read.  Samples of batch size 0 never run."""
+    sequences = config.sequence_batching
+    inputs = [tensor.name for tensor in config.input]
+    if inputs:
+        inputs += [tensor.name for tensor in sequences.control_input]
+        inputs += [state.input_name for state in sequences.state]
     for index, sample in enumerate(config.model_warmup):
         if not sample.batch_size:
             continue
         for name in sorted(sample.inputs):
             tensor = sample.inputs[name]
             where = ("model_warmup", index, "inputs")
+            if inputs and name not in inputs:
+                message = f"{_REQUEST}unexpected inference input '{name}' for model '{config.name}'"
+                yield Problem(message, where, hint=f"its inputs are {', '.join(inputs)}")
             if any(dim < 0 for dim in tensor.dims):
                 yield Problem(
                     f"warmup setting expects all variable-size dimensions are specified for input '{name}'", where

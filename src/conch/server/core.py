@@ -234,14 +234,13 @@ class InferenceServer:
 
     def require_explicit_control(self) -> None:
         """Raises UNAVAILABLE unless models are loaded and unloaded on request; begins as Triton does in both modes."""
-        message = "explicit model load / unload is not allowed if polling is enabled"
-        match self.settings.model_control_mode:
-            case "poll":
-                raise unavailable(message)
-            case "none":
-                raise unavailable(
-                    f"{message}, nor with --model-control-mode=none, which this server has: it takes explicit"
-                )
+        if (mode := self.settings.model_control_mode) in ("none", "poll"):
+            more = (
+                ""
+                if mode == "poll"
+                else ", nor with --model-control-mode=none, which this server has: it takes explicit"
+            )
+            raise unavailable(f"explicit model load / unload is not allowed if polling is enabled{more}")
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load or reload a model, from the repository or with a configuration (JSON) and files of the client's.

@@ -49,7 +49,39 @@ class Mistake:
 
 REMOTE = 'backend: "remote"\nparameters { key: "url" value { string_value: "grpc://host:8001" } }\n'
 
+CLASS = "class TritonPythonModel:\n"
+SENDING = CLASS + "    def execute(self, requests):\n        requests[0].get_response_sender().send(None)\n"
+
 MISTAKES = {
+    "execute without self": Mistake(
+        python_model(CLASS + "    def execute(requests):\n        return []\n"),
+        "R/m/1/model.py:2: error: execute is called with self and requests (fix: def execute(self, requests))",
+    ),
+    "execute without return": Mistake(
+        python_model(CLASS + "    def execute(self, requests):\n        responses = []\n"),
+        "R/m/1/model.py:2: error: execute returns no responses (fix: return a list of them)",
+    ),
+    "initialise": Mistake(
+        python_model(MODEL + "    def initialise(self, args): ...\n"),
+        "R/m/1/model.py:4: warning: nothing calls initialise (fix: rename it initialize)",
+    ),
+    "finalise": Mistake(
+        python_model(MODEL + "    def finalise(self): ...\n"),
+        "R/m/1/model.py:4: warning: nothing calls finalise (fix: rename it finalize)",
+    ),
+    "a response sender without decoupling": Mistake(
+        python_model(SENDING),
+        "R/m/1/model.py:3: warning: the model has a response sender and is not decoupled, so that it may send one "
+        "response (fix: model_transaction_policy { decoupled: true })",
+    ),
+    "a warm-up for an input that does not exist": Mistake(
+        configured(
+            ADD + 'model_warmup { name: "w" batch_size: 1 inputs { key: "X" value { data_type: TYPE_FP32 dims: 4 '
+            "zero_data: true } } }"
+        ),
+        "R/m/config.pbtxt:4: error: [request id: <id_unknown>] unexpected inference input 'X' for model 'm' "
+        "(fix: its inputs are A)",
+    ),
     # Names and places of files.
     "a configuration with a misspelt name": Mistake(
         {"m/config.pbtx": ADD, "m/1/model.py": MODEL + "    def auto_complete_config(): ...\n"},
