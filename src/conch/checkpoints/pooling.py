@@ -37,10 +37,10 @@ Step = Callable[[Array], Array]
 
 @dataclass(slots=True)
 class PoolingPlan:
-    """What the modules say, before any weight is read: modes, the ``Dense`` and ``Normalize`` steps, the dimension."""
+    """What the modules say, before any weight is read: modes, steps, the dimension."""
 
     modes: tuple[str, ...] = ("mean",)
-    #: Kind and folder of each step after pooling.
+    #: Each step after pooling: ``Dense`` and its folder, ``Normalize``, ``Truncate`` and its dimension.
     steps: list[tuple[str, str]] = field(default_factory=list)
     #: Of the result; -1 when nothing says.
     dimension: int = -1
@@ -60,6 +60,10 @@ class PoolingPlan:
         for module in checkpoint.modules():
             plan.modules = True
             plan._add(checkpoint, str(module.get("type", "")).rpartition(".")[2], str(module.get("path", "")))
+        # As sentence-transformers does: after all modules, and without normalising again unless that is asked for.
+        truncated = _truncate_dim(checkpoint) if plan.modules else 0
+        if truncated:
+            plan.steps.append(("Truncate", str(truncated)))
         if options.pooling:
             plan.modes = (_mode(options.pooling),)
         if options.normalize is not None:
@@ -71,6 +75,8 @@ class PoolingPlan:
             plan.dimension = int(_config(checkpoint, dense[-1]).get("out_features", -1))
         elif hidden > 0:
             plan.dimension = hidden * len(plan.modes)
+        if truncated:
+            plan.dimension = truncated if plan.dimension < 0 else min(plan.dimension, truncated)
         return plan
 
     def _add(self, checkpoint: Checkpoint, kind: str, path: str) -> None:
@@ -97,9 +103,9 @@ class Pooling:
 
     def __init__(self, plan: PoolingPlan, checkpoint: Checkpoint) -> None:
         self.modes = plan.modes
-        self.steps: list[Step] = [
-            normalized if kind == "Normalize" else dense(checkpoint, path) for kind, path in plan.steps
-        ]
+        self.steps = [_step(checkpoint, kind, value) for kind, value in plan.steps]
+        #: The first numbers of a vector that are kept, None for all.
+        self.kept = next((int(value) for kind, value in plan.steps if kind == "Truncate"), None)
 
     def __call__(self, hidden: Array, mask: Array | None) -> Array:
         """FP32 ``[n, length, size]`` to ``[n, dimension]``; INT64 ``mask[n, length]`` has 0 for what does not count.
@@ -114,6 +120,28 @@ class Pooling:
         for step in self.steps:
             vectors = step(vectors)
         return vectors
+
+
+def _step(checkpoint: Checkpoint, kind: str, value: str) -> Step:
+    if kind == "Normalize":
+        return normalized
+    if kind == "Truncate":
+        size = int(value)
+        return lambda vectors: vectors[:, :size]
+    return dense(checkpoint, value)
+
+
+def _truncate_dim(checkpoint: Checkpoint) -> int:
+    """How many numbers of an embedding the checkpoint keeps, 0 for all.  Raises INVALID_ARG for what is no number."""
+    size = (checkpoint.json("config_sentence_transformers.json") or {}).get("truncate_dim")
+    if size is None:
+        return 0
+    if type(size) is not int or size < 1:
+        raise invalid(
+            f"'{checkpoint.source}' has the truncate_dim {size!r} in config_sentence_transformers.json; it must be a "
+            "whole number of 1 or more"
+        )
+    return size
 
 
 def _pool(mode: str, hidden: Array, mask: Array | None) -> Array:

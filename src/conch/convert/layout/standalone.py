@@ -62,12 +62,12 @@ def _pool(model: Any, plan: PoolingPlan) -> None:
 
     if len(plan.modes) != 1 or plan.modes[0] not in ("mean", "cls", "max"):
         raise unsupported(f"--layout triton cannot put pooling by {' and '.join(plan.modes)} into the graph")
-    if any(kind != "Normalize" for kind, _ in plan.steps):
+    if any(kind == "Dense" for kind, _ in plan.steps):
         raise unsupported("--layout triton cannot put the Dense module of sentence-transformers into the graph")
     nodes = _Nodes(model, "pool")
     vectors = _vectors(nodes, plan.modes[0], nodes.add("Cast", [_HIDDEN], to=onnx.TensorProto.FLOAT))
-    for _ in plan.steps:
-        vectors = _normalised(nodes, vectors)
+    for kind, value in plan.steps:
+        vectors = _normalised(nodes, vectors) if kind == "Normalize" else _truncated(nodes, vectors, int(value))
     nodes.add("Identity", [vectors], output=EMBEDDING)
     model.graph.node.extend(nodes.made)
     del model.graph.output[:]
@@ -94,6 +94,11 @@ def _normalised(nodes: _Nodes, vectors: str) -> str:
     squares = nodes.reduce("ReduceSum", nodes.add("Mul", [vectors, vectors]), keep=True)
     length = nodes.add("Max", [nodes.add("Sqrt", [squares]), nodes.constant(_MIN_LENGTH)])
     return nodes.add("Div", [vectors, length])
+
+
+def _truncated(nodes: _Nodes, vectors: str, size: int) -> str:
+    begin, end, axis = (nodes.constant(np.array([number])) for number in (0, size, 1))
+    return nodes.add("Slice", [vectors, begin, end, axis])
 
 
 class _Nodes:

@@ -143,3 +143,34 @@ def test_the_signature_is_known_without_weights(tmp_path: Path) -> None:
         ("embedding", "FP32", (32,)),
         ("num_input_tokens", "UINT32", (1,)),
     ]
+
+
+def truncating(folder: Path, size: object, *rest: str) -> Path:
+    """A checkpoint whose embeddings sentence-transformers cuts to ``size``."""
+    write(modules(folder, {"pooling_mode_mean_tokens": True}, *rest), "AutoModel")
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": size}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("rest", "options", "again"), [((), {}, False), (("Normalize",), {}, False), ((), {"normalize": "true"}, True)]
+)
+def test_truncate_dim_keeps_the_first_numbers_after_all_modules(
+    tmp_path: Path, rest: tuple[str, ...], options: dict[str, str], again: bool
+) -> None:
+    folder = truncating(tmp_path, 5, *rest)
+    whole = hidden(folder, TEXTS[0]).mean(0)
+    expected = (torch.nn.functional.normalize(whole, dim=0) if rest else whole)[:5]
+    if again:
+        expected = torch.nn.functional.normalize(expected, dim=0)
+    found = embedding(answer(open_task(folder, "feature-extraction", **options), request(text_input=TEXTS[:1])))
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-5)
+    description = describe_task(Checkpoint.open(folder), Options())
+    assert next(spec.dims for spec in description.outputs if spec.name == "embedding") == (5,)
+
+
+@pytest.mark.parametrize("size", [0, -3, "5", True])
+def test_truncate_dim_that_is_no_dimension_is_refused(tmp_path: Path, size: object) -> None:
+    folder = truncating(tmp_path, size)
+    with pytest.raises(ConchError, match="it must be a whole number of 1 or more"):
+        describe_task(Checkpoint.open(folder), Options())

@@ -65,3 +65,15 @@ def test_pooling_that_takes_weights_is_refused(tmp_path: Path) -> None:
     for plan in (PoolingPlan(steps=[("Dense", "2_Dense")]), PoolingPlan(modes=("mean", "max"))):
         with pytest.raises(ConchError, match="--layout triton cannot put"):
             standalone(source, tmp_path / "made.onnx", plan=plan, pairs=False)
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_truncated_embedding_in_the_graph_is_the_backends(checkpoint: Checkpoint, tmp_path: Path, opset: int) -> None:
+    plan = PoolingPlan(steps=[("Normalize", ""), ("Truncate", "2")], dimension=2)
+    source = graph(tmp_path / "source.onnx", opset=opset)
+    standalone(source, tmp_path / "made.onnx", plan=plan, pairs=True)
+    arrays = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": MASK}
+    hidden = OnnxRuntimeEngine(source, threads=1).run(arrays)["last_hidden_state"]
+    found = OnnxRuntimeEngine(tmp_path / "made.onnx", threads=1).run(arrays)["embedding"]
+    assert found.shape == (2, 2)
+    np.testing.assert_allclose(found, Pooling(plan, checkpoint)(hidden, MASK), rtol=1e-6)

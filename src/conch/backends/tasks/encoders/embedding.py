@@ -91,7 +91,7 @@ class Embedding(EncoderTask):
 
     def extract(self, outputs: Mapping[str, Array], batch: PaddedBatch) -> Iterable[Any]:
         if not self.hidden:
-            return outputs[POOLED]
+            return outputs[POOLED][:, : self.pooling.kept]
         mask: Array | None = batch.mask if batch.padded else None
         if not self.include_prompt:
             mask = masked(batch.mask, [encoded.state for encoded in batch.requests])
