@@ -60,4 +60,4 @@ def test_a_module_says_what_it_is_for(path: Path) -> None:
     text = path.read_text()
     if text.strip():
         assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
-    assert len(text.splitlines()) <= 400
+    assert len(text.splitlines()) <= 500

@@ -12,7 +12,7 @@ _DATA: Final = Path(__file__).with_name("data")
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class QuestionedPassage:
     """A passage, and questions about it; the last one of some has no answer there."""
 
     context: str
@@ -32,10 +32,10 @@ def passages() -> tuple[str, ...]:
 
 
 @cache
-def documents() -> tuple[Document, ...]:
+def documents() -> tuple[QuestionedPassage, ...]:
     """14 passages of about 60 words, with four to six questions each."""
     read = (json.loads(line) for line in _lines("questions.jsonl"))
-    return tuple(Document(entry["context"], tuple(entry["questions"])) for entry in read)
+    return tuple(QuestionedPassage(entry["context"], tuple(entry["questions"])) for entry in read)
 
 
 def _lines(name: str) -> tuple[str, ...]:
