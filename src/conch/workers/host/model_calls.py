@@ -6,6 +6,7 @@ Belongs to a ``WorkerProcess``; runs on the event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from conch.inference import InferRequest
 from conch.telemetry.custom import CustomMetrics
@@ -13,6 +14,9 @@ from conch.workers.child.channel import Header
 from conch.workers.child.packing import Packer, Unpacker
 from conch.workers.host.bls import BlsHandler, BlsServer
 from conch.workers.host.custom_metrics import MetricsHandler
+
+#: Frames with which a worker answers the server; all others are its own.
+ANSWERS: Final = frozenset({"completed", "preloads", "ready", "failed", "stopped"})
 
 
 class ModelCalls:

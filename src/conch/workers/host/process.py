@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from conch.errors import Code, ConchError, internal
 from conch.inference import InferRequest, InferResponse
@@ -20,7 +20,7 @@ from conch.workers.host.execution import Execution, description, response_of, re
 from conch.workers.host.expiry import Expiries
 from conch.workers.host.link import Link
 from conch.workers.host.liveness import DEFAULT_PATIENCE, Cause, Kill, Patience, Signs, Verdict, not_ended, unhealthy
-from conch.workers.host.model_calls import ModelCalls
+from conch.workers.host.model_calls import ANSWERS, ModelCalls
 from conch.workers.host.preparation import Preparation
 from conch.workers.host.spawn import ChildProcess, Spawn, spawn
 from conch.workers.host.speech import Speech
@@ -29,8 +29,6 @@ LOG = logging.getLogger("conch")
 
 #: How long the end of a killed process is waited for (s); one that waits for a disk does not end before it has that.
 KILL_SECONDS = 2.0
-#: The answers to frames, other than ``failed``.
-_ANSWERS: Final = {"complete": "completed", "preloads": "preloads", "start": "ready"}
 
 
 class WorkerProcess:
@@ -81,7 +79,6 @@ class WorkerProcess:
         self._executions: dict[int, Execution] = {}
         self._batches = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
-        self._answer_op = ""
         self._stopping = False
         self._idle: asyncio.Event | None = None  # only while somebody waits for it
         self._ended = asyncio.Event()
@@ -131,7 +128,6 @@ class WorkerProcess:
         """Send a frame and wait for its answer; a ``failed`` answer and the worker's death are raised."""
         if not self.alive:
             raise self._unhealthy()
-        self._answer_op = _ANSWERS[header["op"]]
         self._answer = self._loop.create_future()
         self._link.send(header)
         answer = await self._answer
@@ -297,12 +293,9 @@ class WorkerProcess:
                 self._speech.at_prompt(header["open"])
             elif op == "heartbeat":
                 self._heartbeat = memoryview(self._link.regions.get(header["region"]))[:SIZE]
-            elif self.calls.handle(header, Unpacker(payload, self._link.regions)):
-                pass
-            elif op == self._answer_op or op == "failed":
-                if self._answer is not None and not self._answer.done():
-                    self._answer.set_result(header)
-            elif op != "stopped":
+            elif op in ANSWERS and self._answer is not None and not self._answer.done():
+                self._answer.set_result(header)
+            elif op not in ANSWERS and not self.calls.handle(header, Unpacker(payload, self._link.regions)):
                 raise internal("nothing takes it")
         except (ConchError, LookupError, TypeError, ValueError) as error:
             self._hung_up(internal(f"frame {op!r}: {error!r}"))
