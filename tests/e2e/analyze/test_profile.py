@@ -145,7 +145,7 @@ def test_the_winner_is_applied_once_beside_what_was_there(settings: AnalyzeSetti
     [change] = changes(repository, overrides)
     [old] = apply(repository, [change])
 
-    assert "+  count: 2" in change.diff
+    assert change.diff.count("\n+") == 2 and "count: 2" in change.diff
     assert old == file.with_name(file.name + BEFORE)
     assert old.read_text() == models.CONFIG
     assert "count: 2" in file.read_text() and file.read_text().startswith("# What people wrote stays.")

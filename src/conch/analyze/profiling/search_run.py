@@ -22,7 +22,7 @@ from conch.analyze.judging.rounds import FinalRounds
 from conch.analyze.options.settings import AnalyzeSettings
 from conch.analyze.profiling.measurement import CandidateMeasurement
 from conch.analyze.profiling.plans import plan_of
-from conch.analyze.profiling.progress import Pace, ProfileObserver
+from conch.analyze.profiling.progress import Pace, ProfileObserver, SearchProgress
 from conch.analyze.results import Candidate, CandidateResult, Point
 from conch.analyze.search.searches import Search
 from conch.analyze.search.strategies.choice import axis_of, strategy_of
@@ -101,14 +101,18 @@ class SearchRun:
             self._take(trial)
         self._complete = True
 
+    def _progress(self) -> SearchProgress:
+        """How far it is, and the time left: of the budget, where that is less."""
+        progress = self._pace.progress(self._strategy.expected)
+        return replace(progress, left=max(0.0, min(progress.left, self._deadline - time.monotonic())))
+
     def _search_is_over(self) -> bool:
         """Whether the time that is left is needed for the final rounds."""
         left = self._deadline - time.monotonic()
         return left < _SPARE * self._pace.each * max(1, self._strategy.final_needed)
 
     def _tell_plan(self) -> None:
-        progress = self._pace.progress(self._strategy.expected)
-        minutes = min(progress.left, self._deadline - time.monotonic()) / 60
+        minutes = self._progress().left / 60
         space = self._search.space
         self._observer.say(
             f"Plan for {space.name}: the default at rising loads, then configurations of {space.size} that can be made"
@@ -145,7 +149,7 @@ class SearchRun:
         if error and not self._settings.retry_failed:
             self._fail(trial, error, before=True)
             return
-        self._observer.measuring(trial, self._pace.progress(self._strategy.expected))
+        self._observer.measuring(trial, self._progress())
         try:
             point = self._twice(trial)
         except ServerLost:
