@@ -112,7 +112,7 @@ def ray_command(
     options = None if remove else _options(host, bool(serve_http_port or serve_grpc_port), **given)
     require("conch deploy ray", "ray", "ray.serve", extra="ray")
 
-    from conch.deploy.ray.cluster import RayApplication, ServeProxies, connected, start_serve
+    from conch.deploy.ray.cluster import RayApplication, ServeProxies, connected, start_serve, total_resources
 
     if options is None:
         with connected(address, start=False):
@@ -123,7 +123,7 @@ def ray_command(
         print(f"removed '{name}'")
         return 0
 
-    from conch.deploy.ray.planning import plan_deployments
+    from conch.deploy.ray.planning import plan_deployments, shortage
 
     _check_ports(options.ingress_options, serve_http_port, serve_grpc_port)
     plans = plan_deployments(options)
@@ -132,6 +132,10 @@ def ray_command(
             raise invalid("--detach needs a cluster that stays: start one with 'ray start --head', or give --address")
         if alone:
             print("this machine is part of no Ray cluster: started one, which ends with this command")
+        if short := shortage(options, plans, total_resources()):
+            if alone:  # no node can be added
+                raise invalid(short)
+            print(short, flush=True)
         start_serve(ServeProxies(host, serve_http_port, serve_grpc_port))
         application = RayApplication(name)
         new = not application.is_there

@@ -33,6 +33,7 @@ class Cluster:
     def __init__(self) -> None:
         self.there = False
         self.alone = False
+        self.resources = {"CPU": 64.0, "GPU": 64.0}
         self.asked: list[Any] = []
         self.deployed: list[tuple[RayOptions, Sequence[DeploymentPlan], str | None]] = []
         self.removed = 0
@@ -46,6 +47,9 @@ class Cluster:
 
     def ServeProxies(self, *given: Any) -> Any:
         return given
+
+    def total_resources(self) -> dict[str, float]:
+        return self.resources
 
     def start_serve(self, proxies: Any) -> None:
         self.asked.append(proxies)
@@ -259,3 +263,16 @@ def test_urls_come_in_the_order_in_which_they_are_wanted() -> None:
     assert _urls(addresses) == ["http://h:4", "grpc://h:2", "http://h:1", "http://h:3", "http://h:0/metrics"]
     assert _urls({"grpc": ("::1", 1)}) == ["grpc://[::1]:1"]
     assert _urls({}) == []
+
+
+def test_models_that_do_not_fit_are_told_before_they_are_deployed(
+    repository: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.resources = {"CPU": 1.0}
+    assert run(repository) == 0 and len(cluster.deployed) == 1, "a cluster may get more nodes"
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("2 replicas with 1 CPU each need 2, and the cluster has 1: ")
+    cluster.alone = True
+    assert main(["deploy", "ray", f"--model-repository={repository}"]) != 0
+    assert "--cpus-per-replica 0.5" in capsys.readouterr().err
+    assert len(cluster.deployed) == 1

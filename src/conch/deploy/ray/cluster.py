@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -224,6 +224,13 @@ class RayApplication:
             return handle.options(method_name=method).remote().result(timeout_s=_ANSWER_SECONDS)
         except Exception as error:  # whatever Ray raises
             raise unavailable(f"the directory does not answer: {one_line(error)}") from None
+
+
+def total_resources() -> Mapping[str, float]:
+    """How much of each resource the nodes of the cluster have together."""
+    import ray
+
+    return dict(ray.cluster_resources())
 
 
 def _nodes() -> set[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
@@ -51,6 +52,23 @@ class DeploymentPlan:
     models: tuple[str, ...]
     loads: tuple[str, ...]
     version: str
+
+
+def shortage(options: RayOptions, plans: Sequence[DeploymentPlan], total: Mapping[str, float]) -> str:
+    """What replicas of ``plans`` need that a cluster with these ``total`` resources does not have; empty if it has all.
+
+    The sentence names the flag that helps.
+    """
+    replicas = len(plans) * options.min_replicas
+    for resource, each in (("CPU", options.cpus_per_replica), ("GPU", options.gpus_per_replica)):
+        needed, there = replicas * each, total.get(resource, 0.0)
+        if total and needed > there:  # which a cluster that begins does not tell yet
+            fits = math.floor(there / replicas * 1000) / 1000
+            return (
+                f"{replicas} replicas with {each:g} {resource} each need {needed:g}, and the cluster has {there:g}: "
+                f"give them less with --{resource.lower()}s-per-replica {fits:g}, start fewer, or add nodes"
+            )
+    return ""
 
 
 def plan_deployments(options: RayOptions) -> list[DeploymentPlan]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conch.deploy.ray import planning
-from conch.deploy.ray.planning import DeploymentPlan, RayOptions, plan_deployments
+from conch.deploy.ray.planning import DeploymentPlan, RayOptions, plan_deployments, shortage
 from conch.errors import Code, ConchError
 from tests.models import write
 
@@ -162,3 +162,22 @@ def test_a_file_may_have_any_name(repository: Path) -> None:
 def test_ensembles_of_each_other_end(repository: Path) -> None:
     write(repository, "member", ENSEMBLE.replace('"member"', '"whole"'))
     assert plans(repository)["whole"].version != ""
+
+
+@pytest.mark.parametrize(
+    ("options", "total", "short"),
+    [
+        ({}, {"CPU": 3.0}, ""),
+        ({}, {}, ""),
+        ({"cpus_per_replica": 0.5, "min_replicas": 2}, {"CPU": 3.0}, ""),
+        ({}, {"CPU": 2.0}, "3 replicas with 1 CPU each need 3, and the cluster has 2: give them less with "
+         "--cpus-per-replica 0.666, start fewer, or add nodes"),
+        ({"gpus_per_replica": 1}, {"CPU": 8.0}, "3 replicas with 1 GPU each need 3, and the cluster has 0: give them "
+         "less with --gpus-per-replica 0, start fewer, or add nodes"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_into_a_cluster_is_told_with_the_flag_that_helps(
+    options: dict[str, Any], total: dict[str, float], short: str
+) -> None:
+    deployments = [DeploymentPlan(name, (name,), (name,), "1") for name in ("a", "b", "c")]
+    assert shortage(RayOptions(model_repository=(), **options), deployments, total) == short
