@@ -235,7 +235,8 @@ class _Generator:
                 plain = any(spec["kind"] == "remote" for spec in self._models.values())
                 sequences = any(spec["kind"] == "remote_sequence" for spec in self._models.values())
                 faults = ["die", "away", *(["drop", "interim", "stall"] if plain and not sequences else ["interim"])]
-                return [(wait, "remote", arguments | {"fault": draw.choice(faults)})]
+                accident = (wait, "remote", arguments | {"fault": draw.choice(faults)})
+                return [accident, *(self._sequence(0.001) if sequences else [])]
             case "index":
                 return [(wait, "index", {})] * draw.choice([1, 6])
             case "hang":
@@ -289,7 +290,14 @@ class _Generator:
         steps: list[Step] = []
         for at in range(length):
             request = self._request(name)
-            request |= {**via, "timeout": 0, "correlation": correlation, "start": at == 0, "end": at == length - 1}
+            request |= {
+                **via,
+                "deadline": 0,
+                "timeout": 0,
+                "correlation": correlation,
+                "start": at == 0,
+                "end": at == length - 1,
+            }
             steps.append((wait if at == 0 else between, "infer", request))
         if draw.random() < 0.1:
             steps.pop()  # the client goes away
