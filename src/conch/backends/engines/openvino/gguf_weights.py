@@ -21,7 +21,7 @@ from conch.errors import invalid
 Q4_1: Final = 3
 _NUMBERS: Final = 32
 _BYTES: Final = 20
-#: A device that there is not: GenAI writes the graph before it compiles it, which is not needed.
+#: A device that does not exist: GenAI writes the graph and then fails to compile it, which is not needed.
 _NO_DEVICE: Final = "NONE"
 
 Floats = npt.NDArray[np.float32]
