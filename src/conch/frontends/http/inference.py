@@ -80,11 +80,14 @@ class Inference:
         if model.signature.by_row and not model.signature.max_batch_size:
             self._generate_texts(exchange, model)
         else:
-            self._generate(exchange, model, GenerateResponder(exchange, self._codec))
+            responder = GenerateResponder(exchange, self._codec, decoupled=model.signature.decoupled)
+            self._generate(exchange, model, responder)
 
     def generate_stream(self, exchange: HttpExchange, name: str, version: int) -> None:
         """``POST …/generate_stream``."""
-        self._generate(exchange, self._server.model(name, version), GenerateStreamResponder(exchange, self._codec))
+        model = self._server.model(name, version)
+        responder = GenerateStreamResponder(exchange, self._codec, decoupled=model.signature.decoupled)
+        self._generate(exchange, model, responder)
 
     def _infer_again(self, exchange: HttpExchange, model: Model, body: bytes, length: bytes | None) -> None:
         """Send what was sent in answer to the same body before, if the response cache still has it."""
@@ -200,7 +203,9 @@ class Inference:
 
     def _generate_texts(self, exchange: HttpExchange, model: Model) -> None:
         compression.check_identity(exchange.headers.get(b"content-encoding", b"identity").decode("latin-1"))
-        single, several = GenerateResponder(exchange, self._codec), TextsResponder(exchange, self._codec)
+        decoupled = model.signature.decoupled
+        single = GenerateResponder(exchange, self._codec, decoupled=decoupled)
+        several = TextsResponder(exchange, self._codec, decoupled=decoupled)
         if len(exchange.body) > LARGE:
             self._tasks.start(exchange, self._have_texts_decoded(exchange, model, single, several))
             return

@@ -144,8 +144,9 @@ class InferResponder(Responder):
 
     def _collect(self, response: InferResponse) -> None:
         """Keep the only response until the request ends, and write it then."""
-        kept = self._kept = self._kept or []
-        if not response.empty:
+        kept = self._kept if self._kept is not None else []
+        self._kept = kept
+        if not response.empty or _is_only_response(response, len(kept), decoupled=False):
             kept.append(response)
         if not response.final:
             return
@@ -159,18 +160,19 @@ class InferResponder(Responder):
 class GenerateResponder(Responder):
     """``generate``: one response, as JSON."""
 
-    __slots__ = ("_codec", "_count", "_first", "layout")
+    __slots__ = ("_codec", "_count", "_decoupled", "_first", "layout")
 
     layout: Layout
 
-    def __init__(self, exchange: HttpExchange, codec: Codec) -> None:
+    def __init__(self, exchange: HttpExchange, codec: Codec, *, decoupled: bool) -> None:
         super().__init__(exchange)
         self._codec = codec
+        self._decoupled = decoupled
         self._first: InferResponse | None = None
         self._count = 0
 
     def _write(self, response: InferResponse) -> None:
-        if not response.empty:
+        if not response.empty or _is_only_response(response, self._count, decoupled=self._decoupled):
             self._count += 1
             self._first = self._first or response
         if not response.final:
@@ -194,9 +196,10 @@ class GenerateResponder(Responder):
 class TextsResponder:
     """``generate`` for several texts: ``requests`` has one for each, and the exchange gets all answers, or an error."""
 
-    def __init__(self, exchange: HttpExchange, codec: Codec) -> None:
+    def __init__(self, exchange: HttpExchange, codec: Codec, *, decoupled: bool) -> None:
         self._exchange = exchange
         self._codec = codec
+        self._decoupled = decoupled
         self.requests: list[InferRequest] = []
         self._answers: dict[int, InferResponse] = {}
         self._ended = 0
@@ -226,7 +229,10 @@ class TextsResponder:
         try:
             if response.error is not None:
                 raise response.error
-            if not response.empty and self._answers.setdefault(index, response) is not response:
+            counts = not response.empty or _is_only_response(
+                response, index in self._answers, decoupled=self._decoupled
+            )
+            if counts and self._answers.setdefault(index, response) is not response:
                 raise invalid(NOT_ONE_RESPONSE)
             self._ended += response.final
             if self._ended == len(self.requests):
@@ -262,13 +268,14 @@ class TextsResponder:
 class GenerateStreamResponder(Responder):
     """``generate_stream``: each response is an event; the first one determines the HTTP status."""
 
-    __slots__ = ("_codec", "_late", "layout")
+    __slots__ = ("_codec", "_decoupled", "_late", "layout")
 
     layout: Layout
 
-    def __init__(self, exchange: HttpExchange, codec: Codec) -> None:
+    def __init__(self, exchange: HttpExchange, codec: Codec, *, decoupled: bool) -> None:
         super().__init__(exchange)
         self._codec = codec
+        self._decoupled = decoupled
         #: Responses from a large one on, which is being encoded.
         self._late: deque[InferResponse] = deque()
 
@@ -312,8 +319,8 @@ class GenerateStreamResponder(Responder):
             exchange.abort()
 
     def _event(self, response: InferResponse) -> tuple[int, bytes]:
-        """The HTTP status and the JSON of a response, nothing for an empty one."""
-        if response.empty:
+        """The HTTP status and the JSON of a response, nothing for an empty final one."""
+        if response.empty and not _is_only_response(response, self._exchange.started, decoupled=self._decoupled):
             return 200, b""
         try:
             if response.error is not None:
@@ -321,3 +328,11 @@ class GenerateStreamResponder(Responder):
             return 200, encode_generate(self.request, response, self.layout)
         except ConchError as error:
             return STATUS[error.code], error_body(error.message)
+
+
+def _is_only_response(response: InferResponse, earlier: int, *, decoupled: bool) -> bool:
+    """Whether an empty response is the response itself: a model that is not decoupled may have made no outputs.
+
+    ``earlier`` is the number of its responses before this one.
+    """
+    return response.final and not earlier and not decoupled

@@ -7,11 +7,34 @@ from collections.abc import Callable
 from time import monotonic
 
 from conch.errors import ConchError
+from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.server import HttpListener
 from conch.frontends.limits import ClientLimits
 
 LIMIT = 1000
+
+
+class WrittenConnection:
+    """The connection of an exchange, which keeps what is written."""
+
+    def __init__(self) -> None:
+        self.transport = self
+        self.budget = ByteBudget(1 << 30)
+        self.written = b""
+        self.ended = 0
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.written += b"".join(parts)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def on_exchange_ended(self, exchange: HttpExchange) -> None:
+        self.ended += 1
 
 
 class Client:

@@ -8,42 +8,25 @@ import numpy as np
 import pytest
 
 from conch.errors import unavailable
-from conch.frontends.budget import ByteBudget
 from conch.frontends.http.exchange import HttpExchange
 from conch.frontends.http.responders import TextsResponder
 from conch.inference import InferRequest, InferResponse
 from conch.telemetry.tracing.tracing import Tracing
 from conch.telemetry.tracing.values import TraceValues
 from conch.tensors import WireTensor
+from tests.unit.frontends.http.site import WrittenConnection
 
 
-class Client:
-    """The connection of an exchange, which keeps what is written."""
-
-    def __init__(self) -> None:
-        self.transport = self
-        self.budget = ByteBudget(1 << 30)
-        self.written = b""
-        self.ended = 0
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def writelines(self, parts: list[bytes]) -> None:
-        self.written += b"".join(parts)
-
-    def on_exchange_ended(self, exchange: HttpExchange) -> None:
-        self.ended += 1
-
-
-def responder_for(texts: int) -> tuple[Client, TextsResponder]:
-    client: Any = Client()
-    responder = TextsResponder(HttpExchange(client, b"POST", b"/v2/models/m/generate", {}, True), client)
+def responder_for(texts: int) -> tuple[WrittenConnection, TextsResponder]:
+    client: Any = WrittenConnection()
+    responder = TextsResponder(
+        HttpExchange(client, b"POST", b"/v2/models/m/generate", {}, True), client, decoupled=False
+    )
     responder.requests += [InferRequest("m", {}, responder.of(index), model_version=1) for index in range(texts)]
     return client, responder
 
 
-def asked(texts: int) -> tuple[Client, list[InferRequest]]:
+def asked(texts: int) -> tuple[WrittenConnection, list[InferRequest]]:
     client, responder = responder_for(texts)
     return client, responder.requests
 
