@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from conch.checks.finding import Finding
+from conch.config.reading import read_json
 from conch.config.remote import is_remote
 from conch.repository.model_files import CONFIG_FILE, ModelFiles
 from conch.repository.places import is_checkpoint, is_model_directory, repository_problem
@@ -15,6 +16,9 @@ from conch.repository.scan import ModelRepository
 
 #: The files by which a version directory's model is told.
 _MODEL_FILES: Final = ("model.py", "model.json", "config.json", "conch.json", "model.onnx", "model.xml")
+#: Fields of a Triton configuration, one of which each has, and the keys by which a checkpoint's config.json is told.
+_CONFIGURATION_FIELDS: Final = frozenset({"backend", "platform", "input", "output"})
+_CHECKPOINT_KEYS: Final = frozenset({"architectures", "model_type"})
 
 
 def check_directory(directory: Path) -> Finding | None:
@@ -39,6 +43,11 @@ def check_placement(files: ModelFiles) -> Iterator[Finding]:
     names = [path.name for path in directory.iterdir() if path.is_file()]
     if CONFIG_FILE not in names:
         yield from _misspelt_configuration(directory, names)
+        if "config.json" in names and files.config_path is None and _is_configuration(directory / "config.json"):
+            problem = f"the server reads {CONFIG_FILE} only, and this is a configuration in JSON"
+            fix = f"write it as text proto to {CONFIG_FILE}"
+            yield Finding(directory / "config.json", 0, "error", problem, fix)
+            names.remove("config.json")
     if not files.versions:
         yield from _outside_versions(directory, names)
     for version in [] if is_remote(files.config) else files.versions:
@@ -50,6 +59,16 @@ def _misspelt_configuration(directory: Path, names: list[str]) -> Iterator[Findi
     for match in get_close_matches(CONFIG_FILE, lower, n=1, cutoff=0.75):
         found = directory / lower[match]
         yield Finding(found, 0, "error", f"the server reads {CONFIG_FILE} only", f"rename it {CONFIG_FILE}")
+
+
+def _is_configuration(path: Path) -> bool:
+    """Whether a ``config.json`` holds the configuration of a model, not of a checkpoint."""
+    try:
+        document = read_json(path)
+    except (OSError, ValueError):
+        return False
+    keys = set(document) if isinstance(document, dict) else set()
+    return bool(keys & _CONFIGURATION_FIELDS) and not keys & _CHECKPOINT_KEYS
 
 
 def _outside_versions(directory: Path, names: list[str]) -> Iterator[Finding]:

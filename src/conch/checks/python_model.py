@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -49,6 +49,23 @@ def check_python_model(path: Path, *, decoupled: bool | None) -> Iterator[Findin
     if senders and decoupled is False:
         problem = "the model has a response sender and is not decoupled, so that it may send one response"
         yield Finding(path, senders[0], "warning", problem, "model_transaction_policy { decoupled: true }")
+
+
+def check_called_models(path: Path, models: Collection[str]) -> Iterator[Finding]:
+    """Models that the file at ``path`` calls (BLS) by names that none of ``models`` has."""
+    try:
+        tree = ast.parse(read_small(path), str(path))
+    except UNREADABLE:
+        return  # check_python_model reports it
+    if _calls(tree, "load_model"):
+        return  # it may bring models of its own
+    for call in _calls(tree, "InferenceRequest"):
+        for argument in call.keywords:
+            name = argument.value.value if isinstance(argument.value, ast.Constant) else None
+            if argument.arg == "model_name" and isinstance(name, str) and name not in models:
+                nearest = get_close_matches(name, models, n=1)
+                fix = f"did you mean '{nearest[0]}'?" if nearest else "add it to the repository"
+                yield Finding(path, argument.value.lineno, "warning", f"there is no model '{name}' to call", fix)
 
 
 def _execute_problems(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from conch.checks.missing_imports import check_imports
 from conch.checks.model import CheckedModel, in_configuration
 from conch.checks.parameters import check_parameters
 from conch.checks.placement import check_contents, check_directory, check_placement
-from conch.checks.python_model import check_python_model
+from conch.checks.python_model import check_called_models, check_python_model
 from conch.checks.side_files import check_side_files
 from conch.checks.tensor_names import check_tensor_names
 from conch.checks.versions import check_versions
@@ -79,7 +79,8 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
     models: dict[str, CheckedModel] = {}
     misplaced: set[str] = set()
     yield from check_contents(repository)
-    for name in repository.names():
+    names = repository.names()
+    for name in names:
         try:
             files = repository.describe(name)
         except PollError as error:
@@ -101,7 +102,7 @@ def _check_repository(repository: ModelRepository) -> Iterator[Finding]:
             continue
         models[name] = CheckedModel(files, config)
     for name, model in models.items():
-        yield from _unless_unreadable(model.files.directory, _check_model(model, repository.backends))
+        yield from _unless_unreadable(model.files.directory, _check_model(model, names, repository.backends))
         if name not in misplaced:
             yield from _unless_unreadable(model.files.directory, check_versions(model))
     yield from _unless_unreadable(Path(str(repository.paths[0])), check_imports(models.values()))
@@ -116,7 +117,8 @@ def _unless_unreadable(place: Path, findings: Iterator[Finding]) -> Iterator[Fin
         yield Finding(Path(error.filename or place), 0, "error", f"cannot be read: {error.strerror}")
 
 
-def _check_model(model: CheckedModel, backends: BackendPlaces) -> Iterator[Finding]:
+def _check_model(model: CheckedModel, names: Collection[str], backends: BackendPlaces) -> Iterator[Finding]:
+    """All faults of a model that its own files show; ``names`` are those of all models."""
     yield from check_configuration(model)
     yield from check_backend(model, backends)
     yield from check_parameters(model.config, model.files, model.versions)
@@ -125,6 +127,7 @@ def _check_model(model: CheckedModel, backends: BackendPlaces) -> Iterator[Findi
             if path.exists():
                 decoupled = None if model.completes_itself() else model.config.model_transaction_policy.decoupled
                 yield from check_python_model(path, decoupled=decoupled)
+                yield from check_called_models(path, names)
         yield from check_tensor_names(model)
     yield from check_checkpoints(model)
     yield from check_side_files(model)

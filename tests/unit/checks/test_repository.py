@@ -107,6 +107,8 @@ def test_python_model_that_cannot_run_is_found_without_running_it(repository: Pa
         "class Base: ...\nclass TritonPythonModel(Base): ...\n",
         "class TritonPythonModel:\n    async def execute(self, requests): ...\n",
         "raise SystemExit\nclass TritonPythonModel:\n    execute = print\n",
+        f"{GOOD}\npb_utils.InferenceRequest(model_name='m')\npb_utils.InferenceRequest(model_name=name)\n",
+        f"{GOOD}\npb_utils.load_model('new', files)\npb_utils.InferenceRequest(model_name='new')\n",
     ],
 )
 def test_python_model_that_may_run_is_not_complained_about(repository: Path, source: str) -> None:

@@ -51,6 +51,7 @@ REMOTE = 'backend: "remote"\nparameters { key: "url" value { string_value: "grpc
 
 CLASS = "class TritonPythonModel:\n"
 SENDING = CLASS + "    def execute(self, requests):\n        requests[0].get_response_sender().send(None)\n"
+CALLING = "    def call(self):\n        return pb_utils.InferenceRequest(model_name='%s', inputs=[]).exec()\n"
 
 MISTAKES = {
     "execute without self": Mistake(
@@ -82,7 +83,20 @@ MISTAKES = {
         "R/m/config.pbtxt:4: error: [request id: <id_unknown>] unexpected inference input 'X' for model 'm' "
         "(fix: its inputs are A)",
     ),
+    "a call of a model that is not in the repository": Mistake(
+        {
+            **python_model(MODEL + CALLING % "ohter"),
+            "other/config.pbtxt": ADD,
+            "other/1/model.py": MODEL,
+        },
+        "R/m/1/model.py:5: warning: there is no model 'ohter' to call (fix: did you mean 'other'?)",
+    ),
     # Names and places of files.
+    "a configuration in JSON": Mistake(
+        {"m/config.json": '{"backend": "python"}', "m/1/model.py": MODEL + "    def auto_complete_config(): ...\n"},
+        "R/m/config.json: error: the server reads config.pbtxt only, and this is a configuration in JSON "
+        "(fix: write it as text proto to config.pbtxt)",
+    ),
     "a configuration with a misspelt name": Mistake(
         {"m/config.pbtx": ADD, "m/1/model.py": MODEL + "    def auto_complete_config(): ...\n"},
         "R/m/config.pbtx: error: the server reads config.pbtxt only (fix: rename it config.pbtxt)",
