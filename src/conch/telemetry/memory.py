@@ -65,10 +65,18 @@ class ModelMemory:
         return [{"type": type, "id": id, "byte_size": size} for type, id, size in entries if size]
 
     def sentence(self) -> str:
-        """``412 MiB: workers 380 MiB, shared regions 32 MiB``, for the log."""
+        """``412 MiB: workers 380 MiB, shared regions 32 MiB``, for the log.
+
+        After the sum stands what is counted in it already: ``412 MiB (including weights 90 MiB): workers …``.  Weights'
+        files that are larger than the sum are left out, as the worker does not have them in memory as they are.
+        """
         whole = mebibytes(self.host) + (f" and {mebibytes(self.gpu)} of GPU memory" if self.gpu else "")
-        parts = [f"{kind.replace('_', ' ')} {mebibytes(size)}" for kind, size in self.kinds().items()]
-        return f"{whole}: {', '.join(parts)}"
+        kinds = self.kinds()
+        included = {"weights": kinds.pop("weights", 0), "KV cache": kinds.pop("kv_cache", 0)}
+        inside = [f"{name} {mebibytes(size)}" for name, size in included.items() if 0 < size <= self.host + self.gpu]
+        within = f" (including {', '.join(inside)})" if inside else ""
+        parts = [f"{kind.replace('_', ' ')} {mebibytes(size)}" for kind, size in kinds.items()]
+        return f"{whole}{within}: {', '.join(parts)}"
 
 
 def together(memories: Iterable[ModelMemory]) -> ModelMemory:

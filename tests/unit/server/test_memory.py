@@ -77,7 +77,7 @@ async def test_a_loaded_model_is_measured_and_logged(tmp_path: Path, caplog: pyt
     model = _loaded(table, _worker(5, 20 * MEBIBYTE))
     with caplog.at_level(logging.INFO, "conch"):
         await ledger.note_load(model, _files(tmp_path, MEBIBYTE))
-    assert "'m' version 1 uses 400 MiB: workers 380 MiB, shared regions 20 MiB, weights 1 MiB" in caplog.text
+    assert "'m' version 1 uses 400 MiB (including weights 1 MiB): workers 380 MiB, shared regions 20 MiB" in caplog.text
     assert ledger.used("m") == ledger.used() == model.statistics.memory
     assert ledger.used("other") == ModelMemory()
 

@@ -43,6 +43,12 @@ def test_the_log_tells_the_sum_and_its_parts() -> None:
     assert ModelMemory(gpus={0: 20 << 30}).sentence().startswith("0 MiB and 20.0 GiB of GPU memory: ")
 
 
+def test_the_log_tells_once_what_workers_have_in_memory() -> None:
+    memory = ModelMemory(workers=380 * MEBIBYTE, weights=90 * MEBIBYTE, kv_cache=8 * MEBIBYTE)
+    assert memory.sentence() == "380 MiB (including weights 90 MiB, KV cache 8 MiB): workers 380 MiB"
+    assert ModelMemory(workers=MEBIBYTE, weights=2 * MEBIBYTE).sentence() == "1 MiB: workers 1 MiB"
+
+
 def test_a_model_without_workers_uses_nothing() -> None:
     assert ModelMemory().usage() == []
 
