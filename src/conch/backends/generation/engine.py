@@ -21,7 +21,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from conch.checkpoints.tokenizers.tokenizer import TextTokenizer
@@ -139,8 +138,8 @@ class GenerationEngine(ABC):
 
     name: ClassVar[str]
     features: frozenset[Feature] = frozenset()
-    #: The commands that install what features need that the engine could have here.
-    lacking: Mapping[Feature, str] = MappingProxyType({})
+    #: Features that the engine could have here with a library that is not installed.
+    lacking: frozenset[Feature] = frozenset()
     context: int
     max_sequences: int
     vocabulary: int

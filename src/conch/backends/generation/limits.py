@@ -63,9 +63,8 @@ class Limits:
             raise UnknownAdapter(sampling.lora_name, self.engine.adapters)
         for feature in sampling.features():
             if feature not in self.engine.features:
-                command = self.engine.lacking.get(feature)
-                cure = f" without a library: {command}" if command else ""
-                raise unsupported(f"engine '{self.engine.name}' does not have {feature.value}{cure}")
+                cause = ": a library for it is not installed" if feature in self.engine.lacking else ""
+                raise unsupported(f"engine '{self.engine.name}' does not have {feature.value}{cause}")
 
     def check_ids(self, prompt: list[int], name: str, sampling: SamplingParams) -> None:
         """Raise INVALID_ARG for token ids beyond the vocabulary; an error calls the prompt ``name``."""

@@ -7,6 +7,7 @@ are given besides the messages is what transformers gives them.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from conch import extras
 from conch.checkpoints.tokenizers.chat_limits import MAX_TEMPLATE, SECONDS, TooMuch, limited
 from conch.config.reading import read_small
 from conch.errors import ConchError, invalid, one_line
+
+_logger = logging.getLogger(__name__)
 
 #: The names that a message's reasoning goes by.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
@@ -66,30 +69,29 @@ class ChatTemplate:
             raise invalid("'tools' must be a list of JSON objects, each the description of a tool")
         compiled = self._template(variables.pop("chat_template", None), tools)
         if tools and not compiled.tools:
-            raise invalid(
-                f"input 'tools' would have no effect: the chat template of model '{self.source}' has no place for tools"
-            )
+            raise invalid("input 'tools' would have no effect: the chat template of the model has no place for tools")
         given = {"add_generation_prompt": True, "documents": None, **self.tokens, **variables}
         try:
             with limited(self.seconds):
                 return compiled.render(messages=[_plain(message) for message in messages], tools=tools, **given)
         except Exception as error:
-            raise _refused(error, self.source) from None
+            raise _refused(error) from None
 
     def _template(self, wanted: Any, tools: Any) -> _Compiled:
         if not self.templates:
-            raise invalid(
-                f"model '{self.source}' has no chat template; send text_input, or set parameter 'chat_template'"
-            )
+            raise invalid("the model has no chat template; send text_input, or set parameter 'chat_template'")
         name = wanted
         if wanted is None:
             name = _WITH_TOOLS if tools is not None and _WITH_TOOLS in self.templates else _DEFAULT
         if not isinstance(name, str) or name not in self.templates:
-            raise invalid(
-                f"model '{self.source}' has no chat template '{str(name)[:100]}', only {', '.join(self.templates)}"
-            )
+            raise invalid(f"the model has no chat template '{str(name)[:100]}', only {', '.join(self.templates)}")
         if name not in self._compiled:
-            self._compiled[name] = _compile(self.templates[name], self.source)
+            try:
+                self._compiled[name] = _compile(self.templates[name])
+            except ConchError as error:
+                # The client is not told where the files of the server are.
+                _logger.warning("%s: %s", self.source, error.message)
+                raise
         return self._compiled[name]
 
 
@@ -163,32 +165,30 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
 
 
-def _compile(text: str, source: str) -> _Compiled:
+def _compile(text: str) -> _Compiled:
     import jinja2
 
     from conch.checkpoints.tokenizers.chat_environment import environment
 
     if len(text) > MAX_TEMPLATE:
-        raise invalid(
-            f"the chat template of model '{source}' has {len(text)} characters; at most {MAX_TEMPLATE} are read"
-        )
+        raise invalid(f"the chat template of the model has {len(text)} characters; at most {MAX_TEMPLATE} are read")
     try:
         names = environment().parse(text).find_all(jinja2.nodes.Name)
         return _Compiled(environment().from_string(text).render, any(name.name == "tools" for name in names))
     except jinja2.TemplateSyntaxError as error:
         raise invalid(
-            f"the chat template of model '{source}' has an error in line {error.lineno}: {one_line(error)}"
+            f"the chat template of the model has an error in line {error.lineno}: {one_line(error)}"
         ) from None
     except (RecursionError, SyntaxError, MemoryError):  # of Python, which the template is compiled to
-        raise invalid(f"the chat template of model '{source}' is nested too deeply") from None
+        raise invalid("the chat template of the model is nested too deeply") from None
 
 
-def _refused(error: Exception, source: str) -> ConchError:
+def _refused(error: Exception) -> ConchError:
     if isinstance(error, TooMuch):
-        return invalid(f"the chat template of model '{source}' cannot render these messages: {error}")
+        return invalid(f"the chat template of the model cannot render these messages: {error}")
     # What a template raises itself is meant for the client as it is.
     if type(error).__name__ == "TemplateError":
-        return invalid(f"messages do not fit the chat template of model '{source}': {one_line(error)}")
+        return invalid(f"messages do not fit the chat template of the model: {one_line(error)}")
     return invalid(
-        f"the chat template of model '{source}' cannot render these messages: {type(error).__name__}: {one_line(error)}"
+        f"the chat template of the model cannot render these messages: {type(error).__name__}: {one_line(error)}"
     )

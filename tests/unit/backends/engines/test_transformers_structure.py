@@ -25,7 +25,7 @@ from conch.errors import Code, ConchError
 from conch.sampling.parameters import Feature, SamplingParams
 from conch.sampling.structures import Structure
 from tests.unit.backends.engines.driving import finished, finished_by_id, tokens
-from tests.unit.backends.engines.transformers_models import opened, write
+from tests.unit.backends.engines.transformers_models import opened, spec, write
 
 SCHEMA = {
     "type": "object",
@@ -65,6 +65,15 @@ def tokenizer(folder: Path) -> FastTokenizer:
 @pytest.fixture(scope="module")
 def engine(folder: Path, tokenizer: FastTokenizer) -> GenerationEngine:
     return opened(folder, tokenizer=tokenizer)
+
+
+def test_the_log_has_the_command_that_installs_the_missing_library(
+    folder: Path, tokenizer: FastTokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(masks, "find_spec", lambda name: None)
+    assert masks.grammar_compiler(spec(folder, tokenizer=tokenizer), 9) is None
+    [message] = caplog.messages
+    assert message.startswith(f"no structured output for {folder} without llguidance: ") and "pip" in message
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from conch.wire.openai.errors import ApiError, error_body
     ("error", "param"),
     [
         (ApiError("'n' must be a whole number", "n"), "n"),
-        (invalid("input 'tools' would have no effect: the chat template of model 'm' has no place for tools"), "tools"),
+        (invalid("input 'tools' would have no effect: the chat template of the model has no place for tools"), "tools"),
         (invalid("input 'messages' must be a JSON list"), "messages"),
         (invalid("input 'seed' is odd"), None),
         (invalid("the input 'tools' is no member of this sentence's beginning"), None),

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import torch
 
-from conch import extras
 from conch.backends.engines.transformers import structure
 from conch.backends.engines.transformers.batch import BatchRow, Reading, RunningBatch
 from conch.backends.engines.transformers.beams import BeamSearch
@@ -70,7 +69,7 @@ class TransformersEngine(GenerationEngine):
         if self._grammars is not None:
             self.features |= STRUCTURED_OUTPUTS
         elif find_spec("llguidance") is None:
-            self.lacking = dict.fromkeys(STRUCTURED_OUTPUTS, extras.command_for("llguidance"))
+            self.lacking = STRUCTURED_OUTPUTS
         self._eos_ids = frozenset(spec.eos_ids)
         self._chunk = spec.max_batched_tokens or (256 if spec.device == "cpu" else 2048)
         support = probe_batch_support(self._network, self.context)

@@ -33,7 +33,12 @@ def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | Non
     Raises UNSUPPORTED for a package that is there and cannot be imported.
     """
     tokenizer = spec.tokenizer
-    if find_spec("llguidance") is None or tokenizer is None or tokenizer.fast is None:
+    if tokenizer is None or tokenizer.fast is None:
+        return None
+    if find_spec("llguidance") is None:
+        # Clients are told that a library is missing; the command has paths of the server.
+        command = extras.command_for("llguidance")
+        _logger.warning("no structured output for %s without llguidance: %s", spec.gguf or spec.directory, command)
         return None
     extras.require("structured output", "llguidance")
     try:
