@@ -38,7 +38,7 @@ def grammar_compiler(spec: EngineSpec, vocabulary: int) -> GrammarCompiler | Non
     if find_spec("llguidance") is None:
         # Clients are told that a library is missing; the command has paths of the server.
         command = extras.command_for("llguidance")
-        _logger.warning("no structured output for %s without llguidance: %s", spec.gguf or spec.directory, command)
+        _logger.info("no structured output for %s without llguidance: %s", spec.gguf or spec.directory, command)
         return None
     extras.require("structured output", "llguidance")
     try:
