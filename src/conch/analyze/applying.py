@@ -84,7 +84,7 @@ def apply(repository: ModelRepository, changed: Sequence[Change]) -> list[Path]:
 
 
 def _keep(file: Path) -> Path:
-    """A copy of a file, with its permissions, under a name that nothing has."""
+    """Copy a file and its permissions to an unused name."""
     number = 1
     while True:
         old = file.with_name(file.name + BEFORE + (f"-{number}" if number > 1 else ""))
@@ -96,9 +96,9 @@ def _keep(file: Path) -> Path:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file as a whole or not at all, as a server may be looking at it; that of a link where it leads to.
+    """Write a file atomically, because a server may be reading it; a symbolic link is followed.
 
-    It keeps its permissions, and its owner where that may be set.
+    Keeps the permissions, and the owner if permitted.
     """
     file = file.resolve()
     new = file.with_name(f".{file.name}.new")
@@ -108,7 +108,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _create(file: Path, text: str, like: os.stat_result | None) -> None:
-    """Create a file with the permissions of another.  Raises FileExistsError for one that is there."""
+    """Create a file with the permissions of another.  Raises FileExistsError if it exists."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if like is None else 0o600)
     with open(descriptor, "w", encoding="utf-8") as out:
         if like is not None:

@@ -212,9 +212,9 @@ def _apply(
 
 
 def _recommended(search: SavedSearch) -> tuple[CandidateResult, str]:
-    """The best of a search, and why it is not to be used, empty where it is.
+    """The best configuration, and the reason why it is not recommended, empty if it is.
 
-    Raises UNAVAILABLE where no configuration keeps the constraints.
+    Raises UNAVAILABLE if no configuration keeps the constraints.
     """
     from conch.analyze.judging.recommendation import recommend
 

@@ -92,7 +92,7 @@ def _beginning(sample: Sample, name: str) -> bytes:
 
 
 def _numbered(payloads: list[Payload], beginnings: Sequence[bytes]) -> list[Payload]:
-    """Payloads that know where the numbers of their texts are, as far as these travel uncompressed in the request."""
+    """Payloads with the positions of their texts' numbers, if the request carries these uncompressed."""
     if not beginnings:
         return payloads
     return [

@@ -1,4 +1,4 @@
-"""How far measured figures may be from the truth, and repeated measurements taken together.  Pure."""
+"""The error of measured figures, and the pooling of repeated measurements.  Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from conch.analyze.results import ModelFigures, Point
 
-#: Figures that differ by less than this share are equal, however well windows agree: the next run on the same machine
-#: differs by as much.
+#: Figures that differ by less than this share are equal, even if windows agree better: the next run on the same machine
+#: may differ by as much.
 NOISE: Final = 0.02
 
 
 def standard_error(point: Point, model: str, metric: str) -> float:
-    """The standard error of a figure, as a share of it; that of cost is the throughput's, by which it is divided."""
+    """The relative standard error of a figure; for cost, which is per inference, that of the throughput."""
     known = point.models[model].noise if model in point.models else {}
     return known.get("throughput" if metric == "cost" else metric, 0.0)
 
@@ -25,9 +25,9 @@ def tolerance(point: Point, model: str, metric: str) -> float:
 
 
 def pooled(points: Sequence[Point]) -> Point:
-    """Measurements of one candidate at one load as one point: means of the figures, sums of the requests.
+    """Pool the measurements of one candidate at one load: means of the figures, sums of the requests.
 
-    Points that were measured to the end count where there are any, and of those the undisturbed ones.
+    Uses the completed points if there are any, and of those the undisturbed ones if there are any.
     """
     points = [point for point in points if not point.stopped] or points
     points = [point for point in points if not point.disturbed] or points
@@ -61,7 +61,7 @@ def _pooled(parts: Sequence[ModelFigures]) -> ModelFigures:
 
 
 def _means(parts: Sequence[Mapping[Any, float]]) -> dict[Any, float]:
-    """The means of what all parts have."""
+    """The mean of each key that all parts have."""
     return {key: _mean(part[key] for part in parts) for key in parts[0] if all(key in part for part in parts)}
 
 

@@ -139,7 +139,7 @@ def satisfied(point: Point, goals: Goals) -> bool:
 
 
 def undecided(point: Point, goals: Goals) -> bool:
-    """Whether a valid point breaks constraints, but none by more than noise: another measurement may keep them."""
+    """Whether a valid point breaks constraints only by noise, so that another measurement may keep them."""
     broken = list(violations(point, goals)) if valid(point) else []
     return bool(broken) and all(
         one.value is not None and one.excess <= tolerance(point, one.model, one.constraint.metric) for one in broken

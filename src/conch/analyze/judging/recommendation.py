@@ -1,6 +1,6 @@
-"""What to do with the result of a search: use the winner, or keep the repository's configuration.
+"""The recommendation of a search: use the winner, or keep the repository's configuration.
 
-Pure.  A configuration is recommended only where the final rounds have shown it to be better than the default.
+Pure.  A configuration is recommended only if it beat the default in the final rounds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from conch.analyze.judging.ranking import Ranked, Ranking, rank
 from conch.analyze.judging.rounds import DefaultComparison, FinalRounds, compare
 from conch.analyze.results import CandidateResult
 
-#: ``use``: the winner is better.  ``keep``: the default is as good, or better.  ``unproven``: nothing shows yet that
+#: ``use``: the winner is better.  ``keep``: the default is as good, or better.  ``unproven``: no evidence yet that
 #: the winner is better.  ``none``: no configuration keeps the constraints.
 Advice = Literal["use", "keep", "unproven", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """``winner`` is the best of the search, None where no configuration keeps the constraints; ``reason`` says in a
-    sentence without a full stop why it is not to be used, and is empty where it is."""
+    """``winner`` is the best candidate, None if no configuration keeps the constraints.  ``reason`` is a sentence
+    without a full stop that explains why the winner is not recommended, empty if it is."""
 
     advice: Advice
     ranking: Ranking
@@ -38,7 +38,7 @@ class Recommendation:
 def recommend(
     results: Sequence[CandidateResult], goals: Goals, final: FinalRounds | None, *, complete: bool
 ) -> Recommendation:
-    """The recommendation of a search; ``complete`` says that it came to its end."""
+    """Make the recommendation of a search; ``complete`` is False if it was interrupted."""
     ranking = rank(results, goals)
     comparison = compare(final, ranking, goals)
     advice, reason = _advice(ranking, comparison, complete=complete)
@@ -71,5 +71,5 @@ def _advice(ranking: Ranking, comparison: DefaultComparison | None, *, complete:
 
 
 def _limited(default: Ranked) -> bool:
-    """Whether others used the machine at loads above the default's best, which may be better than it seems."""
+    """Whether measurements above the default's best load were disturbed, so that its true best may be higher."""
     return any(point.disturbed and point.load > default.point.load for point in default.result.points)

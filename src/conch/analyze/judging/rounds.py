@@ -1,7 +1,7 @@
-"""The final rounds: the winner of a search beside the default, measured in turns, and what follows from them.
+"""The final rounds: the winner of a search and the default, measured in alternation, and their comparison.
 
-Pure.  Points of a search are minutes apart, in which a shared machine becomes faster or slower; those of one round were
-measured one right after the other.  Their ratio is what may be promised.
+Pure.  Points of a search are minutes apart, and a shared machine becomes faster or slower in that time.  The points of
+one round are measured one right after the other, so their ratio is reliable.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ ENOUGH: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class FinalRound:
-    """The winner at its best load, and the default at its own best load and at the winner's, where that is another."""
+    """The winner at its best load, and the default at its own best load and, if different, at the winner's."""
 
     winner: Point
     defaults: tuple[Point, ...]
 
     @property
     def disturbed(self) -> bool:
-        """Whether others used the machine meanwhile."""
+        """Whether other processes used the machine during the round."""
         return any(point.disturbed for point in (self.winner, *self.defaults))
 
 
 @dataclass(frozen=True, slots=True)
 class FinalRounds:
-    """The rounds of the candidate ``name``, which was the best when the search had ended."""
+    """The rounds of the candidate ``name``, the best one at the end of the search."""
 
     name: str
     rounds: Sequence[FinalRound]
@@ -48,9 +48,9 @@ class DefaultComparison:
     """How many times as good as the default the winner is: the mean over the rounds, and its 95 % interval (None for a
     single round).
 
-    ``winner`` and ``default`` are their figures over these rounds, the default at the load at which it was better.
-    ``kept`` says that the winner breaks no constraint by more than noise, ``unrivalled`` that the default does at every
-    load, ``disturbed`` that rounds count in which others used the machine.
+    ``winner`` and ``default`` are the pooled points; the default's is at its better load.  ``kept``: the winner breaks
+    no constraint by more than noise.  ``unrivalled``: the default breaks one by more than noise at every load.
+    ``disturbed``: disturbed rounds are included.
     """
 
     ratio: float
@@ -73,9 +73,9 @@ class DefaultComparison:
 
 
 def compare(final: FinalRounds | None, ranking: Ranking, goals: Goals) -> DefaultComparison | None:
-    """What the rounds say of the ranking's winner under ``goals``.
+    """Compare the ranking's winner with the default under ``goals``.
 
-    None where they were another candidate's, or at another load, or where no round has answers on both sides.
+    None if the rounds measured another candidate or load, or if no round has responses on both sides.
     """
     winner = ranking.winner
     if final is None or winner is None or final.name != winner.name:

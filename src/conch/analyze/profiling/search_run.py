@@ -33,11 +33,11 @@ from conch.analyze.storage.checkpoint import AnalysisCheckpoint
 from conch.errors import ConchError, invalid
 from conch.perf.figures.stability import WINDOWS
 
-#: How often a point that others disturbed is measured, and a candidate that fails is tried.
+#: How often a disturbed point is measured, and a failing candidate is tried.
 ATTEMPTS: Final = 2
-#: How long a measurement takes beside its windows and its warm-up: loading, and ending requests (s).
+#: Overhead of a measurement besides its windows and warm-up: loading, and finishing requests (s).
 _BESIDE: Final = 2.0
-#: Measurements of the final rounds may take longer than those before; the share of time that is kept for that.
+#: The share of time reserved because measurements of the final rounds may take longer than earlier ones.
 _SPARE: Final = 1.25
 
 
@@ -64,7 +64,7 @@ class SearchRun:
         self, settings: AnalyzeSettings, search: Search, server: AnalyzedServer, checkpoint: AnalysisCheckpoint,
         observer: ProfileObserver, configs: Configs, deadline: float = inf,
     ) -> None:  # fmt: skip
-        """``deadline`` is when all is to be measured (``time.monotonic``)."""
+        """``deadline`` is the end of all measurements (``time.monotonic``)."""
         self._settings, self._search, self._server = settings, search, server
         self._checkpoint, self._observer, self._configs = checkpoint, observer, configs
         self._strategy = strategy_of(settings, search)
@@ -81,8 +81,8 @@ class SearchRun:
         self._complete = False
 
     def to_the_end(self, keep: Callable[[Candidate], None]) -> None:
-        """Measure what the strategy asks for until it asks for no more, or until the time is up that the final rounds
-        leave for the search; ``keep`` is told of candidates once."""
+        """Run the trials of the strategy until there are no more, or until only the time for the final rounds is left;
+        ``keep`` is called once for each candidate."""
         self._tell_plan()
         searching = True
         while True:
@@ -102,12 +102,12 @@ class SearchRun:
         self._complete = True
 
     def _progress(self) -> SearchProgress:
-        """How far it is, and the time left: of the budget, where that is less."""
+        """The progress and the estimated time left, limited by the budget."""
         progress = self._pace.progress(self._strategy.expected)
         return replace(progress, left=max(0.0, min(progress.left, self._deadline - time.monotonic())))
 
     def _search_is_over(self) -> bool:
-        """Whether the time that is left is needed for the final rounds."""
+        """Whether the remaining time is needed for the final rounds."""
         left = self._deadline - time.monotonic()
         return left < _SPARE * self._pace.each * max(1, self._strategy.final_needed)
 
@@ -178,7 +178,7 @@ class SearchRun:
         return trial.rival is not None and hopeless([point] * 10, trial.rival, self._search.goals)
 
     def _twice(self, trial: Trial) -> Point:
-        """The point; a candidate that fails is tried once more, as the failure may pass."""
+        """Measure a point; a failing candidate is retried once, because the failure may be temporary."""
         try:
             return self._measured(trial)
         except ServerLost:

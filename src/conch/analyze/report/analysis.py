@@ -82,12 +82,12 @@ class Analysis:
 
     @property
     def recommended(self) -> Placed | None:
-        """The configuration to have: the best one, or the repository's own; None where nothing is proven."""
+        """The configuration to use: the best one, or the repository's own; None if nothing is proven."""
         return {"use": self.best, "keep": self.default}.get(self.advice)
 
     @property
     def disturbed(self) -> bool:
-        """Whether others used the machine while what the result says of the best one was measured."""
+        """Whether the measurements behind the result for the best configuration were disturbed."""
         if self.comparison is not None:
             return self.comparison.disturbed
         return self.best is not None and self.best.point is not None and self.best.point.disturbed

@@ -16,7 +16,7 @@ _WORTH: Final = 0.05
 
 
 def title(analysis: Analysis) -> str:
-    """What was found, as a title."""
+    """The result as a title."""
     models = _names(analysis)
     if not analysis.measured:
         return f"No configuration of {models} could be measured"

@@ -1,4 +1,4 @@
-"""The data of requests: what it is made of, and zeros or random values in the shapes of the model.
+"""The data of requests: its source, and zeros or random values in the shapes of the model.
 
 A sample is the data of one inference, by input; those of a batch are put one behind the other.  Pure.
 """
@@ -83,7 +83,7 @@ class DataOptions:
 
     @property
     def made_up(self) -> bool:
-        """Whether it comes from no file."""
+        """Whether the data is generated rather than read from files."""
         return self.source in ("natural", "random", "zero") and not self.more
 
     @property
@@ -108,7 +108,7 @@ def made_up(model: ModelSpec, options: DataOptions) -> SampleSet:
 
 
 def _described(specs: Sequence[InputSpec], options: DataOptions) -> str:
-    """What is sent, in words."""
+    """A description of the data in words."""
     texts = [spec for spec in specs if spec.datatype == "BYTES"]
     parts = []
     if texts and options.string_data is not None:

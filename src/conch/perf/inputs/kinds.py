@@ -1,6 +1,6 @@
-"""What inputs are for, by their names.
+"""The purpose of each input, guessed from its name.
 
-A server's metadata do not tell whether a BYTES input is read by a tokenizer or is a picture's file.  The names are
+A server's metadata do not show whether a BYTES input is text for a tokenizer or an image file.  The names are
 those of ``conch serve`` for the tasks of checkpoints, of Triton's backends for language models, and tutorials.  Pure.
 """
 
@@ -31,7 +31,7 @@ _CARRIERS: Final = ("text_input", "audio", "image")
 def inputs_of(model: ModelSpec, named: Iterable[str]) -> list[InputSpec]:
     """The inputs that get data: required ones, those ``named`` by the user, and one that carries the request.
 
-    What an optional one means, nobody here knows.
+    The meaning of the other optional inputs is unknown.
     """
     inputs = model.inputs
     chosen = [spec for spec in inputs.values() if not spec.optional or spec.name in named]
@@ -41,7 +41,7 @@ def inputs_of(model: ModelSpec, named: Iterable[str]) -> list[InputSpec]:
 
 
 def kinds_of(specs: Iterable[InputSpec]) -> dict[str, Kind]:
-    """What each input of a request is for; a BYTES input is a text where its name says nothing."""
+    """The kind of each input of a request; a BYTES input with an unknown name is a text."""
     kinds = {spec.name: _kind_of(spec) for spec in specs}
     if "text" not in kinds.values():  # there is no first one
         kinds = {name: "text" if kind == "second text" else kind for name, kind in kinds.items()}

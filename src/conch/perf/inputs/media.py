@@ -1,6 +1,6 @@
-"""Pictures and sounds for requests: of the sizes that users send, and with the bytes that those take.
+"""Pictures and sounds for requests, with realistic sizes in pixels, seconds and bytes.
 
-No libraries of media: PNG and WAV are written here.  Pure.
+Writes PNG and WAV itself, without media libraries.  Pure.
 """
 
 from __future__ import annotations

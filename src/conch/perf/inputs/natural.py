@@ -159,7 +159,7 @@ class _Requests:
         raise invalid(f"model '{self._model.name}' takes videos, of which there are none here: give --input-data")
 
     def _described(self, kinds: set[Kind], batches: Sequence[int]) -> str:
-        """What requests have, in words."""
+        """A description of the requests' data in words."""
         parts = []
         if any(self._tokens):
             low, high = min(self._tokens), max(self._tokens)

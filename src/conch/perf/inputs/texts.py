@@ -33,12 +33,12 @@ _BEGINNING: Final = re.compile(r"[A-Za-z0-9 ,']{4,}")
 
 
 def tokens_of(text: str) -> int:
-    """About how many tokens a numbered text has, special ones included."""
+    """Estimate the tokens of a numbered text, including special tokens."""
     return round(_SPLIT * (_words(text) - 1)) + _AROUND
 
 
 def shapes_of(mix: Mix, count: int, random: Random) -> list[Shape]:
-    """The shapes of ``count`` requests: any twenty in a row have them as often as ``mix`` says, as nearly as can be."""
+    """The shapes of ``count`` requests: any twenty in a row follow ``mix`` as closely as possible."""
     owed = dict.fromkeys(mix, 0.0)
     shapes = []
     for _ in range(count):
@@ -65,7 +65,7 @@ class TextWriter:
         self._questions = [question for document in builtin.documents() for question in document.questions]
 
     def text(self, tokens: int) -> str:
-        """A text of at most ``tokens`` tokens, and few less; of one short sentence at least."""
+        """A text of at most ``tokens`` tokens and only slightly fewer, with at least one short sentence."""
         left = int((tokens - _AROUND) / _SPLIT)
         shortest = self._parts[0][0]
         parts = [self._part(max(left, shortest))]

@@ -49,9 +49,9 @@ def opening(measurement: Measurement) -> str:
 
 
 def product_of(server: Mapping[str, Any]) -> str:
-    """The server's software and its version, as its metadata tell.
+    """The server's software and version, from its metadata.
 
-    conch's are among its extensions: by the name and the version of the protocol's own fields it is a Triton.
+    conch lists its own among the extensions, because the protocol's name and version fields identify it as Triton.
     """
     for extension in server.get("extensions", ()):
         if known := _CONCH.fullmatch(extension):

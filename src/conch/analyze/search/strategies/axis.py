@@ -37,19 +37,19 @@ class LoadAxis:
         return self._allowed(2.0 * parallelism if not self.rates else self.most)
 
     def more(self, load: float) -> float | None:
-        """The next higher load to look at: twice as much, or the next of those given; None at the end."""
+        """The next higher load: twice as much, or the next one given; None at the end."""
         if self.given:
             return min((one for one in self.given if one > load), default=None)
         return self.bounded(2 * load) if load < self.most else None
 
     def less(self, load: float) -> float | None:
-        """The next lower load to look at: half as much, or the next of those given; None at the end."""
+        """The next lower load: half as much, or the next one given; None at the end."""
         if self.given:
             return max((one for one in self.given if one < load), default=None)
         return self._allowed(load / 2) if load > self.least else None
 
     def between(self, low: float, high: float) -> float | None:
-        """A load between two that are far enough apart to tell them from each other; None where there is none."""
+        """A load between two others; None if they are too close to distinguish."""
         if self.given or high / low < FINEST:
             return None
         middle = sqrt(low * high) if self.rates else float(round(sqrt(low * high)))

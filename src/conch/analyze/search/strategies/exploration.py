@@ -1,4 +1,4 @@
-"""What a search knows so far: the points of each candidate, which of them is best, and at which loads it is measured.
+"""The state of a search: the points of each candidate, the best one, and the loads to measure.
 
 Pure.  Its generators are parts of those that :class:`conch.analyze.search.strategies.stepwise.Stepwise` drives.
 """
@@ -33,7 +33,7 @@ class Exploration:
     """The points measured so far."""
 
     def __init__(self, space: SearchSpace, goals: Goals, axis: LoadAxis, steps: int) -> None:
-        """``steps`` bounds how often a load is looked for between one that keeps the bounds and one that does not."""
+        """``steps`` limits the bisection between a load that keeps the bounds and one that breaks them."""
         self.space = space
         self.goals = goals
         self.axis = axis
@@ -53,12 +53,12 @@ class Exploration:
 
     @property
     def count(self) -> int:
-        """How many measurements there were."""
+        """The number of measurements so far."""
         return sum(map(len, self._repeated.values()))
 
     @property
     def results(self) -> list[CandidateResult]:
-        """The candidates that were looked at, with their points by rising load."""
+        """The candidates tried so far, with their points in order of load."""
         return [
             CandidateResult(candidate, tuple(point for _, point in sorted(self.points[name].items())), "", configs)
             for (name, candidate), configs in zip(self.candidates.items(), self._configs.values(), strict=True)
@@ -67,7 +67,7 @@ class Exploration:
     def measure(
         self, candidate: Candidate, load: float, *, rival: Point | None = None
     ) -> Generator[Trial, Point | None, Point | None]:
-        """Measure a candidate at a load; None where it cannot be.
+        """Measure a candidate at a load; None if that fails.
 
         A point that misses a bound by no more than noise, and could win, is measured again; then the means decide.
         """
@@ -104,9 +104,9 @@ class Exploration:
             self.best = candidate
 
     def evaluate(self, candidate: Candidate) -> Generator[Trial, Point | None, Worth]:
-        """Measure a candidate at the loads among which its best is: the worth of its best point.
+        """Search the best load of a candidate, and return the worth of its best point.
 
-        The first one, which is the default, is measured from few callers on; the others from the best load so far on.
+        The first candidate, the default, starts at the lowest load; the others start at the best load so far.
         """
         if candidate.name not in self._evaluated:
             self._evaluated.add(candidate.name)
@@ -114,7 +114,7 @@ class Exploration:
         return self.worth(candidate)
 
     def confirm(self, candidate: Candidate, load: float) -> Generator[Trial, Point | None, None]:
-        """Measure a point once more, and a lower load where it breaks a bound of latency then.
+        """Measure a point again, and a lower load if it then breaks a latency bound.
 
         The best of many points is partly luck.
         """
@@ -124,9 +124,9 @@ class Exploration:
             yield from self.measure(candidate, lower)
 
     def look_higher(self, candidate: Candidate) -> Generator[Trial, Point | None, None]:
-        """Look again at the loads above a candidate's best, while they are better.
+        """Measure the loads above a candidate's best again, while they are better.
 
-        Other programs may have used the machine when they were measured, unnoticed.
+        Other programs may have disturbed the first measurement unnoticed.
         """
         best = self._best_of(candidate)
         load = self.axis.more(best.load) if best is not None and (self.axis.given or not self.axis.rates) else None
@@ -145,8 +145,8 @@ class Exploration:
         return satisfied(point, self.goals)
 
     def _loads(self, candidate: Candidate) -> Generator[Trial, Point | None, None]:
-        """Find the best load of a candidate: more while that is better, else less, then between the best load and one
-        that breaks a bound of latency."""
+        """Find the best load of a candidate: raise it while that is better, else lower it, then bisect between the best
+        load and one that breaks a latency bound."""
         rival = self.best_point()
         start = rival.load if rival is not None else min(self.axis.given, default=self.axis.least)
         best, broken = yield from self._rise(candidate, start, rival)
@@ -164,8 +164,8 @@ class Exploration:
     def _rise(
         self, candidate: Candidate, load: float | None, rival: Point | None
     ) -> Generator[Trial, Point | None, _Found]:
-        """From ``load`` up, until more is no better, and neither is the load that keeps the candidate busy; with a
-        rival, not further than that."""
+        """Raise the load from ``load`` until neither a higher load nor the one that keeps the candidate busy is better;
+        with a rival, no further than the latter."""
         best: Point | None = None
         highest: Point | None = None
         broken: Point | None = None
@@ -191,8 +191,8 @@ class Exploration:
     def _fall(
         self, candidate: Candidate, best: Point | None, broken: Point | None, rival: Point | None
     ) -> Generator[Trial, Point | None, _Found]:
-        """Down from the lowest load so far, until the bounds of latency are kept; where latency is an objective, while
-        that is better."""
+        """Lower the load from the lowest one so far, until the latency bounds are kept; if latency is an objective,
+        for as long as that is better."""
         point: Point | None = min(self.points[candidate.name].values(), key=lambda one: one.load, default=None)
         while point is not None:
             if self._too_much(point):
@@ -207,12 +207,12 @@ class Exploration:
 
     @property
     def _load_matters(self) -> bool:
-        """Whether an objective may be better with less load than keeps every instance busy."""
+        """Whether an objective may be better at a load that leaves some instances idle."""
         objectives = [one for wanted in self.goals.models.values() for one in wanted.objectives]
         return any(one.metric.startswith(WAITING) for one in objectives)
 
     def _too_much(self, point: Point) -> bool:
-        """Whether a point breaks a bound that more load breaks as well: of latency, memory, and the like."""
+        """Whether a point breaks a bound that any higher load breaks too, such as latency or memory."""
         return any(
             one.constraint.maximum is not None and one.constraint.metric != "cost"
             for one in violations(point, self.goals)

@@ -1,8 +1,8 @@
-"""The final rounds of a search: its winner and the default in turns, each at its best load.
+"""The final rounds of a search: its winner and the default in alternation, each at its best load.
 
-Before them the default is measured once more at a higher load, and in them at the winner's too: a search that has
-missed the default's best load, as other programs used the machine at its beginning, is found out.  The winner's point
-is measured once more as well: the best of many is partly luck.
+The default is measured again at a higher load before the rounds, and at the winner's load in them, because other
+programs may have hidden its best load at the start of the search.  The winner's point is measured again because the
+best of many is partly luck.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FinalSteps:
         return self._rounds * len(self._trials()) + _BEFORE if self._rounds and self._trials() else 0
 
     def steps(self) -> Generator[Trial, Point | None, None]:
-        """Measure the rounds, every second one in reverse; those that fail are the last."""
+        """Measure the rounds, every second one in reverse order; stop at the first failure."""
         if not self._rounds:
             return
         yield from self._confirm()
@@ -67,8 +67,8 @@ class FinalSteps:
             self.found = FinalRounds(trials[0].candidate.name, (*before, FinalRound(winner, tuple(defaults))))
 
     def _confirm(self) -> Generator[Trial, Point | None, None]:
-        """Measure what decides who takes part once more: loads above the default's best, and the winner's point, until
-        it is the winner that was measured twice."""
+        """Measure the loads above the default's best and the winner's point again, until the winner has been measured
+        twice."""
         if self._trials():
             yield from self._seen.look_higher(self._seen.space.default)
         confirmed = set()

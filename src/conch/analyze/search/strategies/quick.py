@@ -81,7 +81,7 @@ class HillClimb:
             yield from self._move(_at(self._home, axis, index))
 
     def _gaps(self) -> Generator[Trial, Point | None, bool]:
-        """Look into the gaps of each dimension until none is left; whether anything was better."""
+        """Try the skipped values of each dimension; whether one was better."""
         for axis, dimension in enumerate(self._seen.space.dimensions):
             while dimension.ordered and (index := self._next_gap(axis)) is not None:
                 if (yield from self._move(_at(self._home, axis, index))):
@@ -100,7 +100,7 @@ class HillClimb:
         return max(gaps, key=lambda index: distance[index], default=None)
 
     def _diagonals(self) -> Generator[Trial, Point | None, bool]:
-        """Trade one dimension for another; whether that was better."""
+        """Raise one dimension and lower another; whether that was better."""
         ordered = [axis for axis, one in enumerate(self._seen.space.dimensions) if one.ordered]
         for up, down in permutations(ordered, 2):
             higher = self._shifted(self._home, up, 1)

@@ -43,7 +43,7 @@ class Stepwise:
         self._answer(trial, None)
 
     def end_search(self) -> None:
-        """Search no more, and go on with the final rounds."""
+        """End the search, and continue with the final rounds."""
         if self._steps is self._search:
             self._search.close()
             self._begun = True

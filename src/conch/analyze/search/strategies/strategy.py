@@ -43,7 +43,7 @@ class Strategy(Protocol):
         ...
 
     def end_search(self) -> None:
-        """Search no more, and go on with the final rounds of the best candidate so far."""
+        """End the search, and continue with the final rounds of the best candidate so far."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Strategy(Protocol):
 
     @property
     def expected(self) -> int:
-        """How many measurements the whole search and its final rounds will have taken, as far as can be told now."""
+        """The estimated total of measurements in the search and its final rounds."""
         ...
 
     @property
